@@ -1,0 +1,64 @@
+"""Frozen configuration, made once by the launcher and handed down. Imports msgspec only; never torch.
+
+Sections are separate so that no room sees more than it needs: EngineConfig goes to the engine process, ServerConfig
+to the HTTP workers, LaunchConfig stays in the launcher. SchedulerConfig is derived inside the engine, once the size
+of the KV pool is known. They cross process borders as JSON.
+"""
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What to load and how much of the machine to use. None: decided from the model and the free memory."""
+
+    model: str  # local folder in Hugging Face layout
+    load_format: str = "auto"  # auto (safetensors) | dummy (random weights of the config's shapes)
+    device: str = "auto"  # auto | cuda | mps | cpu
+    dtype: str = "auto"  # auto | bfloat16 | float16 | float32
+    attention_backend: str = "auto"
+    max_model_len: int | None = None  # tokens
+    max_num_seqs: int | None = None  # requests running at once
+    max_num_batched_tokens: int | None = None  # tokens computed per step
+    block_size: int | None = None  # tokens per KV block
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9  # share of the device's memory the daemon may fill
+    enable_prefix_caching: bool = True
+    depth: int = 2  # steps in flight: 2 overlaps host and device, 1 is the debugging switch
+    max_waiting: int = 2048  # requests queued before new ones are refused
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The scheduler's world in numbers."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    enable_prefix_caching: bool = True
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What an HTTP worker needs. Paths are absolute; sizes in bytes; times in seconds."""
+
+    model: str  # the same folder as EngineConfig.model: tokenizer, template and generation defaults are read from it
+    served_model_names: list[str]  # the first is the one answered with
+    chat_template: str | None = None  # path of a Jinja file that replaces the model's own
+    strict: bool = False  # unknown request fields are a 400 instead of being named in x-quire-ignored
+    max_body_bytes: int = 8 * 1024 * 1024
+    request_timeout_s: float | None = None  # deadline of every request
+    engine_socket: str = ""  # unix socket of the engine
+    control_socket: str = ""  # unix socket of the launcher
+    worker_index: int = 0
+
+
+class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher itself needs."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    http_workers: int = 1
+    drain_timeout_s: float = 25.0
+    log_format: str = "auto"  # auto (bars on a terminal, key=value elsewhere) | text | json
+    log_level: str = "info"
+    debug: bool = False  # show tracebacks

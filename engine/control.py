@@ -1,0 +1,107 @@
+"""The control channel between the launcher and its children (HTTP workers, engine): stages, metrics, drain.
+
+Imports msgspec only; never torch. One unix socket in the launcher, one connection per child, frames of
+engine/transport.py. The end of the connection is the end of the launcher: a child then exits by itself.
+    child → launcher   Hello, Stage (engine), MetricsDelta (any time, and before every Flushed), Flushed, Scrape (worker), Heartbeat
+    launcher → child   State (workers: stage, drain), Flush, Page (worker), Drain
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from engine.metrics import MetricsDelta
+
+
+class Hello(msgspec.Struct, tag=True):
+    """First message of a child: its role ("engine" | "worker"), its index and pid."""
+
+    role: str
+    index: int
+    pid: int
+
+
+class Stage(msgspec.Struct, tag=True, omit_defaults=True):
+    """Where the engine's start stands. name: config, weights, kernels, kv_cache, graphs, self_test, ready."""
+
+    name: str
+    done: int = 0  # of `total` units; 0 of 0 while unknown
+    total: int = 0
+    unit: str = ""  # "bytes", "graphs", ...
+    detail: str = ""  # one human phrase, e.g. "Llama, 12 layers, bfloat16 on cpu"
+
+
+class EngineFailed(msgspec.Struct, tag=True):
+    """The engine could not start: one sentence and the exit code it will end with."""
+
+    message: str
+    exit_code: int
+
+
+class Facts(msgspec.Struct, tag=True):
+    """What the closing panel shows, measured by the engine: label → text ("KV cache" → "65,536 tokens = ...")."""
+
+    rows: dict[str, str]
+
+
+class Heartbeat(msgspec.Struct, tag=True):
+    """The engine loop made progress (sent at most once a second, also while idle)."""
+
+    num_running: int
+    num_waiting: int
+    step_id: int
+
+
+class Flush(msgspec.Struct, tag=True):
+    """Send your MetricsDelta now, then Flushed with this number."""
+
+    number: int
+
+
+class Flushed(msgspec.Struct, tag=True):
+    """Everything counted before Flush(number) has been sent."""
+
+    number: int
+
+
+class Scrape(msgspec.Struct, tag=True):
+    """A worker wants the metrics page; answered by Page with this number."""
+
+    number: int
+
+
+class Page(msgspec.Struct, tag=True):
+    """The Prometheus text page."""
+
+    number: int
+    body: bytes
+
+
+class State(msgspec.Struct, tag=True):
+    """What workers tell their clients about readiness: sent on connect and on every change."""
+
+    stage: Stage
+    is_draining: bool
+
+
+class Drain(msgspec.Struct, tag=True):
+    """Finish what runs, take nothing new, end by `timeout_s` from now."""
+
+    timeout_s: float
+
+
+ToLauncher = Hello | Stage | EngineFailed | Facts | Heartbeat | MetricsDelta | Flushed | Scrape
+FromLauncher = State | Flush | Page | Drain
+
+
+class Supervisor(Protocol):
+    """A worker's view of the launcher. The real one is server/supervisor.py, a fake is in tests/fakes.py."""
+
+    @property
+    def state(self) -> State:
+        """The last State the launcher sent."""
+        ...
+
+    async def scrape(self) -> bytes:
+        """The metrics page of the whole daemon, this worker's own counts included."""
+        ...

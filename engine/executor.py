@@ -1,0 +1,34 @@
+"""The seam between the loop and the hardware. Never imports torch.
+
+forward(plan) launches a step and returns at once; the step's tokens are asked for later, through its handle. A
+ModelRunner on one device is an Executor as it stands; RankedExecutor (tensor parallel) sends the same plan bytes to
+every rank. tests/fakes.py has one that computes tokens by arithmetic.
+"""
+
+from typing import Protocol
+
+from engine.step import StepPlan, StepResult
+
+
+class StepHandle(Protocol):
+    """One step in flight. sample() exactly once, then wait() exactly once."""
+
+    def sample(self) -> None:
+        """Launch sampling of the rows that sample; called after the previous step was committed. Does not block."""
+        ...
+
+    def wait(self) -> StepResult:
+        """Block until the step's tokens are on the host: the only place where the loop waits for the device."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs plans in the order given. A device fault raises out of any method and ends the process."""
+
+    def forward(self, plan: StepPlan) -> StepHandle:
+        """Apply the plan's frees and inits, launch its forward pass, return without waiting for the device."""
+        ...
+
+    def close(self) -> None:
+        """Release device memory and ranks."""
+        ...

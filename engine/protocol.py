@@ -1,0 +1,125 @@
+"""What crosses the socket between an HTTP worker and the engine. Imports msgspec only; never torch.
+
+One connection per worker; frames are length-prefixed msgpack (engine/transport.py). A request's life on the wire:
+    worker → engine   AddRequest … [AbortRequest]
+    engine → worker   EngineReady once, then StepEvents (columnar, at most one per step and worker) until the request's
+                      row appears in `finished`; or RequestFailed, which is also an end. Nothing else ends a request,
+                      but the connection's own end, which the client side turns into EngineDead for every open request.
+Text, stop strings, templates and grammars' sources never reach the engine: it knows token ids.
+"""
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the tokens of one request are chosen and when it ends. Validated by the server; the engine trusts it.
+
+    Penalties follow OpenAI (presence, frequency: over generated tokens, subtracted from logits) and
+    Keskar et al. 2019, CTRL, §4.1 (repetition: over prompt and generated tokens, positive logits divided).
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0  # 0 ≤ seed < 2**63; the server draws one when the client gives none
+    stop_token_ids: list[int] = []  # end-of-sequence ids included, unless the request ignores them
+    logprobs: int | None = None  # None: none; n: the sampled token's and the n most likely ones' (0 ≤ n ≤ 20)
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """True if counts of earlier tokens change the logits."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
+    """A validated request. `arrival_s` is time.monotonic() at the HTTP worker (one host, one clock)."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_s: float
+    cache_salt: str = ""
+    priority: int = 0  # smaller runs earlier
+
+
+class AbortRequest(msgspec.Struct, tag=True):
+    """End a request; unknown ids are ignored (it may have ended on its own). No reply but `finished` or silence."""
+
+    request_id: str
+
+
+class EngineReady(msgspec.Struct, tag=True):
+    """Sent first on every connection once the engine's self-test token came out."""
+
+    max_model_len: int  # tokens
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    block_size: int  # tokens
+    vocab_size: int
+    max_waiting: int  # requests
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """One sampled token's log-probability and the n most likely tokens at its place, most likely first.
+
+    Natural logarithms of the model's distribution before temperature, penalties, bias and truncation.
+    """
+
+    logprob: float
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Started(msgspec.Struct, array_like=True):
+    """What is known once a request's first token is out. `row` indexes StepEvents.request_ids."""
+
+    row: int
+    num_cached_tokens: int
+    queue_s: float  # arrival → first scheduled
+    prefill_s: float  # first scheduled → first token
+
+
+class Finished(msgspec.Struct, array_like=True):
+    """A request's end. reason: "stop" | "length" | "abort"; stop_token_id: the id that stopped it, kept in token_ids."""
+
+    row: int
+    reason: str
+    stop_token_id: int | None
+
+
+class StepEvents(msgspec.Struct, tag=True, omit_defaults=True):
+    """All that one step means for one worker, in columns. token_ids is flat: num_tokens[i] of them for request_ids[i]."""
+
+    step_id: int
+    request_ids: list[str]
+    num_tokens: list[int]
+    token_ids: list[int]
+    started: list[Started] = []
+    finished: list[Finished] = []
+    logprobs: dict[int, list[TokenLogprobs]] = {}  # row → one entry per token; only rows that asked
+
+
+class RequestFailed(msgspec.Struct, tag=True, omit_defaults=True):
+    """A request ended by an error: `code` of engine/errors.py, one sentence, and the field at fault."""
+
+    request_id: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+ToEngine = AddRequest | AbortRequest
+FromEngine = EngineReady | StepEvents | RequestFailed

@@ -1,0 +1,55 @@
+"""What the scheduler asks of the executor for one step, and what comes back. msgspec only; never torch.
+
+A plan is a pure value: it can be logged, replayed, compared byte for byte and sent to other ranks.
+"""
+
+import msgspec
+
+from engine.protocol import SamplingParams, TokenLogprobs
+
+
+class RequestInit(msgspec.Struct, omit_defaults=True):
+    """A request takes a row of device state. Sent in the first plan after (re-)admission, before that plan's rows."""
+
+    req_index: int
+    params: SamplingParams
+    num_prompt_tokens: int
+    # All tokens known so far (prompt, then output of earlier runs), only if the sampler counts them (penalties).
+    token_ids: list[int] = []
+
+
+class RowPlan(msgspec.Struct, omit_defaults=True):
+    """One request's share of a step: compute tokens [start, start + num_tokens) of it.
+
+    token_ids: those tokens, when the host knows them (prompt chunks; recomputation); empty: the one token at `start`
+    is the device's last sampled one. samples: this row's last position is the request's newest token, so sample.
+    """
+
+    req_index: int
+    start: int
+    num_tokens: int
+    token_ids: list[int] = []
+    new_block_ids: list[int] = []  # appended to the request's block table before this step
+    samples: bool = True
+
+
+class StepPlan(msgspec.Struct, omit_defaults=True):
+    """One step. Rows are ordered: decode rows (empty token_ids) first, then prompt chunks; one row per request."""
+
+    step_id: int
+    rows: list[RowPlan]
+    inits: list[RequestInit] = []
+    freed: list[int] = []  # req_index values that are free from this step on (before inits are applied)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step over all rows."""
+        return sum(row.num_tokens for row in self.rows)
+
+
+class StepResult(msgspec.Struct):
+    """The tokens that a step sampled: one per row with samples=True, in row order."""
+
+    step_id: int
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprobs] = {}  # index into token_ids → logprobs, for rows that asked

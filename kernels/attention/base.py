@@ -1,0 +1,94 @@
+"""The attention seam: what a step tells a backend, what a backend promises, and how one is chosen.
+
+Rows are ragged: a decode row is a row of one query token, a prompt chunk a row of many; nothing else tells them apart.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class AttentionMetadata:
+    """The rows of one step, for every layer. R rows, T query tokens over all rows. All tensors int32 on the device."""
+
+    # [R + 1] first query token of each row; the last entry is T
+    query_start_loc: torch.Tensor
+    # [R] tokens of each request including this step's
+    seq_lens: torch.Tensor
+    # [R, max_blocks] pool block of each block of the request; entries past the request's last block are arbitrary valid ids
+    block_table: torch.Tensor
+    # [T] int64: block_id * block_size + offset, where each query token's key and value are written
+    slot_mapping: torch.Tensor
+    # Host-side bounds (upper bounds where a CUDA graph serves several lengths)
+    max_query_len: int
+    max_seq_len: int
+    # The first num_decodes rows have exactly one query token
+    num_decodes: int
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """What a model needs of attention, fixed for its life."""
+
+    num_heads: int  # query heads of this rank
+    num_kv_heads: int  # of this rank; num_heads is a multiple of it
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    block_size: int | None = None  # tokens; None: the backend may choose
+    has_sliding_window: bool = False
+    has_softcap: bool = False
+
+
+class AttentionBackend(Protocol):
+    """Paged attention over a pool of blocks. Stateless but for scratch buffers; never syncs the device."""
+
+    name: str
+    block_size_multiple: int
+
+    @classmethod
+    def refuse(cls, spec: AttentionSpec) -> str | None:
+        """The reason why this backend cannot serve `spec`, in one sentence, or None if it can."""
+        ...
+
+    def forward(
+        self,
+        q: torch.Tensor,  # [T, num_heads, head_dim]
+        k_cache: torch.Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], this step's keys already written
+        v_cache: torch.Tensor,  # as k_cache
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,  # a token sees itself and the window - 1 tokens before it
+        softcap: float = 0.0,  # 0: off; else logits = softcap * tanh(logits / softcap)
+    ) -> torch.Tensor:  # [T, num_heads, head_dim]
+        """Causal attention of each row's queries over that row's own tokens."""
+        ...
+
+
+def select_backend(
+    spec: AttentionSpec, backends: Sequence[type[AttentionBackend]], *, wanted: str = "auto"
+) -> AttentionBackend:
+    """Make the first backend that does not refuse `spec`, logging each refusal.
+
+    wanted: a backend's name, or "auto". Raises ValueError naming every refusal when none is left.
+    """
+    candidates = [cls for cls in backends if wanted in ("auto", cls.name)]
+    if not candidates:
+        raise ValueError(f"unknown attention backend {wanted!r}: choose from auto, {', '.join(c.name for c in backends)}")
+    refusals: list[str] = []
+    for cls in candidates:
+        reason = cls.refuse(spec)
+        if reason is None:
+            return cls()
+        logger.info("attention_backend=%s refused reason=%r", cls.name, reason)
+        refusals.append(f"{cls.name}: {reason}")
+    raise ValueError("no attention backend takes this model: " + "; ".join(refusals))
