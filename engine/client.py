@@ -1,14 +1,27 @@
-"""EngineClient: the only door from the HTTP side to the engine. Imports protocol and errors; never torch.
+"""EngineClient: the only door from the HTTP side to the engine. Plain asyncio; never torch.
 
-SocketEngineClient (engine/transport.py) is the real one; tests/fakes.py has one without processes.
+SocketEngineClient is the real one: one connection per HTTP worker, made again after the engine was restarted.
+tests/fakes.py has one without processes. A request's life here: submit() registers a mailbox under its request_id and
+sends AddRequest; StepEvents fill the mailbox, merging tokens while the reader is behind; the last delta, an error or
+the reader's leaving removes it.
 """
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 import msgspec
 
-from engine.protocol import AddRequest, EngineReady, TokenLogprobs
+from engine.errors import EngineDead, ServiceError, error_from_code
+from engine.protocol import AbortRequest, AddRequest, EngineReady, FromEngine, RequestFailed, StepEvents, TokenLogprobs
+from engine.transport import encode_frame, read_messages
+
+logger = logging.getLogger(__name__)
+
+_RECONNECT_S = 0.05
 
 
 class Delta(msgspec.Struct):
@@ -16,7 +29,7 @@ class Delta(msgspec.Struct):
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None  # one per token if asked for
-    arrival_s: float = 0.0  # time.monotonic() when the worker read it from the socket
+    arrival_s: float = 0.0  # time.monotonic() when the newest of them was read from the socket
     num_cached_tokens: int | None = None  # with the first tokens
     queue_s: float | None = None
     prefill_s: float | None = None
@@ -32,10 +45,10 @@ class EngineClient(Protocol):
         """The engine's limits, or None while it is not serving (loading, restarting)."""
         ...
 
-    def submit(self, request: AddRequest) -> AsyncIterator[Delta]:
-        """Send the request now; iterate its deltas. Raises Overloaded, EngineDead, EngineError, RequestError.
+    def submit(self, request: AddRequest) -> AsyncGenerator[Delta, None]:
+        """Iterate the deltas of a request, which is sent when iteration starts.
 
-        Leaving the iterator early (break, cancel, aclose) aborts the request.
+        Raises Overloaded, EngineDead, EngineError, RequestError. aclose() (or a cancel) before the end aborts it.
         """
         ...
 
@@ -46,3 +59,153 @@ class EngineClient(Protocol):
     async def aclose(self) -> None:
         """Close the connection; open requests end with EngineDead."""
         ...
+
+
+class SocketEngineClient:
+    """EngineClient over the engine's unix socket at `path`. start() once, inside the event loop."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._ready: EngineReady | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._mailboxes: dict[str, _Mailbox] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> EngineReady | None:
+        """The engine's limits, or None while it is not connected."""
+        return self._ready
+
+    async def start(self) -> None:
+        """Connect in the background, and again whenever the engine comes back."""
+        self._task = asyncio.create_task(self._run(), name="engine-client")
+
+    async def submit(self, request: AddRequest) -> AsyncGenerator[Delta, None]:
+        """See EngineClient.submit."""
+        if self._writer is None or self._ready is None:
+            raise EngineDead("the engine is not serving; try again shortly")
+        mailbox = self._mailboxes[request.request_id] = _Mailbox()
+        self._writer.write(encode_frame(request))
+        try:
+            while True:
+                delta = await mailbox.get()
+                if delta.finish_reason is not None:
+                    self._mailboxes.pop(request.request_id, None)
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            if self._mailboxes.pop(request.request_id, None) is not None:
+                self.abort(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """See EngineClient.abort."""
+        if self._writer is not None:
+            self._writer.write(encode_frame(AbortRequest(request_id)))
+
+    async def aclose(self) -> None:
+        """See EngineClient.aclose."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._disconnected()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                reader, self._writer = await asyncio.open_unix_connection(self._path, limit=1 << 20)
+            except OSError:
+                await asyncio.sleep(_RECONNECT_S)
+                continue
+            try:
+                async for message in read_messages(reader, FromEngine):
+                    self._dispatch(message, time.monotonic())
+            except (OSError, msgspec.MsgspecError) as error:
+                logger.warning("engine connection lost error=%r", str(error))
+            self._disconnected()
+            await asyncio.sleep(_RECONNECT_S)
+
+    def _disconnected(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = self._ready = None
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        for mailbox in mailboxes.values():
+            mailbox.fail(EngineDead("the engine stopped while it served this request; it is being restarted"))
+
+    def _dispatch(self, message: FromEngine, now: float) -> None:
+        if isinstance(message, StepEvents):
+            self._dispatch_step(message, now)
+        elif isinstance(message, RequestFailed):
+            mailbox = self._mailboxes.pop(message.request_id, None)
+            if mailbox is not None:
+                mailbox.fail(error_from_code(message.code, message.message, message.param))
+        else:
+            self._ready = message
+
+    def _dispatch_step(self, events: StepEvents, now: float) -> None:
+        started = {entry.row: entry for entry in events.started}
+        finished = {entry.row: entry for entry in events.finished}
+        start = 0
+        for row, request_id in enumerate(events.request_ids):
+            end = start + events.num_tokens[row]
+            mailbox = self._mailboxes.get(request_id)
+            if mailbox is not None:  # else its reader left while this step was in flight
+                delta = Delta(events.token_ids[start:end], events.logprobs.get(row), now)
+                if row in started:
+                    entry = started[row]
+                    delta.num_cached_tokens, delta.queue_s, delta.prefill_s = (
+                        entry.num_cached_tokens,
+                        entry.queue_s,
+                        entry.prefill_s,
+                    )
+                if row in finished:
+                    delta.finish_reason, delta.stop_token_id = finished[row].reason, finished[row].stop_token_id
+                mailbox.put(delta)
+            start = end
+
+
+class _Mailbox:
+    """What one reader has not taken yet: at most one delta, into which later ones are merged, or an error."""
+
+    def __init__(self) -> None:
+        self._delta: Delta | None = None
+        self._error: ServiceError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, delta: Delta) -> None:
+        """Add a delta."""
+        if self._delta is None:
+            self._delta = delta
+        else:
+            _merge(self._delta, delta)
+        self._wake()
+
+    def fail(self, error: ServiceError) -> None:
+        """End with an error, after what has already arrived."""
+        self._error = error
+        self._wake()
+
+    async def get(self) -> Delta:
+        """Wait for and take what has arrived."""
+        while self._delta is None:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        delta, self._delta = self._delta, None
+        return delta
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _merge(first: Delta, second: Delta) -> None:
+    """Append `second` to `first` in place. Only the first of a request's deltas has the start facts."""
+    first.token_ids += second.token_ids
+    if second.logprobs is not None:
+        first.logprobs = (first.logprobs or []) + second.logprobs
+    first.arrival_s = second.arrival_s
+    first.finish_reason, first.stop_token_id = second.finish_reason, second.stop_token_id

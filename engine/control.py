@@ -2,7 +2,8 @@
 
 Imports msgspec only; never torch. One unix socket in the launcher, one connection per child, frames of
 engine/transport.py. The end of the connection is the end of the launcher: a child then exits by itself.
-    child → launcher   Hello, Stage (engine), MetricsDelta (any time, and before every Flushed), Flushed, Scrape (worker), Heartbeat
+    child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed,
+                       Scrape (worker), Stage, Facts, EngineFailed, Heartbeat (engine)
     launcher → child   State (workers: stage, drain), Flush, Page (worker), Drain
 """
 

@@ -60,6 +60,10 @@ class AbortRequest(msgspec.Struct, tag=True):
     request_id: str
 
 
+class ClientGone(msgspec.Struct, tag=True):
+    """Never on the wire: the transport's word for a connection's end; every request of that worker is aborted."""
+
+
 class EngineReady(msgspec.Struct, tag=True):
     """Sent first on every connection once the engine's self-test token came out."""
 
@@ -93,7 +97,7 @@ class Started(msgspec.Struct, array_like=True):
 
 
 class Finished(msgspec.Struct, array_like=True):
-    """A request's end. reason: "stop" | "length" | "abort"; stop_token_id: the id that stopped it, kept in token_ids."""
+    """A request's end. reason: "stop" | "length" | "abort"; stop_token_id: what stopped it, also in token_ids."""
 
     row: int
     reason: str
@@ -101,7 +105,7 @@ class Finished(msgspec.Struct, array_like=True):
 
 
 class StepEvents(msgspec.Struct, tag=True, omit_defaults=True):
-    """All that one step means for one worker, in columns. token_ids is flat: num_tokens[i] of them for request_ids[i]."""
+    """All that one step means for one worker, in columns: num_tokens[i] of the flat token_ids are request_ids[i]'s."""
 
     step_id: int
     request_ids: list[str]

@@ -1,0 +1,75 @@
+"""DeviceState: everything the device knows of the running requests, by req_index, at fixed addresses.
+
+The host ships only what changed: a row's parameters when a request joins, block ids when its table grows. Tensors are
+allocated once, so a CUDA graph can read them. The last row (index num_rows) belongs to padding.
+Life of a row: init() → steps write last_token and num_computed → the next init() of the same index overwrites all.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.step import RequestInit
+
+_FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
+
+
+class DeviceState:
+    """Rows of request state on one device. Not thread-safe: one step at a time writes it."""
+
+    def __init__(self, *, num_rows: int, max_blocks: int, vocab_size: int, device: torch.device) -> None:
+        rows = num_rows + 1
+        self.device = device
+        self.vocab_size = vocab_size
+        # [rows] int64: the newest token of each request
+        self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
+        # [rows] int64: tokens whose keys and values are in the pool; the position of a decode row's token
+        self.num_computed = torch.zeros(rows, dtype=torch.int64, device=device)
+        # [rows, max_blocks] int32: block ids in order; stale entries are valid ids that nobody reads
+        self.block_table = torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
+        # [rows] float32 each, and int64
+        self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = torch.zeros(
+            len(_FLOATS), rows, dtype=torch.float32, device=device
+        )
+        self.top_k = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
+        # [rows, V] int32 and bool, made when the first request with penalties comes
+        self.output_counts: torch.Tensor | None = None
+        self.in_prompt: torch.Tensor | None = None
+
+    def init(self, inits: list[RequestInit]) -> None:
+        """Fill the rows of requests that join, in a few copies however many they are."""
+        rows = torch.tensor([init.req_index for init in inits], device=self.device)
+        params = [init.params for init in inits]
+        floats = torch.tensor(
+            [
+                (p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
+                for p in params
+            ],
+            dtype=torch.float32,
+        ).to(self.device)
+        for column, tensor in enumerate(
+            (self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition)
+        ):
+            tensor[rows] = floats[:, column]
+        integers = torch.tensor([(p.top_k, p.seed) for p in params], dtype=torch.int64).to(self.device)
+        self.top_k[rows], self.seeds[rows] = integers[:, 0], integers[:, 1]
+        for init in inits:
+            if init.params.has_penalties:
+                self._init_counts(init)
+
+    def append_blocks(self, rows: list[int], columns: list[int], block_ids: list[int]) -> None:
+        """Write block_table[rows[i], columns[i]] = block_ids[i]."""
+        updates = torch.tensor([rows, columns, block_ids], dtype=torch.int64).to(self.device, non_blocking=True)
+        self.block_table[updates[0], updates[1]] = updates[2].to(torch.int32)
+
+    def _init_counts(self, init: RequestInit) -> None:
+        if self.output_counts is None or self.in_prompt is None:
+            shape = (self.last_token.shape[0], self.vocab_size)
+            self.output_counts = torch.zeros(shape, dtype=torch.int32, device=self.device)
+            self.in_prompt = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        tokens = torch.tensor(init.token_ids, dtype=torch.int64, device=self.device)
+        prompt, output = tokens[: init.num_prompt_tokens], tokens[init.num_prompt_tokens :]
+        self.in_prompt[init.req_index] = False
+        self.in_prompt[init.req_index, prompt] = True
+        self.output_counts[init.req_index] = torch.bincount(output, minlength=self.vocab_size).to(torch.int32)

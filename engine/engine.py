@@ -1,0 +1,188 @@
+"""Engine: the loop that joins the clients, the scheduler and the executor. Plain Python; never torch, never a thread.
+
+    receive → schedule(n) → forward(n) → wait and commit(n-1) → sample(n) → send
+At depth 2 step n is launched before the tokens of step n-1 are read, so the device never waits for the host. Depth 1
+only moves the commit above schedule(): the oracle of the tests and the debugging switch.
+Every AddRequest ends exactly once: by a `finished` row, by RequestFailed, or by its client's own end.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.engine_stats import EngineStats
+from engine.errors import InvalidParameter, Overloaded, ServiceError
+from engine.executor import Executor, StepHandle
+from engine.metrics import Metrics
+from engine.protocol import (
+    AbortRequest,
+    AddRequest,
+    ClientGone,
+    Finished,
+    FromEngine,
+    RequestFailed,
+    Started,
+    StepEvents,
+    ToEngine,
+)
+from engine.request import Request
+from engine.scheduler import RowOutput, Scheduler
+
+
+class Transport(Protocol):
+    """Messages to and from the clients of the engine (engine/transport.py; LocalTransport in engine/generate.py)."""
+
+    def receive(self, timeout_s: float | None) -> list[tuple[int, ToEngine | ClientGone]]:
+        """Return what arrived, with the client's id. None may block until something arrives; 0 polls."""
+        ...
+
+    def send(self, client_id: int, message: FromEngine) -> None:
+        """Send without blocking; a client that is gone is ignored."""
+        ...
+
+
+class Engine:
+    """Owns the loop and what is about to be sent. A device fault raises out of run_once(); a request's fault never."""
+
+    def __init__(
+        self,
+        *,
+        executor: Executor,
+        scheduler: Scheduler,
+        transport: Transport,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        vocab_size: int,
+        depth: int = 2,
+        max_waiting: int = 2048,
+    ) -> None:
+        self.scheduler = scheduler
+        self.clock = clock
+        self.depth = depth
+        self.max_waiting = max_waiting
+        self.is_draining = False  # set by the process: everything new is refused, what runs is finished
+        self._executor = executor
+        self._transport = transport
+        self._vocab_size = vocab_size
+        self._stats = EngineStats(metrics, scheduler)
+        self._in_flight: StepHandle | None = None
+        self._outbox: dict[int, StepEvents] = {}  # by client_id
+
+    @property
+    def is_idle(self) -> bool:
+        """True if only a message can bring work."""
+        return self._in_flight is None and not self.scheduler.has_work
+
+    def run_once(self, idle_timeout_s: float | None = None) -> None:
+        """Turn the loop once. Blocks for messages only while idle; else waits for nothing but the step before."""
+        for client_id, message in self._transport.receive(idle_timeout_s if self.is_idle else 0):
+            self._handle(client_id, message)
+        if self.depth == 1:
+            self._commit()
+        plan = self.scheduler.schedule(self.clock())
+        step = self._executor.forward(plan) if plan else None
+        if self.depth > 1:
+            self._commit()
+        if step is not None:
+            step.sample()
+        self._in_flight = step
+        self._send_events()
+        self._stats.record_turn(plan, self.clock())
+
+    def abort_all(self, client_id: int | None = None) -> None:
+        """End every request, or those of one client. Their `finished` rows go out with the next run_once(0)."""
+        for request in list(self.scheduler.requests.values()):
+            if client_id is None or request.client_id == client_id:
+                self._abort(request.request_id)
+
+    def _handle(self, client_id: int, message: ToEngine | ClientGone) -> None:
+        match message:
+            case AddRequest():
+                try:
+                    self._add(client_id, message)
+                except ServiceError as error:
+                    self._stats.record_failed()
+                    failed = RequestFailed(message.request_id, error.code, error.message, error.param)
+                    self._transport.send(client_id, failed)
+            case AbortRequest(request_id):
+                request = self.scheduler.requests.get(request_id)
+                if request is not None and request.client_id == client_id:
+                    self._abort(request_id)
+            case ClientGone():
+                self.abort_all(client_id)
+                self._outbox.pop(client_id, None)
+
+    def _add(self, client_id: int, message: AddRequest) -> None:
+        if self.is_draining:
+            raise Overloaded("the engine is shutting down and takes no new requests")
+        if len(self.scheduler.waiting) >= self.max_waiting:
+            raise Overloaded(f"the queue is full: {self.max_waiting} requests are waiting")
+        _check_token_ids(message.prompt_token_ids, "prompt", self._vocab_size)
+        _check_token_ids(message.params.logit_bias, "logit_bias", self._vocab_size)
+        self.scheduler.add(
+            Request(
+                message.request_id,
+                message.prompt_token_ids,
+                message.params,
+                arrival_s=message.arrival_s,
+                cache_salt=message.cache_salt,
+                priority=message.priority,
+                client_id=client_id,
+            )
+        )
+
+    def _abort(self, request_id: str) -> None:
+        request = self.scheduler.abort(request_id)
+        if request is not None:
+            events = self._events_for(request)
+            events.finished.append(Finished(len(events.request_ids), "abort", None))
+            events.request_ids.append(request_id)
+            events.num_tokens.append(0)
+            self._stats.record_finished(request)
+
+    def _commit(self) -> None:
+        """Wait for the step in flight, if there is one, and turn its tokens into events."""
+        if self._in_flight is None:
+            return
+        result = self._in_flight.wait()
+        now = self.clock()
+        outputs = self.scheduler.commit(result, now)
+        self._stats.record_commit(len(outputs), now)
+        for output in outputs:
+            self._add_event(output)
+
+    def _add_event(self, output: RowOutput) -> None:
+        request = output.request
+        events = self._events_for(request)
+        row = len(events.request_ids)
+        events.request_ids.append(request.request_id)
+        events.num_tokens.append(1)
+        events.token_ids.append(output.token_id)
+        if output.logprobs is not None:
+            events.logprobs[row] = [output.logprobs]
+        if len(request.output_token_ids) == 1:
+            queue_s, prefill_s = self._stats.record_started(request)
+            events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s))
+        if request.finish_reason is not None:
+            events.finished.append(Finished(row, request.finish_reason, request.stop_token_id))
+            self._stats.record_finished(request)
+
+    def _events_for(self, request: Request) -> StepEvents:
+        """Return the message being filled for the request's client."""
+        events = self._outbox.get(request.client_id)
+        if events is None:
+            events = self._outbox[request.client_id] = StepEvents(0, [], [], [])
+        return events
+
+    def _send_events(self) -> None:
+        if self._outbox:
+            outbox, self._outbox = self._outbox, {}
+            for client_id, events in outbox.items():
+                events.step_id = self.scheduler.committed_step_id
+                self._transport.send(client_id, events)
+
+
+def _check_token_ids(token_ids: list[int] | dict[int, float], name: str, vocab_size: int) -> None:
+    """Raise InvalidParameter unless all ids exist: one that does not would be a fault of the whole device."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        wrong = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+        raise InvalidParameter(f"token id {wrong} is outside the vocabulary of {vocab_size} tokens", param=name)

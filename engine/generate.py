@@ -1,0 +1,90 @@
+"""Offline generation over the engine's own loop, with a transport that is two queues. Never imports torch.
+
+transport = LocalTransport()
+engine = Engine(executor=..., scheduler=..., transport=transport, ...)
+generations = generate(engine, transport, prompts, params)
+"""
+
+from collections import deque
+
+import msgspec
+
+from engine.engine import Engine
+from engine.protocol import (
+    AddRequest,
+    ClientGone,
+    FromEngine,
+    RequestFailed,
+    SamplingParams,
+    StepEvents,
+    ToEngine,
+    TokenLogprobs,
+)
+
+
+class LocalTransport:
+    """The transport of an engine whose only client lives in the same thread."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[tuple[int, ToEngine | ClientGone]] = deque()
+        self.outbox: deque[FromEngine] = deque()
+
+    def receive(self, timeout_s: float | None) -> list[tuple[int, ToEngine | ClientGone]]:
+        """Return what was put into `inbox`. Never blocks: nobody else could put anything."""
+        messages = list(self.inbox)
+        self.inbox.clear()
+        return messages
+
+    def send(self, client_id: int, message: FromEngine) -> None:
+        """Keep the message in `outbox`."""
+        self.outbox.append(message)
+
+
+class Generation(msgspec.Struct):
+    """What became of one prompt: its tokens and reason, or `error`."""
+
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []  # one per token if asked for
+    num_cached_tokens: int = 0
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    error: RequestFailed | None = None
+
+
+def generate(
+    engine: Engine, transport: LocalTransport, prompts: list[list[int]], params: list[SamplingParams]
+) -> list[Generation]:
+    """Run all prompts to their ends and return them in order. The engine must be idle, and is again afterwards."""
+    generations = [Generation() for _ in prompts]
+    by_id = {str(index): generation for index, generation in enumerate(generations)}
+    todo = deque(zip(by_id, prompts, params, strict=True))
+    while todo or not engine.is_idle:
+        while todo and len(engine.scheduler.waiting) + len(transport.inbox) < engine.max_waiting:
+            request_id, prompt, sampling = todo.popleft()
+            transport.inbox.append((0, AddRequest(request_id, prompt, sampling, arrival_s=engine.clock())))
+        engine.run_once()
+        while transport.outbox:
+            _apply(transport.outbox.popleft(), by_id)
+    return generations
+
+
+def _apply(message: FromEngine, by_id: dict[str, Generation]) -> None:
+    if isinstance(message, RequestFailed):
+        by_id[message.request_id].error = message
+    elif isinstance(message, StepEvents):
+        _apply_events(message, by_id)
+
+
+def _apply_events(events: StepEvents, by_id: dict[str, Generation]) -> None:
+    start = 0
+    for row, request_id in enumerate(events.request_ids):
+        generation = by_id[request_id]
+        end = start + events.num_tokens[row]
+        generation.token_ids += events.token_ids[start:end]
+        generation.logprobs += events.logprobs.get(row, [])
+        start = end
+    for started in events.started:
+        by_id[events.request_ids[started.row]].num_cached_tokens = started.num_cached_tokens
+    for finished in events.finished:
+        generation = by_id[events.request_ids[finished.row]]
+        generation.finish_reason, generation.stop_token_id = finished.reason, finished.stop_token_id

@@ -1,0 +1,45 @@
+"""One log format for every process of the daemon. Imports the standard library only; never torch.
+
+text: `2025-11-21 00:18:04.250 INFO  engine  message key=value`; json: one object a line. Messages are key=value after a
+few words, by convention; prompts, completions and keys never appear in them.
+"""
+
+import json
+import logging
+import sys
+from datetime import datetime
+
+
+def configure_logging(*, level: str, log_format: str, process: str) -> None:
+    """Send this process's log to stderr. log_format: "json" or "text"; process: its name in every line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter(process) if log_format == "json" else _TextFormatter(process))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class _TextFormatter(logging.Formatter):
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created).isoformat(" ", "milliseconds")
+        return f"{when} {record.levelname:<7} {self._process}  {record.message}"
+
+
+class _JsonFormatter(logging.Formatter):
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)

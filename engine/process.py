@@ -1,0 +1,192 @@
+"""The engine process: load, prove with one token that it works, serve until the launcher goes. Imports no torch itself.
+
+    python -m engine.process CONFIG.json        (an EngineProcessConfig; written by the launcher)
+The launcher alone decides about life and death: SIGINT and SIGTERM, which a terminal or an init system sends to a whole
+group, are ignored here; the end of the control connection ends this process, and on Linux so does the launcher's death.
+"""
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.control import Drain, EngineFailed, Facts, Flush, Flushed, FromLauncher, Heartbeat, Hello, Stage
+from engine.engine import Engine
+from engine.errors import StartupError
+from engine.generate import LocalTransport, generate
+from engine.metrics import Metrics
+from engine.protocol import EngineReady, SamplingParams
+from engine.scheduler import Scheduler
+from engine.transport import Connection, SocketTransport
+
+logger = logging.getLogger(__name__)
+
+_DELTA_INTERVAL_S = 0.5
+_HEARTBEAT_INTERVAL_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+class EngineProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the process is told."""
+
+    engine: EngineConfig
+    engine_socket: str
+    control_socket: str
+    log_level: str = "info"
+    log_format: str = "text"  # text | json
+    debug: bool = False
+
+
+class EngineProcess:
+    """Joins an Engine to the launcher. Life: connect → load → serve → exit code."""
+
+    def __init__(self, config: EngineProcessConfig) -> None:
+        self._config = config
+        self._metrics = Metrics()
+        self._engine: Engine | None = None
+        self._is_stopping = False
+        self._stop_at_s: float | None = None
+        self._next_delta_s = self._next_heartbeat_s = 0.0
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(config.control_socket)
+        self._control = Connection(sock, FromLauncher)
+        self._control.send(Hello("engine", 0, os.getpid()))
+
+    def run(self) -> int:
+        """Load and serve. Returns the process's exit code."""
+        try:
+            engine = self._engine = self._load()
+        except StartupError as error:
+            return self._fail(error.message, error.exit_code)
+        except Exception as error:
+            if self._config.debug:
+                traceback.print_exc()
+            return self._fail(f"{type(error).__name__} while loading: {_first_line(error)} (--debug shows where)", 3)
+        gc.collect()
+        gc.freeze()
+        while not self._is_stopping:
+            engine.run_once()
+            self._tick(time.monotonic())
+        return 0
+
+    def _load(self) -> Engine:
+        from engine.load import load_engine  # torch comes in here, after the launcher knows that this process lives
+
+        loaded = load_engine(self._config.engine, self._control.send)
+        self._control.send(Stage("self_test"))
+        _self_test(loaded.runner, Scheduler(loaded.scheduler_config), loaded.vocab_size)
+        sizes, limits = loaded.scheduler_config, self._config.engine
+        ready = EngineReady(
+            max_model_len=sizes.max_model_len,
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            num_blocks=sizes.num_blocks,
+            block_size=sizes.block_size,
+            vocab_size=loaded.vocab_size,
+            max_waiting=limits.max_waiting,
+        )
+        transport = SocketTransport(
+            self._config.engine_socket, ready, control=self._control, on_control=self._on_control
+        )
+        engine = Engine(
+            executor=loaded.runner,
+            scheduler=Scheduler(sizes),
+            transport=transport,
+            metrics=self._metrics,
+            clock=time.monotonic,
+            vocab_size=loaded.vocab_size,
+            depth=loaded.depth,
+            max_waiting=limits.max_waiting,
+        )
+        self._control.send(Facts(loaded.facts))
+        self._control.send(Stage("ready"))
+        return engine
+
+    def _fail(self, message: str, exit_code: int) -> int:
+        self._control.sock.setblocking(True)
+        self._control.send(EngineFailed(message, exit_code))
+        return exit_code
+
+    def _on_control(self, messages: list[Any] | None) -> None:
+        """Handle what the launcher sent; None: it is gone."""
+        if messages is None:
+            self._is_stopping = True
+            return
+        for message in messages:
+            match message:
+                case Flush(number):
+                    self._control.send(self._metrics.drain())
+                    self._control.send(Flushed(number))
+                case Drain(timeout_s):
+                    self._stop_at_s = time.monotonic() + timeout_s
+                    if self._engine is not None:
+                        self._engine.is_draining = True
+
+    def _tick(self, now: float) -> None:
+        if now >= self._next_heartbeat_s and self._engine is not None:
+            scheduler = self._engine.scheduler
+            self._control.send(
+                Heartbeat(len(scheduler.running), len(scheduler.waiting), scheduler.committed_step_id)
+            )
+            self._next_heartbeat_s = now + _HEARTBEAT_INTERVAL_S
+        if now >= self._next_delta_s:
+            self._control.send(self._metrics.drain())
+            self._next_delta_s = now + _DELTA_INTERVAL_S
+        if self._stop_at_s is not None and now >= self._stop_at_s and self._engine is not None:
+            self._engine.abort_all()
+
+
+def _self_test(executor: Any, scheduler: Scheduler, vocab_size: int) -> None:
+    """Generate two tokens through the whole loop, on a scheduler of its own. Raises StartupError if none come out."""
+    transport = LocalTransport()
+    engine = Engine(
+        executor=executor,
+        scheduler=scheduler,
+        transport=transport,
+        metrics=Metrics(),
+        clock=time.monotonic,
+        vocab_size=vocab_size,
+        depth=1,
+    )
+    (generation,) = generate(engine, transport, [[0]], [SamplingParams(max_tokens=1, temperature=0.0)])
+    if len(generation.token_ids) != 1:
+        raise StartupError(f"the self-test gave no token: {generation.error}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+def _die_with_parent() -> None:
+    """On Linux, ask the kernel to kill this process when the launcher dies, even in the middle of a long step."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> int:
+    """Entry point of `python -m engine.process CONFIG.json`."""
+    config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=EngineProcessConfig)
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(BrokenPipeError):
+        return EngineProcess(config).run()
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Request: one sequence of tokens from arrival to its end. Plain Python; never torch.
+
+Life: WAITING → RUNNING (holds blocks and a req_index) → RETIRING (left the running list; the last step that contains it
+is not committed yet) → FINISHED, or WAITING again if it was preempted. Owned and written by the scheduler, its block
+fields by the block manager; the engine only reads it.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from engine.protocol import SamplingParams
+
+
+class Status(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    RETIRING = "retiring"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request. Counts are in tokens, times in seconds of the engine's clock."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_s: float = 0.0
+    cache_salt: str = ""
+    priority: int = 0  # smaller runs earlier
+    client_id: int = 0
+
+    output_token_ids: list[int] = field(default_factory=list)  # committed only
+    num_computed_tokens: int = 0  # keys and values launched
+    num_pending_tokens: int = 0  # sampled on the device, not read back yet
+    num_prefill_tokens: int = 0  # of this admission: what the host sends; past it, decoding
+    max_num_tokens: int = 0  # prompt and output together, never exceeded
+    sort_key: tuple[int, float, int] = (0, 0.0, 0)  # priority, arrival, number: the order of service
+
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of the first full blocks, as far as asked for
+    num_published_blocks: int = 0  # the first ones of block_ids: full, computed, in the prefix cache
+    num_promised_blocks: int = 0  # what the pool gains when this retiring request is released
+
+    req_index: int = -1
+    last_step: int = -1  # the newest step that contains a row of it
+    status: Status = Status.WAITING
+    finish_reason: str | None = None  # "stop" | "length" | "abort"
+    stop_token_id: int | None = None
+
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt, output and in-flight tokens."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_pending_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """True once all that the host sends is computed, so that the next row starts at the device's last token."""
+        return self.num_computed_tokens >= self.num_prefill_tokens
+
+    def token_ids(self, start: int, end: int) -> list[int]:
+        """Return the committed tokens [start, end) as a new list."""
+        num_prompt = len(self.prompt_token_ids)
+        if end <= num_prompt:
+            return self.prompt_token_ids[start:end]
+        if start >= num_prompt:
+            return self.output_token_ids[start - num_prompt : end - num_prompt]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]

@@ -1,0 +1,178 @@
+"""Sampler: logits to tokens for rows with any mix of parameters. Owns the host's copy of each row's parameters.
+
+What a batch needs (noise, truncation, penalties, bias, logprobs) is decided on the host from the plan, never by
+reading the device, and kept while the same rows sample: a batch of greedy rows costs one argmax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.device_state import DeviceState
+from engine.input_batch import InputBatch
+from engine.protocol import TokenLogprobs
+from engine.step import RequestInit, RowPlan
+from kernels.sampling import Truncation, add_bias, apply_penalties, sample, top_logprobs
+
+_Bias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # rows, token ids, values
+
+
+@dataclass
+class Sampled:
+    """One step's choice, on the device. S rows; logprob tensors only if a row asked."""
+
+    # [S] int64
+    token_ids: torch.Tensor
+    # [S] float32, [S, n] int64, [S, n] float32
+    logprobs: tuple[torch.Tensor, ...] | None
+
+    def start_copy(self) -> Sampled:
+        """Return the same on the host: on CUDA an asynchronous copy to pinned memory, complete after the stream is."""
+        logprobs = None if self.logprobs is None else tuple(_to_host(tensor) for tensor in self.logprobs)
+        return Sampled(_to_host(self.token_ids), logprobs)
+
+    def to_lists(
+        self, rows: list[RowPlan], counts: dict[int, int | None]
+    ) -> tuple[list[int], dict[int, TokenLogprobs]]:
+        """Return the token ids, and the logprobs of the rows that asked for counts[req_index] of them."""
+        token_ids = self.token_ids.tolist()
+        if self.logprobs is None:
+            return token_ids, {}
+        chosen, ids, values = (tensor.tolist() for tensor in self.logprobs)
+        asked = [(i, counts[row.req_index]) for i, row in enumerate(rows)]
+        return token_ids, {i: TokenLogprobs(chosen[i], ids[i][:n], values[i][:n]) for i, n in asked if n is not None}
+
+
+@dataclass
+class _Layout:
+    """What the rows of `req_indices` need; valid until a row among them is taken by another request."""
+
+    req_indices: list[int]
+    is_greedy: bool
+    truncation: Truncation | None
+    penalized: torch.Tensor | None  # [P] int64 rows of this step
+    bias: _Bias | None
+    min_tokens_rows: list[int]
+    num_logprobs: int | None
+
+
+class Sampler:
+    """Samples step after step over one DeviceState."""
+
+    def __init__(self, state: DeviceState) -> None:
+        self._state = state
+        self._inits: dict[int, RequestInit] = {}
+        self._layout: _Layout | None = None
+
+    def init(self, inits: list[RequestInit]) -> None:
+        """Note the parameters of requests that join."""
+        for init in inits:
+            self._inits[init.req_index] = init
+        self._layout = None
+
+    def num_logprobs(self, rows: list[RowPlan]) -> dict[int, int | None]:
+        """Return how many logprobs each row's request asked for, by req_index, as of now."""
+        return {row.req_index: self._inits[row.req_index].params.logprobs for row in rows}
+
+    def sample(self, logits: torch.Tensor, batch: InputBatch) -> Sampled:
+        """Choose a token for each row of logits [S, V], and record it in the state. Does not sync."""
+        layout = self._layout_of(batch.sample_rows)
+        rows = batch.sample_req_index
+        raw = logits
+        logits = self._adjust(logits, batch, layout)
+        if layout.is_greedy:
+            token_ids = logits.argmax(dim=-1)
+        else:
+            token_ids = sample(
+                logits.float(),
+                temperature=self._state.temperature[rows],
+                seeds=self._state.seeds[rows],
+                positions=batch.sample_positions,
+                truncation=layout.truncation,
+            )
+        self._state.last_token[rows] = token_ids
+        if layout.penalized is not None and self._state.output_counts is not None:
+            chosen = layout.penalized
+            ones = torch.ones_like(chosen, dtype=torch.int32)
+            self._state.output_counts.index_put_((rows[chosen], token_ids[chosen]), ones, accumulate=True)
+        wants = layout.num_logprobs
+        return Sampled(token_ids, None if wants is None else top_logprobs(raw, token_ids, wants))
+
+    def _adjust(self, logits: torch.Tensor, batch: InputBatch, layout: _Layout) -> torch.Tensor:
+        """Return logits with bias, bans and penalties applied, as float32 if any is."""
+        banned = self._banned_until_min_tokens(batch.sample_rows, layout)
+        if layout.bias is None and banned is None and layout.penalized is None:
+            return logits
+        logits = logits.float().clone()
+        for bias in (layout.bias, banned):
+            if bias is not None:
+                add_bias(logits, *bias)
+        if layout.penalized is not None and self._state.output_counts is not None and self._state.in_prompt is not None:
+            rows = batch.sample_req_index[layout.penalized]
+            logits[layout.penalized] = apply_penalties(
+                logits[layout.penalized],
+                self._state.output_counts[rows],
+                self._state.in_prompt[rows],
+                presence=self._state.presence[rows],
+                frequency=self._state.frequency[rows],
+                repetition=self._state.repetition[rows],
+            )
+        return logits
+
+    def _banned_until_min_tokens(self, rows: list[RowPlan], layout: _Layout) -> _Bias | None:
+        entries: list[tuple[int, int, float]] = []
+        for i in layout.min_tokens_rows:
+            row, init = rows[i], self._inits[rows[i].req_index]
+            if row.start + row.num_tokens - init.num_prompt_tokens < init.params.min_tokens:
+                entries += [(i, token_id, float("-inf")) for token_id in init.params.stop_token_ids]
+        return self._bias(entries)
+
+    def _bias(self, entries: list[tuple[int, int, float]]) -> _Bias | None:
+        if not entries:
+            return None
+        rows, token_ids, values = zip(*entries, strict=True)
+        device = self._state.device
+        return (
+            torch.tensor(rows, device=device),
+            torch.tensor(token_ids, device=device),
+            torch.tensor(values, dtype=torch.float32, device=device),
+        )
+
+    def _layout_of(self, rows: list[RowPlan]) -> _Layout:
+        req_indices = [row.req_index for row in rows]
+        if self._layout is None or self._layout.req_indices != req_indices:
+            self._layout = self._make_layout(req_indices)
+        return self._layout
+
+    def _make_layout(self, req_indices: list[int]) -> _Layout:
+        params = [self._inits[index].params for index in req_indices]
+        drawn = [p for p in params if not p.is_greedy]
+        truncation = None
+        if any(p.top_k or p.top_p < 1.0 or p.min_p for p in drawn):
+            rows = torch.tensor(req_indices, device=self._state.device)
+            truncation = Truncation(
+                top_k=self._state.top_k[rows],
+                top_p=self._state.top_p[rows],
+                min_p=self._state.min_p[rows],
+                max_top_k=max(p.top_k for p in drawn) if all(p.top_k for p in drawn) else 0,
+            )
+        penalized = [i for i, p in enumerate(params) if p.has_penalties]
+        logprobs = [p.logprobs for p in params if p.logprobs is not None]
+        return _Layout(
+            req_indices,
+            is_greedy=not drawn,
+            truncation=truncation,
+            penalized=torch.tensor(penalized, device=self._state.device) if penalized else None,
+            bias=self._bias([(i, t, v) for i, p in enumerate(params) for t, v in p.logit_bias.items()]),
+            min_tokens_rows=[i for i, p in enumerate(params) if p.min_tokens and p.stop_token_ids],
+            num_logprobs=max(logprobs) if logprobs else None,
+        )
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "cuda":
+        return tensor.to("cpu")
+    # pinned blocks come from torch's caching host allocator, which reuses one only when copies into it are done
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

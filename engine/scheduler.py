@@ -1,0 +1,266 @@
+"""Scheduler: decides each step's rows, and takes in what each step sampled. Plain Python; never torch, clock or socket.
+
+There is no prefill phase: a request has num_tokens, of which num_computed_tokens are launched, and every step lets the
+second catch up with the first. schedule() may run while an earlier step is still on the device: a row whose last token
+is not read back is planned all the same (num_pending_tokens), and dropped at its commit if that token was the end.
+Retire at commit: whoever leaves `running` (finish, abort, preemption) keeps its blocks and its req_index until the last
+step that contains it is committed, since the device still reads and writes them.
+Everything that orders rows is a list, so the same inputs give the same plans.
+"""
+
+from bisect import insort
+from collections import deque
+from operator import attrgetter
+from typing import NamedTuple
+
+from engine.block_manager import BlockManager
+from engine.config import SchedulerConfig
+from engine.errors import InvalidParameter, PromptTooLong
+from engine.protocol import TokenLogprobs
+from engine.request import Request, Status
+from engine.step import RequestInit, RowPlan, StepPlan, StepResult
+
+_sort_key = attrgetter("sort_key")
+
+
+class RowOutput(NamedTuple):
+    """One committed token. If it is the request's last, request.finish_reason is set."""
+
+    request: Request
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+class _Step(NamedTuple):
+    """A planned step that is not committed yet."""
+
+    step_id: int
+    rows: list[tuple[Request, RowPlan]]
+
+
+class Scheduler:
+    """Owns the queue, the running requests and the block manager. schedule() and commit() alternate, depth apart."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.blocks = BlockManager(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.requests: dict[str, Request] = {}  # by request_id, until their end is known
+        self.waiting: list[Request] = []  # these two in order of service
+        self.running: list[Request] = []
+        self.retiring: list[Request] = []
+        self.committed_step_id = -1
+        self.num_preemptions = 0
+        self._in_flight: deque[_Step] = deque()
+        self._free_req_indices = list(range(config.max_num_seqs))[::-1]
+        self._freed: list[int] = []  # req_indices to name in the next plan
+        self._next_step_id = 0
+        self._num_added = 0
+        self._num_stalled = 0  # rows of this schedule() that wait for promised blocks
+        # The pool bounds a request as max_model_len does: one that runs alone can always grow to its end.
+        self.max_num_tokens = min(config.max_model_len, self.blocks.num_usable * config.block_size)
+
+    @property
+    def has_work(self) -> bool:
+        """True until every request has ended and every step is committed."""
+        return bool(self.waiting or self.running or self._in_flight)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises PromptTooLong or InvalidParameter for what could never be served."""
+        num_prompt, max_tokens = len(request.prompt_token_ids), request.params.max_tokens
+        if not num_prompt or max_tokens < 1:
+            raise InvalidParameter(f"{num_prompt} prompt tokens and max_tokens={max_tokens}: both must be at least 1")
+        if num_prompt + 1 > self.max_num_tokens:
+            raise PromptTooLong(
+                f"the prompt has {num_prompt} tokens; at most {self.max_num_tokens - 1} leave room for one more"
+                f" (max_model_len {self.config.max_model_len}, KV cache {self.blocks.num_usable} blocks"
+                f" of {self.config.block_size} tokens)"
+            )
+        if request.request_id in self.requests:
+            raise InvalidParameter(f"request_id {request.request_id!r} is already being served")
+        request.max_num_tokens = min(num_prompt + max_tokens, self.max_num_tokens)
+        request.sort_key = (request.priority, request.arrival_s, self._num_added)
+        self._num_added += 1
+        self.requests[request.request_id] = request
+        insort(self.waiting, request, key=_sort_key)
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request now; tokens of it still in flight are dropped. Returns it, or None if it is not known."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._finish(request, "abort")
+        return request
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """Plan the next step, or return None if nothing can run before the next commit."""
+        step = _Step(self._next_step_id, [])
+        inits: list[RequestInit] = []
+        self._num_stalled = 0
+        num_preempted = self.num_preemptions
+        budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
+        for request in self.running:
+            if budget and not request.is_decoding:
+                budget -= self._plan_chunk(step, request, budget, [])
+        if not self._num_stalled and self.num_preemptions == num_preempted:
+            self._admit(step, inits, budget, now)
+        if not step.rows:
+            return None
+        self._next_step_id += 1
+        self._in_flight.append(step)
+        freed, self._freed = self._freed, []
+        return StepPlan(step.step_id, [row for _, row in step.rows], inits, freed)
+
+    def commit(self, result: StepResult, now: float) -> list[RowOutput]:
+        """Take in the oldest step in flight: append its tokens, publish full blocks, end and release requests."""
+        step = self._in_flight.popleft()
+        assert step.step_id == result.step_id
+        self.committed_step_id = step.step_id
+        outputs: list[RowOutput] = []
+        index = -1
+        for request, row in step.rows:
+            index += row.samples
+            if request.finish_reason is not None:
+                continue  # it ended while this step was in flight
+            self.blocks.publish(request, row.start + row.num_tokens)
+            if row.samples:
+                logprobs = result.logprobs.get(index) if result.logprobs else None
+                outputs.append(RowOutput(request, result.token_ids[index], logprobs))
+                self._append(request, result.token_ids[index], now)
+        if self.retiring:
+            retiring, self.retiring = self.retiring, []
+            for request in retiring:
+                self._retire(request)
+        return outputs
+
+    def check(self) -> None:
+        """Assert invariants 1 and 2 of docs/architecture.md; tests call it after every step."""
+        holders = self.running + self.retiring
+        self.blocks.check(holders)
+        indices = [request.req_index for request in holders]
+        assert sorted(indices + self._free_req_indices) == list(range(self.config.max_num_seqs))
+        for request in holders:
+            assert request.num_computed_tokens <= request.num_tokens <= request.max_num_tokens
+            assert request.num_computed_tokens <= len(request.block_ids) * self.config.block_size
+        assert all(request.status is Status.RUNNING for request in self.running)
+        assert all(request.status is Status.RETIRING for request in self.retiring)
+        assert all(request.status is Status.WAITING and not request.block_ids for request in self.waiting)
+        assert all(request.last_step > self.committed_step_id for request in self.retiring)
+        assert self.waiting == sorted(self.waiting, key=_sort_key)
+        assert self.running == sorted(self.running, key=_sort_key)
+
+    def _plan_decodes(self, step: _Step, budget: int) -> int:
+        """Plan one token of every decoding request that may grow; return the budget left."""
+        running, rows, block_size, step_id = self.running, step.rows, self.config.block_size, step.step_id
+        position = 0
+        while position < len(running) and budget:  # preemption shortens `running` from its end
+            request = running[position]
+            position += 1
+            start = request.num_computed_tokens
+            if start < request.num_prefill_tokens or start + 1 >= request.max_num_tokens:
+                continue  # a chunk comes later; or the token in flight is the last one
+            row = RowPlan(request.req_index, start, 1)
+            if start == len(request.block_ids) * block_size:
+                if not self._make_room(request):
+                    continue
+                row.new_block_ids = [self.blocks.grow(request)]
+            rows.append((request, row))
+            request.num_computed_tokens = start + 1
+            request.num_pending_tokens += 1
+            request.last_step = step_id
+            budget -= 1
+        return budget
+
+    def _plan_chunk(self, step: _Step, request: Request, budget: int, new_block_ids: list[int]) -> int:
+        """Plan the next tokens of a request that the host still sends; return their number."""
+        start = request.num_computed_tokens
+        end = min(start + budget, request.num_prefill_tokens)
+        samples = end == request.num_prefill_tokens
+        row = RowPlan(request.req_index, start, end - start, request.token_ids(start, end), new_block_ids, samples)
+        step.rows.append((request, row))
+        request.num_computed_tokens = end
+        request.num_pending_tokens += samples
+        request.last_step = step.step_id
+        return end - start
+
+    def _admit(self, step: _Step, inits: list[RequestInit], budget: int, now: float) -> None:
+        """Let waiting requests run, strictly in order, each with blocks for all its tokens."""
+        while self.waiting and budget and self._free_req_indices:
+            request = self.waiting[0]
+            if not self.blocks.admit(request):
+                return
+            del self.waiting[0]
+            insort(self.running, request, key=_sort_key)
+            request.status = Status.RUNNING
+            request.req_index = self._free_req_indices.pop()
+            request.num_prefill_tokens = request.num_tokens
+            if request.first_scheduled_s is None:
+                request.first_scheduled_s = now
+                request.num_cached_tokens = request.num_computed_tokens
+            init = RequestInit(request.req_index, request.params, len(request.prompt_token_ids))
+            if request.params.has_penalties:
+                init.token_ids = request.token_ids(0, request.num_tokens)
+            inits.append(init)
+            budget -= self._plan_chunk(step, request, budget, list(request.block_ids))
+
+    def _make_room(self, request: Request) -> bool:
+        """Return True once a block is free for `request`; False if it must wait for one, or was itself preempted.
+
+        Victims come from the end of the order of service, so never a row already planned. Blocks that retiring requests
+        hold are counted as promised, each to one stalled row; without that, one shortage preempts a victim per step.
+        """
+        while not self.blocks.num_free:
+            if sum(retiree.num_promised_blocks for retiree in self.retiring) > self._num_stalled:
+                self._num_stalled += 1
+                return False
+            victim = self.running.pop()
+            victim.num_preemptions += 1
+            self.num_preemptions += 1
+            self._retire(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _append(self, request: Request, token_id: int, now: float) -> None:
+        """Add a committed token to the request and end it if that was the last one."""
+        output, params = request.output_token_ids, request.params
+        request.num_pending_tokens -= 1
+        output.append(token_id)
+        request.last_token_s = now
+        if request.first_token_s is None:
+            request.first_token_s = now
+        if token_id in params.stop_token_ids and len(output) >= params.min_tokens:
+            request.stop_token_id = token_id
+            self._finish(request, "stop")
+        elif len(request.prompt_token_ids) + len(output) >= request.max_num_tokens:
+            self._finish(request, "length")
+
+    def _finish(self, request: Request, reason: str) -> None:
+        """End a request in whatever state it is."""
+        request.finish_reason = reason
+        del self.requests[request.request_id]
+        if request.status is Status.WAITING:
+            self.waiting.remove(request)
+            request.status = Status.FINISHED
+        elif request.status is Status.RUNNING:
+            self.running.remove(request)
+            self._retire(request)
+
+    def _retire(self, request: Request) -> None:
+        """Release a request that left `running`, at once or, if a step in flight contains it, at that step's commit."""
+        if request.last_step > self.committed_step_id:
+            request.status = Status.RETIRING
+            request.num_promised_blocks = self.blocks.num_held_alone(request)
+            self.retiring.append(request)
+            return
+        self.blocks.free(request)
+        self._freed.append(request.req_index)
+        self._free_req_indices.append(request.req_index)
+        request.req_index = -1
+        if request.finish_reason is None:
+            request.status = Status.WAITING
+            insort(self.waiting, request, key=_sort_key)
+        else:
+            request.status = Status.FINISHED

@@ -1,0 +1,39 @@
+# ruff: noqa: ANN001, ANN201  (Triton reads annotations as types: kernel arguments carry none)
+"""Pieces shared by the Triton attention kernels: softmax constants, page addressing, logit capping.
+
+Imports triton at once; only modules that already need it import this one.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Stands for -inf in masked logits. Finite, so that a tile in which a row sees no key gives exp2(0), not NaN; the next
+# visible key's maximum then scales that tile's garbage by exp2(MASKED - maximum) = 0 exactly.
+MASKED = tl.constexpr(-1.0e30)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def page_offsets(
+    table_ptr,  # this row's block_table
+    keys,  # [BLOCK_N] key indices in the row
+    in_row,  # [BLOCK_N] bool, or None: every key exists
+    stride_block,
+    stride_slot,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Element offset of each key's slot, int64: a pool is larger than 2^31 elements."""
+    if in_row is None:
+        blocks = tl.load(table_ptr + keys // BLOCK_SIZE)
+    else:
+        blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=in_row, other=0)
+    return blocks.to(tl.int64) * stride_block + (keys % BLOCK_SIZE) * stride_slot
+
+
+@triton.jit
+def cap_logits(logits, softcap):
+    """softcap * tanh(logits / softcap), tanh by exp2: libdevice has no twin in the interpreter."""
+    grown = tl.exp2(logits * (2.0 * LOG2_E / softcap))
+    return softcap * (1.0 - 2.0 / (grown + 1.0))

@@ -1,0 +1,245 @@
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+"""Decode attention in Triton: one query token per row over the paged KV cache, split along the keys.
+
+Flash decoding (Dao et al. 2023, crfm.stanford.edu/2023/10/12/flashdecoding.html) with two changes. The number of splits
+depends on the number of rows alone and each program computes its own range from seq_len, so one CUDA graph serves all
+lengths. The split that arrives last at a row's counter merges the others, in order, so there is no second launch and
+the result does not depend on who was last.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, page_offsets
+
+MAX_SPLITS = 128
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How one program is built."""
+
+    block_n: int  # keys per tile
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class DecodeScratch:
+    """Where splits of a row meet. One per stream: two launches in flight must not share it."""
+
+    # [capacity, head_dim] fp32: normalised output of each split and query head
+    partial: torch.Tensor
+    # [capacity] fp32: log2 of each one's softmax denominator
+    lse: torch.Tensor
+    # [capacity] int32: splits arrived per (row, KV head); zero between launches
+    arrivals: torch.Tensor
+    target_programs: int
+
+    @classmethod
+    def allocate(cls, *, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> DecodeScratch:
+        """Allocate for any number of rows: splits shrink as rows grow, so their product is bounded."""
+        num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
+        target_programs = 2 * num_sms
+        # num_splits rounds up, so rows * KV heads * splits stays under twice the target
+        capacity = 2 * target_programs * (num_heads // num_kv_heads)
+        return cls(
+            partial=torch.empty(capacity, head_dim, dtype=torch.float32, device=device),
+            lse=torch.empty(capacity, dtype=torch.float32, device=device),
+            arrivals=torch.zeros(2 * target_programs, dtype=torch.int32, device=device),
+            target_programs=target_programs,
+        )
+
+    def num_splits(self, *, num_rows: int, num_kv_heads: int) -> int:
+        """Enough splits to fill the device; 1 once rows and heads fill it alone. A host-side number."""
+        return max(1, min(MAX_SPLITS, -(-self.target_programs // (num_rows * num_kv_heads))))
+
+
+def decode_config(head_dim: int, dtype: torch.dtype) -> DecodeConfig:
+    """Tiles of 16 KiB of keys, three in flight."""
+    row_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
+    return DecodeConfig(block_n=min(128, max(16, 16384 // row_bytes)), num_warps=4, num_stages=3)
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    scratch: DecodeScratch,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float = 0.0,
+    max_seq_len: int | None = None,
+    num_splits: int | None = None,
+    config: DecodeConfig | None = None,
+    pdl: bool = False,
+) -> None:
+    """Write the attention of R rows of one query token each into `out`. Never syncs.
+
+    q, out: [R, num_heads, head_dim], the last two dimensions dense; caches as AttentionBackend.forward;
+    block_table: [>= R, max_blocks] int32; seq_lens: [>= R] int32, 0 for a padding row (its output is zeros).
+    max_seq_len: an upper bound of seq_lens, spares empty splits; num_splits, config: override the choice (benchmarks).
+    pdl: launch early, under the kernel before it (Hopper's programmatic dependent launch).
+    """
+    num_rows, num_heads, head_dim = q.shape
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    config = config or decode_config(head_dim, k_cache.dtype)
+    if num_splits is None:
+        num_splits = scratch.num_splits(num_rows=num_rows, num_kv_heads=num_kv_heads)
+    if max_seq_len is not None:
+        num_splits = max(1, min(num_splits, -(-max_seq_len // config.block_n)))
+    group = num_heads // num_kv_heads
+    assert num_rows * num_kv_heads * num_splits * group <= scratch.lse.shape[0] or num_splits == 1
+    assert k_cache.stride() == v_cache.stride()
+    assert k_cache.stride(3) == 1
+    _decode_kernel[(num_kv_heads, num_splits, num_rows)](
+        q, k_cache, v_cache, out, block_table, seq_lens, scratch.partial, scratch.lse, scratch.arrivals,
+        scale * math.log2(math.e) if softcap == 0.0 else scale, softcap, sliding_window or 0,
+        q.stride(0), out.stride(0), *k_cache.stride()[:3], block_table.stride(0),
+        GROUP=group, HEAD_DIM=head_dim, D_PAD=triton.next_power_of_2(head_dim),
+        BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_N=config.block_n, BLOCK_SIZE=block_size,
+        SPLIT=num_splits > 1, MAX_SPLITS=MAX_SPLITS, HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
+        num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+@triton.jit
+def _decode_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, seq_lens_ptr, partial_ptr, lse_ptr, arrivals_ptr,
+    scale, softcap, window,  # scale holds log2(e) unless logits are capped
+    stride_q_row, stride_out_row, stride_block, stride_slot, stride_head, stride_table,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One (KV head, split, row). KV heads vary fastest: neighbours in memory run together."""
+    kv_head = tl.program_id(0)
+    split = tl.program_id(1)
+    row = tl.program_id(2)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    seq_len = tl.load(seq_lens_ptr + row)
+    oldest = tl.maximum(seq_len - window, 0) if HAS_WINDOW else 0
+    first_tile = oldest // BLOCK_N
+    num_tiles = tl.maximum(tl.cdiv(seq_len, BLOCK_N) - first_tile, 1)
+    tiles_per_split = tl.cdiv(num_tiles, tl.num_programs(1))
+    if split * tiles_per_split >= num_tiles:
+        return
+    used_splits = tl.cdiv(num_tiles, tiles_per_split)
+
+    heads = tl.arange(0, BLOCK_G)
+    dims = tl.arange(0, D_PAD)
+    in_tile = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    in_group = (kv_head * GROUP + heads[:, None]) * HEAD_DIM + dims[None, :]
+    q = tl.load(q_ptr + row.to(tl.int64) * stride_q_row + in_group, mask=in_tile, other=0.0)
+    acc, lse = _attend_range(
+        q, k_ptr + kv_head * stride_head, v_ptr + kv_head * stride_head, table_ptr + row.to(tl.int64) * stride_table,
+        (first_tile + split * tiles_per_split) * BLOCK_N,
+        tl.minimum((first_tile + (split + 1) * tiles_per_split) * BLOCK_N, seq_len),
+        oldest, scale, softcap, stride_block, stride_slot,
+        HEAD_DIM, D_PAD, BLOCK_G, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
+    )  # fmt: skip
+
+    out_row_ptr = out_ptr + row.to(tl.int64) * stride_out_row + kv_head * GROUP * HEAD_DIM
+    out_offsets = heads[:, None] * HEAD_DIM + dims[None, :]
+    if not SPLIT:
+        tl.store(out_row_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_tile)
+    else:
+        if used_splits == 1:
+            tl.store(out_row_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_tile)
+        else:
+            pair = row * tl.num_programs(0) + kv_head
+            entries = pair * tl.num_programs(1) * GROUP
+            mine = entries + split * GROUP + heads
+            tl.store(partial_ptr + mine[:, None] * HEAD_DIM + dims[None, :], acc, mask=in_tile)
+            tl.store(lse_ptr + mine, lse, mask=heads < GROUP)
+            # Every thread's stores before the one thread's release; its acquire before every thread's loads
+            tl.debug_barrier()
+            arrived = tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel")
+            if arrived == used_splits - 1:
+                tl.store(arrivals_ptr + pair, 0)
+                _merge_splits(
+                    out_row_ptr, partial_ptr, lse_ptr, entries, used_splits, GROUP, HEAD_DIM, D_PAD, MAX_SPLITS
+                )
+
+
+@triton.jit
+def _attend_range(
+    q, k_ptr, v_ptr, table_ptr, start, end, oldest, scale, softcap, stride_block, stride_slot,
+    HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Softmax over keys [start, end): normalised output [BLOCK_G, D_PAD] fp32 and log2 of the denominator [BLOCK_G]."""
+    dims = tl.arange(0, D_PAD)
+    maximum = tl.full([BLOCK_G], MASKED, tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    acc = tl.zeros([BLOCK_G, D_PAD], tl.float32)
+    for tile_start in range(start, end, BLOCK_N):
+        keys = tile_start + tl.arange(0, BLOCK_N)
+        in_row = keys < end
+        offsets = page_offsets(table_ptr, keys, in_row, stride_block, stride_slot, BLOCK_SIZE)
+        tile = offsets[:, None] + dims[None, :]
+        in_tile = in_row[:, None] & (dims < HEAD_DIM)[None, :]
+        k = tl.load(k_ptr + tile, mask=in_tile, other=0.0)
+        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if HAS_SOFTCAP:
+            logits = cap_logits(logits, softcap) * LOG2_E
+        visible = in_row & (keys >= oldest) if HAS_WINDOW else in_row
+        logits = tl.where(visible[None, :], logits, MASKED)
+        new_maximum = tl.maximum(maximum, tl.max(logits, 1))
+        shrink = tl.exp2(maximum - new_maximum)
+        weights = tl.exp2(logits - new_maximum[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        v = tl.load(v_ptr + tile, mask=in_tile, other=0.0)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        maximum = new_maximum
+    total = tl.maximum(total, 1.0e-30)  # a padding row has no key: zeros, not NaN
+    return acc / total[:, None], maximum + tl.log2(total)
+
+
+@triton.jit
+def _merge_splits(
+    out_row_ptr, partial_ptr, lse_ptr, entries, used_splits,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, MAX_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Weigh the splits of one (row, KV head) by their denominators. Loads skip L1: other SMs wrote these."""
+    G_PAD: tl.constexpr = triton.next_power_of_2(GROUP)
+    CHUNK: tl.constexpr = max(1, 8192 // (G_PAD * D_PAD))
+    heads = tl.arange(0, G_PAD)
+    dims = tl.arange(0, D_PAD)
+    splits = tl.arange(0, MAX_SPLITS)
+    mask = (splits < used_splits)[:, None] & (heads < GROUP)[None, :]
+    lse = tl.load(
+        lse_ptr + entries + splits[:, None] * GROUP + heads[None, :], mask=mask, other=MASKED, cache_modifier=".cg"
+    )
+    maximum = tl.max(lse, 0)
+    total = tl.sum(tl.exp2(lse - maximum[None, :]), 0)
+    acc = tl.zeros([G_PAD, D_PAD], tl.float32)
+    for start in range(0, used_splits, CHUNK):
+        chunk = start + tl.arange(0, CHUNK)
+        mask = (chunk < used_splits)[:, None] & (heads < GROUP)[None, :]
+        rows = entries + chunk[:, None] * GROUP + heads[None, :]
+        lse = tl.load(lse_ptr + rows, mask=mask, other=MASKED, cache_modifier=".cg")
+        mask3 = mask[:, :, None] & (dims < HEAD_DIM)[None, None, :]
+        parts = tl.load(
+            partial_ptr + rows[:, :, None] * HEAD_DIM + dims[None, None, :],
+            mask=mask3, other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        acc += tl.sum(parts * tl.exp2(lse - maximum[None, :])[:, :, None], 0)
+    mask = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    acc = acc / total[:, None]
+    tl.store(out_row_ptr + heads[:, None] * HEAD_DIM + dims[None, :], acc.to(out_row_ptr.dtype.element_ty), mask=mask)

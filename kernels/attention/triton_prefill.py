@@ -1,0 +1,210 @@
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+"""Prefill attention in Triton: rows of any number of query tokens over the paged KV cache.
+
+FlashAttention-2 (arXiv:2307.08691) with the query heads of one KV head packed into a tile: row m of a tile is
+query token m // group, head m % group. A flat grid covers the ragged rows; each program finds its row by binary search over
+query_start_loc, so the host needs no row's length.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, page_offsets
+
+
+@dataclass(frozen=True)
+class PrefillConfig:
+    """How one program is built."""
+
+    block_m: int  # query tokens x heads of a group, per tile
+    block_n: int  # keys per tile
+    num_warps: int
+    num_stages: int
+
+
+def prefill_config(head_dim: int, dtype: torch.dtype, *, max_rows: int) -> PrefillConfig:
+    """Choose tiles. max_rows: query tokens x group of the longest row; short rows take a smaller tile."""
+    if dtype == torch.float32:
+        return PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=1)
+    if max_rows <= 64:
+        return PrefillConfig(block_m=64, block_n=64 if head_dim <= 128 else 32, num_warps=4, num_stages=3)
+    if head_dim > 128:
+        return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=2)
+    return PrefillConfig(block_m=128, block_n=128 if head_dim > 64 else 64, num_warps=8, num_stages=2)
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+    first_row: int = 0,
+    num_tokens: int | None = None,
+    sliding_window: int | None = None,
+    softcap: float = 0.0,
+    config: PrefillConfig | None = None,
+    pdl: bool = False,
+) -> None:
+    """Write the causal attention of rows first_row… into `out`; tokens of earlier rows are not touched. Never syncs.
+
+    q, out: [T, num_heads, head_dim], the last two dimensions dense; query_start_loc: [R + 1], seq_lens: [R] int32;
+    block_table: [R, max_blocks] int32. num_tokens: query tokens of those rows (default: all from first_row, which then
+    counts rows of one token). Query i of a row of n stands at position seq_len - n + i.
+    """
+    total_tokens, num_heads, head_dim = q.shape
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    group = num_heads // num_kv_heads
+    config = config or prefill_config(head_dim, q.dtype, max_rows=max_query_len * group)
+    tokens_per_tile = max(1, config.block_m // group)
+    num_rows = seq_lens.shape[0] - first_row
+    num_tokens = total_tokens - first_row if num_tokens is None else num_tokens
+    # Row i's tiles begin at (its first token // tokens_per_tile) + i: never less room than it needs, without a scan
+    num_tiles = num_tokens // tokens_per_tile + num_rows
+    assert k_cache.stride() == v_cache.stride()
+    assert k_cache.stride(3) == 1
+    assert group <= config.block_m
+    _prefill_kernel[(num_kv_heads, num_tiles)](
+        q, k_cache, v_cache, out, block_table, query_start_loc, seq_lens, first_row, num_rows,
+        scale * math.log2(math.e) if softcap == 0.0 else scale, softcap, sliding_window or 0,
+        q.stride(0), out.stride(0), *k_cache.stride()[:3], block_table.stride(0),
+        GROUP=group, HEAD_DIM=head_dim, D_PAD=triton.next_power_of_2(head_dim), BLOCK_SIZE=block_size,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, TOKENS=tokens_per_tile,
+        HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
+        num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["first_row", "num_rows"])
+def _prefill_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, query_start_ptr, seq_lens_ptr, first_row, num_rows,
+    scale, softcap, window,  # scale holds log2(e) unless logits are capped
+    stride_q_token, stride_out_token, stride_block, stride_slot, stride_head, stride_table,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TOKENS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One (KV head, tile of a row). A row's last tiles, which see the most keys, start first."""
+    kv_head = tl.program_id(0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row, tile = _find_tile(query_start_ptr, first_row, num_rows, TOKENS)
+    query_start = tl.load(query_start_ptr + row)
+    query_len = tl.load(query_start_ptr + row + 1) - query_start
+    num_tiles = tl.cdiv(query_len, TOKENS)
+    if tile >= num_tiles:
+        return
+    first_token = (num_tiles - 1 - tile) * TOKENS
+    seq_len = tl.load(seq_lens_ptr + row)
+    context_len = seq_len - query_len
+
+    members = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, D_PAD)
+    tokens = first_token + members // GROUP
+    in_row = (tokens < query_len) & (members < TOKENS * GROUP)
+    in_tile = in_row[:, None] & (dims < HEAD_DIM)[None, :]
+    token_index = (query_start + tokens).to(tl.int64)
+    in_heads = ((kv_head * GROUP + members % GROUP) * HEAD_DIM)[:, None] + dims[None, :]
+    q = tl.load(q_ptr + (token_index * stride_q_token)[:, None] + in_heads, mask=in_tile, other=0.0)
+
+    first_position = context_len + first_token
+    end = tl.minimum(first_position + TOKENS, seq_len)
+    full_end = (first_position + 1) // BLOCK_N * BLOCK_N
+    positions = context_len + tokens
+    args = (
+        q, k_ptr + kv_head * stride_head, v_ptr + kv_head * stride_head, table_ptr + row.to(tl.int64) * stride_table,
+        positions, seq_len, scale, softcap, window, stride_block, stride_slot,
+        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
+    )  # fmt: skip
+    maximum = tl.full([BLOCK_M], MASKED, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    full_start = 0
+    if HAS_WINDOW:
+        start = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+        full_start = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N
+        full_start = tl.minimum(full_start, tl.cdiv(end, BLOCK_N) * BLOCK_N)
+        acc, maximum, total = _attend_tiles(acc, maximum, total, start, full_start, args, True)
+    acc, maximum, total = _attend_tiles(acc, maximum, total, full_start, full_end, args, False)
+    acc, maximum, total = _attend_tiles(acc, maximum, total, tl.maximum(full_start, full_end), end, args, True)
+    acc = acc / total[:, None]
+    tl.store(
+        out_ptr + (token_index * stride_out_token)[:, None] + in_heads, acc.to(out_ptr.dtype.element_ty), mask=in_tile
+    )
+
+
+@triton.jit
+def _find_tile(query_start_ptr, first_row, num_rows, TOKENS: tl.constexpr):
+    """This program's row and its tile there: the last row i whose first tile, start // TOKENS + i, is not past ours."""
+    flat = tl.program_id(1)
+    base = tl.load(query_start_ptr + first_row)
+    low = 0
+    high = num_rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        first_tile = (tl.load(query_start_ptr + first_row + middle) - base) // TOKENS + middle
+        if first_tile <= flat:
+            low = middle
+        else:
+            high = middle
+    first_tile = (tl.load(query_start_ptr + first_row + low) - base) // TOKENS + low
+    return first_row + low, flat - first_tile
+
+
+@triton.jit
+def _attend_tiles(acc, maximum, total, start, end, args, MASK: tl.constexpr):
+    """Online softmax over keys [start, end). MASK: causal, window and row-end borders may cross these tiles."""
+    (q, k_ptr, v_ptr, table_ptr, positions, seq_len, scale, softcap, window, stride_block, stride_slot,
+     HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION) = args  # fmt: skip
+    dims = tl.arange(0, D_PAD)
+    in_head = (dims < HEAD_DIM)[None, :]
+    for tile_start in range(start, end, BLOCK_N):
+        keys = tile_start + tl.arange(0, BLOCK_N)
+        if MASK:
+            in_row = keys < seq_len
+            offsets = page_offsets(table_ptr, keys, in_row, stride_block, stride_slot, BLOCK_SIZE)
+            in_tile = in_row[:, None] & in_head
+        else:
+            offsets = page_offsets(table_ptr, keys, None, stride_block, stride_slot, BLOCK_SIZE)
+            in_tile = (keys >= 0)[:, None] & in_head
+        tile = offsets[:, None] + dims[None, :]
+        k = _load_tile(k_ptr + tile, in_tile, MASK or HEAD_DIM != D_PAD)
+        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if HAS_SOFTCAP:
+            logits = cap_logits(logits, softcap) * LOG2_E
+        if MASK:
+            visible = keys[None, :] <= positions[:, None]
+            if HAS_WINDOW:
+                visible = visible & (keys[None, :] > positions[:, None] - window)
+            logits = tl.where(visible, logits, MASKED)
+        new_maximum = tl.maximum(maximum, tl.max(logits, 1))
+        shrink = tl.exp2(maximum - new_maximum)
+        weights = tl.exp2(logits - new_maximum[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        v = _load_tile(v_ptr + tile, in_tile, MASK or HEAD_DIM != D_PAD)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        maximum = new_maximum
+    return acc, maximum, total
+
+
+@triton.jit
+def _load_tile(pointers, mask, MASK: tl.constexpr):
+    """Load, masked only where it must be: a predicate costs registers in the inner loop."""
+    if MASK:
+        return tl.load(pointers, mask=mask, other=0.0)
+    else:
+        return tl.load(pointers)

@@ -1,0 +1,138 @@
+"""Readers behind Weights: safetensors files, and random tensors where no checkpoint is wanted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from models.errors import ModelError
+
+Progress = Callable[[int, int], None]  # (bytes_done, bytes_total)
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+# Buffers that old checkpoints carry and every model recomputes
+HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+MAX_NAMES_IN_ERROR = 8
+
+
+class SafetensorsReader:
+    """Reads slices of the safetensors files of a model folder. Files stay mapped from __init__ to finish()."""
+
+    def __init__(
+        self, folder: Path, *, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
+    ) -> None:
+        self._folder = folder
+        self.device = device
+        self.dtype = dtype
+        self._progress = progress
+        self._files: dict[Path, safe_open] = {}
+        self._path_of = self._index()
+        self._unread = dict.fromkeys(self._path_of)
+        self._bytes_done = 0
+        self._bytes_total = sum(path.stat().st_size for path in self._files)
+
+    def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
+        """Read [start, stop) along dim; see TensorReader.read."""
+        if name not in self._path_of:
+            raise ModelError(f"{self._folder}: tensor {name} with shape {list(shape)} is missing from the checkpoint")
+        path = self._path_of[name]
+        try:
+            stored = self._files[path].get_slice(name)
+            found = stored.get_shape()
+            if found != list(shape):
+                raise ModelError(f"{path}: tensor {name} has shape {found}, but config.json means {list(shape)}")
+            part = stored[(slice(None),) * dim + (slice(start, stop),)]
+        except SafetensorError as error:
+            raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
+        if not part.is_floating_point():
+            raise ModelError(f"{path}: tensor {name} is {part.dtype}, and only floating-point weights are supported")
+        self._record(name, math.prod(shape) * part.element_size())
+        # copy: a tensor that stays mapped onto the file would change, or fault, when the file does
+        return part.to(self.device, self.dtype, copy=True)
+
+    def finish(self, *, has_tied_embeddings: bool) -> None:
+        """Unmap the files; see TensorReader.finish."""
+        self._files.clear()
+        unread = [name for name in self._unread if not name.endswith(HARMLESS_SUFFIXES)]
+        if has_tied_embeddings:
+            unread = [name for name in unread if name != "lm_head.weight"]
+        if unread:
+            names = ", ".join(unread[:MAX_NAMES_IN_ERROR]) + (", …" if len(unread) > MAX_NAMES_IN_ERROR else "")
+            raise ModelError(f"{self._folder}: {len(unread)} tensors of the checkpoint fit nowhere in the model: {names}")
+        if self._progress is not None:
+            self._progress(self._bytes_total, self._bytes_total)
+
+    def _record(self, name: str, num_bytes: int) -> None:
+        if name not in self._unread:
+            return
+        del self._unread[name]
+        self._bytes_done += num_bytes
+        if self._progress is not None:
+            self._progress(self._bytes_done, self._bytes_total)
+
+    def _index(self) -> dict[str, Path]:
+        """Open every file; map each tensor to its file."""
+        index_path = self._folder / INDEX_FILE
+        if index_path.is_file():
+            return self._index_shards(index_path)
+        path = self._folder / SINGLE_FILE
+        if not path.is_file():
+            raise ModelError(f"{self._folder}: neither {SINGLE_FILE} nor {INDEX_FILE} found; other formats are not read")
+        return dict.fromkeys(self._open(path), path)
+
+    def _index_shards(self, index_path: Path) -> dict[str, Path]:
+        try:
+            weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+            file_of = {str(name): self._folder / Path(file).name for name, file in weight_map.items()}
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index_path}: malformed index: {error!r}") from error
+        for path in dict.fromkeys(file_of.values()):
+            if not path.is_file():
+                raise ModelError(f"{index_path}: names {path.name}, which is not in the folder")
+            stored = set(self._open(path))
+            for name in (name for name, file in file_of.items() if file == path):
+                if name not in stored:
+                    raise ModelError(f"{path}: tensor {name} is missing, though {INDEX_FILE} says it is here")
+        return file_of
+
+    def _open(self, path: Path) -> list[str]:
+        try:
+            self._files[path] = safe_open(path, framework="pt", device="cpu")
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path}: not a readable safetensors file: {error}") from error
+        return list(self._files[path].keys())
+
+
+class RandomReader:
+    """Makes normal(0, std) weights from a seed and the tensor's name; norms are ones, biases are small like the rest.
+
+    The whole tensor is drawn before it is sliced, so every split over ranks is a split of one model.
+    """
+
+    def __init__(self, *, device: torch.device, dtype: torch.dtype, seed: int, std: float = 0.02) -> None:
+        self.device = device
+        self.dtype = dtype
+        self._seed = seed
+        self._std = std
+
+    def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
+        """Draw [start, stop) along dim; see TensorReader.read."""
+        if name.endswith("norm.weight"):
+            whole = torch.ones(shape, device=self.device, dtype=self.dtype)
+        else:
+            digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
+            generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            whole = torch.empty(shape, device=self.device, dtype=self.dtype)
+            whole.normal_(0.0, self._std, generator=generator)
+        part = whole.narrow(dim, start, stop - start)
+        return part if part.shape == whole.shape else part.contiguous().clone()
+
+    def finish(self, *, has_tied_embeddings: bool) -> None:
+        """Nothing is open, and nothing can be left over."""

@@ -1,0 +1,7 @@
+"""What a model folder can be guilty of."""
+
+from __future__ import annotations
+
+
+class ModelError(ValueError):
+    """A model cannot be served: one sentence that names the folder, file, field or tensor, and the value found."""

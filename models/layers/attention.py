@@ -1,0 +1,96 @@
+"""Attention, from hidden states to hidden states: projections, head norms, RoPE, the paged pool, the backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from kernels.elementwise import apply_rope
+from kernels.kv_write import write_kv
+from models.config import ModelConfig
+from models.context import ForwardContext
+from models.layers.linear import QKVLinear, RowLinear
+from models.layers.norm import RMSNorm
+from models.parallel import TensorParallel
+from models.quantization.base import LinearMethod
+from models.weights import Weights
+
+
+class Attention(nn.Module):
+    """What is between the projections, over this rank's heads. The pool belongs to the caller.
+
+    cos_sin_cache: the model's shared table (models.layers.rotary). q_norm, k_norm: of each head, where the model has them.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tp: TensorParallel,
+        *,
+        layer_index: int,
+        cos_sin_cache: torch.Tensor,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+    ) -> None:
+        super().__init__()
+        self.layer_index = layer_index
+        self.num_heads = config.num_heads // tp.size
+        self.num_kv_heads = config.num_kv_heads_per_rank(tp.size)
+        self.head_dim = config.head_dim
+        self.scale = config.head_dim**-0.5
+        self.sliding_window = config.sliding_windows[layer_index]
+        self.cos_sin_cache = cos_sin_cache
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+
+    def forward(self, qkv: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; writes this layer's part of ctx.kv_caches.
+
+        Returns [T, num_heads * head_dim].
+        """
+        heads = qkv.unflatten(-1, (-1, self.head_dim))
+        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        q, k = apply_rope(q, k, ctx.positions, self.cos_sin_cache)
+        k_cache, v_cache = ctx.kv_caches[self.layer_index]
+        write_kv(k, v, k_cache, v_cache, ctx.attention.slot_mapping)
+        out = ctx.backend.forward(
+            q, k_cache, v_cache, ctx.attention, scale=self.scale, sliding_window=self.sliding_window
+        )
+        return out.flatten(1)
+
+
+class SelfAttention(nn.Module):
+    """Attention with its projections: QKV in, the output projection out."""
+
+    def __init__(
+        self, config: ModelConfig, w: Weights, tp: TensorParallel, *, method: LinearMethod, attention: Attention
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.qkv_proj = QKVLinear(
+            w,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            has_bias=config.has_qkv_bias,
+            method=method,
+            tp=tp,
+        )
+        self.o_proj = RowLinear(
+            w,
+            "o_proj",
+            in_features=config.num_heads * config.head_dim,
+            out_features=config.hidden_size,
+            has_bias=config.has_output_bias,
+            method=method,
+            tp=tp,
+        )
+
+    def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """hidden: [T, hidden_size] → [T, hidden_size]."""
+        return self.o_proj(self.attention(self.qkv_proj(hidden), ctx))

@@ -1,0 +1,106 @@
+"""Linear layers split over ranks as in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053, §3).
+
+Column layers give each rank a share of the outputs and need no communication; row layers take a share of the inputs
+and end in the one all_reduce. Merged layers run several checkpoint matrices as one GEMM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from models.parallel import TensorParallel
+from models.quantization.base import LinearMethod, LinearPart
+from models.weights import Weights
+
+
+class ColumnLinear(nn.Module):
+    """Matrices merged along their outputs, each part's outputs split over ranks as the part says."""
+
+    def __init__(self, w: Weights, parts: Sequence[LinearPart], *, has_bias: bool, method: LinearMethod) -> None:
+        super().__init__()
+        self.method = method
+        self.params = method.load(w, parts)
+        self.bias = _load_biases(w, parts) if has_bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, in_features], whole → [T, outputs of this rank], the parts side by side."""
+        return self.method.apply(self.params, x, self.bias)
+
+
+class MergedColumnLinear(ColumnLinear):
+    """Several equal projections of one input as one GEMM (gate and up)."""
+
+    def __init__(
+        self,
+        w: Weights,
+        names: Sequence[str],
+        *,
+        in_features: int,
+        out_features: int,  # of each
+        has_bias: bool,
+        method: LinearMethod,
+        tp: TensorParallel,
+    ) -> None:
+        parts = [LinearPart(name, out_features, in_features, dim=0, rank=tp.rank, size=tp.size) for name in names]
+        super().__init__(w, parts, has_bias=has_bias, method=method)
+
+
+class QKVLinear(ColumnLinear):
+    """q_proj, k_proj and v_proj as one GEMM. With more ranks than KV heads, each head is on several ranks."""
+
+    def __init__(
+        self,
+        w: Weights,
+        *,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        has_bias: bool,
+        method: LinearMethod,
+        tp: TensorParallel,
+    ) -> None:
+        kv_size = min(tp.size, num_kv_heads)
+        kv_rank = tp.rank * kv_size // tp.size
+        parts = [LinearPart("q_proj", num_heads * head_dim, hidden_size, dim=0, rank=tp.rank, size=tp.size)]
+        for name in ("k_proj", "v_proj"):
+            parts.append(LinearPart(name, num_kv_heads * head_dim, hidden_size, dim=0, rank=kv_rank, size=kv_size))
+        super().__init__(w, parts, has_bias=has_bias, method=method)
+
+
+class RowLinear(nn.Module):
+    """A matrix whose inputs are split over ranks: the partial products are summed."""
+
+    def __init__(
+        self,
+        w: Weights,
+        name: str,
+        *,
+        in_features: int,
+        out_features: int,
+        has_bias: bool,
+        method: LinearMethod,
+        tp: TensorParallel,
+    ) -> None:
+        super().__init__()
+        self.method = method
+        self.tp = tp
+        self.params = method.load(w, [LinearPart(name, out_features, in_features, dim=1, rank=tp.rank, size=tp.size)])
+        bias = (w / name).tensor("bias", (out_features,)) if has_bias else None
+        # The sum over ranks must contain the bias once
+        self.bias = bias if tp.rank == 0 else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, inputs of this rank] → [T, out_features], the same on every rank."""
+        return self.tp.all_reduce(self.method.apply(self.params, x, self.bias))
+
+
+def _load_biases(w: Weights, parts: Sequence[LinearPart]) -> torch.Tensor:
+    """[outputs of this rank]: the parts' biases, split and merged as their outputs are."""
+    shards = [
+        (w / part.name).shard("bias", (part.out_features,), dim=0, rank=part.rank, size=part.size) for part in parts
+    ]
+    return torch.cat(shards)

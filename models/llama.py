@@ -1,0 +1,41 @@
+"""Llama (arXiv:2307.09288, 2407.21783), and the models that differ from it only in config.json.
+
+Mistral (arXiv:2310.06825) adds a sliding window, Qwen2 (arXiv:2407.10671) a bias on q, k and v.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from models.config import ModelConfig
+from models.context import ForwardContext
+from models.layers.attention import Attention, SelfAttention
+from models.layers.decoder import Decoder
+from models.layers.rotary import make_cos_sin_cache
+from models.parallel import TensorParallel
+from models.quantization.unquantized import Unquantized
+from models.weights import Weights
+
+
+class Llama(nn.Module):
+    """The whole model; see models.registry.build for its contract."""
+
+    def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
+        super().__init__()
+        method = Unquantized()
+        cos_sin_cache = make_cos_sin_cache(config, device=w.device, dtype=w.dtype)
+
+        def make_attention(layer_index: int, w_attn: Weights) -> nn.Module:
+            attention = Attention(config, tp, layer_index=layer_index, cos_sin_cache=cos_sin_cache)
+            return SelfAttention(config, w_attn, tp, method=method, attention=attention)
+
+        self.decoder = Decoder(config, w, tp, method=method, make_attention=make_attention)
+
+    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """input_ids: [T] int64 → hidden [T, hidden_size]."""
+        return self.decoder(input_ids, ctx)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [N, hidden_size] → [N, vocab_size]."""
+        return self.decoder.compute_logits(hidden)

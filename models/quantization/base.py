@@ -1,0 +1,41 @@
+"""The quantisation seam: a LinearMethod owns how a linear layer's weights are stored and multiplied.
+
+Layers say which checkpoint matrices they are made of and which share of each this rank has; they never touch storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from models.weights import Weights
+
+# A method's own tensors by its own names; opaque to layers
+LinearParams = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LinearPart:
+    """This rank's share of one checkpoint matrix: part `rank` of `size` along its outputs (dim 0) or inputs (dim 1)."""
+
+    name: str  # of the projection below the layer's Weights, e.g. "q_proj"
+    out_features: int  # of the whole matrix
+    in_features: int
+    dim: int
+    rank: int
+    size: int
+
+
+class LinearMethod(Protocol):
+    """One scheme. Stateless: what it loads, it is given back."""
+
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> LinearParams:
+        """Read the parts and merge them, in order, along their outputs. Raises ModelError."""
+        ...
+
+    def apply(self, params: LinearParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x @ weight.T + bias. x: [T, in]; bias: [out]; returns [T, out], of x's dtype."""
+        ...

@@ -1,0 +1,29 @@
+"""Weights as the checkpoint has them, in the model's dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from models.quantization.base import LinearParams, LinearPart
+from models.weights import Weights
+
+
+class Unquantized:
+    """LinearMethod: one dense [out, in] matrix."""
+
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> LinearParams:
+        """Read each `<name>.weight`; see LinearMethod.load."""
+        shards = [
+            (w / part.name).shard(
+                "weight", (part.out_features, part.in_features), dim=part.dim, rank=part.rank, size=part.size
+            )
+            for part in parts
+        ]
+        return {"weight": shards[0] if len(shards) == 1 else torch.cat(shards)}
+
+    def apply(self, params: LinearParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See LinearMethod.apply."""
+        return functional.linear(x, params["weight"], bias)

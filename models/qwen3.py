@@ -1,0 +1,46 @@
+"""Qwen3 (arXiv:2505.09388): Llama with an RMS norm on each query and key head."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from models.config import ModelConfig
+from models.context import ForwardContext
+from models.layers.attention import Attention, SelfAttention
+from models.layers.decoder import Decoder
+from models.layers.norm import RMSNorm
+from models.layers.rotary import make_cos_sin_cache
+from models.parallel import TensorParallel
+from models.quantization.unquantized import Unquantized
+from models.weights import Weights
+
+
+class Qwen3(nn.Module):
+    """The whole model; see models.registry.build for its contract."""
+
+    def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
+        super().__init__()
+        method = Unquantized()
+        cos_sin_cache = make_cos_sin_cache(config, device=w.device, dtype=w.dtype)
+
+        def make_attention(layer_index: int, w_attn: Weights) -> nn.Module:
+            attention = Attention(
+                config,
+                tp,
+                layer_index=layer_index,
+                cos_sin_cache=cos_sin_cache,
+                q_norm=RMSNorm(w_attn, "q_norm", size=config.head_dim, eps=config.rms_norm_eps),
+                k_norm=RMSNorm(w_attn, "k_norm", size=config.head_dim, eps=config.rms_norm_eps),
+            )
+            return SelfAttention(config, w_attn, tp, method=method, attention=attention)
+
+        self.decoder = Decoder(config, w, tp, method=method, make_attention=make_attention)
+
+    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """input_ids: [T] int64 → hidden [T, hidden_size]."""
+        return self.decoder(input_ids, ctx)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [N, hidden_size] → [N, vocab_size]."""
+        return self.decoder.compute_logits(hidden)

@@ -1,0 +1,69 @@
+"""Which architectures are served, and how each differs from the common reading of a Hugging Face config.
+
+A new model is one file and one row here. Imports a model's file only when it is built.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from torch import nn
+
+from models.errors import ModelError
+
+if TYPE_CHECKING:
+    from models.config import ModelConfig
+    from models.parallel import TensorParallel
+    from models.weights import Weights
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One row: where the model is, and what its transformers class fixes instead of reading from config.json."""
+
+    target: str  # "module:Class"
+    # q, k and v have a bias: as the config's attention_bias says, or fixed by the architecture
+    qkv_bias: Literal["config"] | bool
+    # the output projection follows attention_bias too
+    has_output_bias: bool = False
+    has_mlp_bias: bool = False
+    has_qk_norm: bool = False
+    # "every": sliding_window holds for each layer; "layer_types": only for the layers that the config marks
+    sliding_layers: Literal["none", "every", "layer_types"] = "none"
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": Architecture("models.llama:Llama", qkv_bias="config", has_output_bias=True, has_mlp_bias=True),
+    "MistralForCausalLM": Architecture("models.llama:Llama", qkv_bias=False, sliding_layers="every"),
+    "Qwen2ForCausalLM": Architecture("models.llama:Llama", qkv_bias=True, sliding_layers="layer_types"),
+    "Qwen3ForCausalLM": Architecture(
+        "models.qwen3:Qwen3",
+        qkv_bias="config",
+        has_output_bias=True,
+        has_qk_norm=True,
+        sliding_layers="layer_types",
+    ),
+}
+
+
+def find_architecture(name: str) -> Architecture:
+    """Look a row up. Raises ModelError listing the supported names."""
+    if name not in ARCHITECTURES:
+        raise ModelError(f"architecture {name!r} is not supported: supported are {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
+
+
+def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> nn.Module:
+    """Make the model with this rank's weights, every tensor of the checkpoint accounted for.
+
+    The result has forward(input_ids [T] int64, ctx) → hidden [T, hidden_size] and compute_logits(hidden [N, hidden_size])
+    → [N, vocab_size], the same on every rank. Blocks while weights are read. Raises ModelError.
+    """
+    config.check_tensor_parallel(tp.size)
+    module_name, _, class_name = find_architecture(config.architecture).target.partition(":")
+    model_class = vars(importlib.import_module(module_name))[class_name]
+    model: nn.Module = model_class(config, w, tp)
+    w.finish(has_tied_embeddings=config.tie_word_embeddings)
+    return model.eval()

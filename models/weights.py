@@ -1,0 +1,76 @@
+"""Weights: a checkpoint's tensors, pulled by name while the model is built.
+
+A layer asks for what it needs (`w / "layers.0" / "self_attn"`, then tensor or slice); each read goes straight to the
+device and dtype, and only this rank's slice is read from the file. After the build, finish() makes an error of every
+tensor that nobody asked for: a checkpoint half understood is a wrong model. Readers are in models/checkpoint.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from models.checkpoint import Progress, RandomReader, SafetensorsReader
+
+
+class TensorReader(Protocol):
+    """Where tensors come from, by full name, and where they go."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
+        """A new tensor: [start, stop) along dim of tensor `name`, which must have `shape`. Raises ModelError."""
+        ...
+
+    def finish(self, *, has_tied_embeddings: bool) -> None:
+        """Close what is open. Raises ModelError if tensors were left unread that mean something."""
+        ...
+
+
+class Weights:
+    """A view of a reader under a name prefix. Cheap: `w / "mlp"` makes another."""
+
+    def __init__(self, reader: TensorReader, prefix: str = "") -> None:
+        self._reader = reader
+        self._prefix = prefix
+        self.device = reader.device
+        self.dtype = reader.dtype
+
+    @classmethod
+    def from_folder(
+        cls, folder: Path, *, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
+    ) -> Weights:
+        """Open model.safetensors, or the shards of model.safetensors.index.json. Raises ModelError.
+
+        progress(bytes_done, bytes_total) is called after each first read of a tensor, and once by finish().
+        """
+        return cls(SafetensorsReader(Path(folder), device=device, dtype=dtype, progress=progress))
+
+    @classmethod
+    def dummy(cls, *, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Weights:
+        """Random weights made on the device (--load-format dummy): the same tensors for any split over ranks."""
+        return cls(RandomReader(device=device, dtype=dtype, seed=seed))
+
+    def __truediv__(self, part: str) -> Weights:
+        return Weights(self._reader, f"{self._prefix}{part}.")
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The whole tensor, checked to have `shape`."""
+        return self.slice(name, shape, dim=0, start=0, stop=shape[0])
+
+    def shard(self, name: str, shape: tuple[int, ...], *, dim: int, rank: int, size: int) -> torch.Tensor:
+        """Part `rank` of `size` equal parts along dim. shape: of the whole tensor; size divides shape[dim]."""
+        assert shape[dim] % size == 0, f"{name}: {shape} does not split in {size} along {dim}"
+        width = shape[dim] // size
+        return self.slice(name, shape, dim=dim, start=rank * width, stop=(rank + 1) * width)
+
+    def slice(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
+        """[start, stop) along dim. shape: of the whole tensor."""
+        return self._reader.read(self._prefix + name, shape, dim=dim, start=start, stop=stop)
+
+    def finish(self, *, has_tied_embeddings: bool) -> None:
+        """Say that the model is built. Raises ModelError naming tensors that it did not read."""
+        self._reader.finish(has_tied_embeddings=has_tied_embeddings)

@@ -1,0 +1,85 @@
+"""Child processes of the launcher: started, watched, ended. Standard library only.
+
+A child has its own process group, so that Ctrl-C in a terminal reaches the launcher alone and streams can finish. It
+never outlives the launcher: the control connection's end tells it, and on Linux the kernel does.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+class Backoff:
+    """Delays between restarts: 0.5 s, doubling to 30 s, and 0.5 s again after a minute of health."""
+
+    FIRST_S = 0.5
+    LAST_S = 30.0
+    HEALTHY_S = 60.0
+
+    def __init__(self) -> None:
+        self._next_s = self.FIRST_S
+
+    def next(self, *, uptime_s: float) -> float:
+        """Return how long to wait after a process that lived `uptime_s`."""
+        if uptime_s >= self.HEALTHY_S:
+            self._next_s = self.FIRST_S
+        delay_s, self._next_s = self._next_s, min(self._next_s * 2, self.LAST_S)
+        return delay_s
+
+
+async def start_child(module: str, config: Path, *, pass_fds: Sequence[int] = ()) -> asyncio.subprocess.Process:
+    """Start `python -m module config` from the project's root, so that no other package shadows ours."""
+    launcher_pid = os.getpid()
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        str(config),
+        cwd=PROJECT_ROOT,
+        stdin=asyncio.subprocess.DEVNULL,
+        pass_fds=pass_fds,
+        process_group=0,
+        preexec_fn=lambda: _die_with(launcher_pid),
+    )
+
+
+async def end_child(process: asyncio.subprocess.Process, *, timeout_s: float) -> None:
+    """Wait for a child that was asked to end, then kill it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await process.wait()
+    kill_child(process)
+    await process.wait()
+
+
+def kill_child(process: asyncio.subprocess.Process) -> None:
+    """Kill a child now, if it still runs."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
+def describe_exit(returncode: int) -> str:
+    """Say in words how a process ended."""
+    if returncode < 0:
+        hint = " (out of memory?)" if returncode == -signal.SIGKILL else ""
+        return f"was killed by {signal.Signals(-returncode).name}{hint}"
+    return f"ended with exit code {returncode}"
+
+
+def _die_with(launcher_pid: int) -> None:
+    """In the child, before exec: ask for SIGTERM when the launcher dies; it may have died already."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != launcher_pid:
+            os._exit(1)

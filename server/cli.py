@@ -1,0 +1,246 @@
+"""The `quire` command: reads flags, checks every value, hands frozen configurations to the launcher.
+
+Imports argparse only, so that `quire --help` is instant; a subcommand imports what it needs.
+Exit codes: 0 done, 2 wrong usage, 3 the start failed.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from engine.errors import StartupError
+from server.flags import integer, seconds, share, size, text
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig, LaunchConfig
+
+EXIT_USAGE = 2
+EXIT_START_FAILED = 3
+
+_EXAMPLES = """\
+examples:
+  quire serve                                       the built-in demo model, on http://127.0.0.1:8000
+  quire serve ./my-model --port 8080                a folder in Hugging Face layout
+  quire serve Qwen/Qwen3-0.6B --max-model-len 8192  a hub id
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one `quire` command and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if arguments.debug:
+            raise
+        if isinstance(error, StartupError):
+            print(f"quire: error: {error.message}", file=sys.stderr)
+            return error.exit_code
+        print(f"quire: internal error: {type(error).__name__}: {error} (--debug shows more)", file=sys.stderr)
+        return EXIT_START_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="quire",
+        description="An OpenAI-compatible server for large language models.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_serve(commands)
+    return parser
+
+
+def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve a model with an OpenAI-compatible API.",
+        usage="quire serve [MODEL] [flags]",
+        epilog=_EXAMPLES,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=_serve)
+    _add_model_flags(parser.add_argument_group("model"))
+    _add_memory_flags(parser.add_argument_group("memory and batching (default: from the model and the free memory)"))
+    _add_http_flags(parser.add_argument_group("http"))
+    _add_log_flags(parser.add_argument_group("log"))
+
+
+def _add_model_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("model", nargs="?", metavar="MODEL", help="folder in Hugging Face layout, or hub id (default: built-in demo)")
+    add("--revision", type=text, metavar="REV", help="branch, tag or commit of the hub id")
+    add("--served-model-name", action="append", type=text, metavar="NAME", help="name clients use; repeatable")
+    add(
+        "--device", choices=("auto", "cuda", "mps", "cpu"), metavar="DEV", default="auto", help="auto, cuda, mps or cpu"
+    )
+    add(
+        "--dtype",
+        choices=("auto", "bfloat16", "float16", "float32"),
+        metavar="TYPE",
+        default="auto",
+        help="auto, bfloat16, float16 or float32",
+    )
+    add("--load-format", choices=("auto", "dummy"), metavar="FMT", default="auto", help="dummy: random weights")
+    add("--attention-backend", type=text, default="auto", metavar="NAME", help="auto: the first that can")
+    add("--chat-template", type=text, metavar="FILE", help="Jinja file that replaces the model's own template")
+
+
+def _add_memory_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
+    add("--max-num-seqs", type=integer(1, 65_536), metavar="N", help="requests running at once")
+    add("--max-num-batched-tokens", type=integer(1, 2**20), metavar="N", help="tokens computed per step")
+    add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block")
+    add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
+    add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of GPU memory (0.9)")
+    add("--no-prefix-caching", action="store_true", help="do not reuse the KV of shared prefixes")
+    add("--depth", type=integer(1, 2), metavar="N", help="steps in flight (2 on cuda, else 1)")
+    add("--max-waiting", type=integer(1, 2**20), default=2048, metavar="N", help="requests queued at most (2048)")
+
+
+def _add_http_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--host", type=text, default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    add("--port", type=integer(0, 65_535), default=8000, metavar="N", help="0: any free port (8000)")
+    add("--http-workers", type=integer(1, 64), default=1, metavar="N", help="HTTP processes (1)")
+    add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
+    add("--request-timeout", type=seconds, metavar="S", help="deadline of every request in seconds (none)")
+    add("--drain-timeout", type=seconds, default=25.0, metavar="S", help="how long SIGTERM waits for streams (25)")
+
+
+def _add_log_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--log-format",
+        choices=("auto", "text", "json"),
+        metavar="FMT",
+        default="auto",
+        help="auto (bars on a terminal), text or json",
+    )
+    add(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        metavar="LEVEL",
+        default="info",
+        help="debug, info, warning or error",
+    )
+    add("--debug", action="store_true", help="show tracebacks")
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    """Bind the port, find the model, launch. The port comes first: a taken one must not cost a download."""
+    from engine.config import ServerConfig
+    from server.launch import bind, launch
+    from server.resolve import check_kernels_package, resolve_model
+
+    _check_together(arguments)
+    chat_template = None
+    if arguments.chat_template is not None:
+        chat_template = _readable_file("--chat-template", arguments.chat_template)
+    check_kernels_package()
+    launch_config = _launch_config(arguments)
+    listeners = bind(launch_config)
+    model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
+    server_config = ServerConfig(
+        model=str(model.folder),
+        served_model_names=arguments.served_model_name or [model.name],
+        chat_template=chat_template,
+        strict=arguments.strict,
+        request_timeout_s=arguments.request_timeout,
+    )
+    return launch(launch_config, _engine_config(arguments, str(model.folder)), server_config, listeners)
+
+
+def _check_together(arguments: argparse.Namespace) -> None:
+    """Check what one flag alone cannot tell."""
+    budget, rows = arguments.max_num_batched_tokens, arguments.max_num_seqs
+    if budget is not None and rows is not None and budget < rows:
+        raise StartupError(
+            f"--max-num-batched-tokens {budget} must be at least --max-num-seqs {rows}, one token per running request.",
+            exit_code=EXIT_USAGE,
+        )
+    if arguments.revision is not None and arguments.model is None:
+        raise StartupError(f"--revision {arguments.revision} needs a hub id as MODEL.", exit_code=EXIT_USAGE)
+
+
+def _launch_config(arguments: argparse.Namespace) -> "LaunchConfig":
+    from engine.config import LaunchConfig
+
+    return LaunchConfig(
+        host=arguments.host,
+        port=arguments.port,
+        http_workers=arguments.http_workers,
+        drain_timeout_s=arguments.drain_timeout,
+        log_format=arguments.log_format,
+        log_level=arguments.log_level,
+        debug=arguments.debug,
+    )
+
+
+def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig":
+    from engine.config import EngineConfig
+
+    return EngineConfig(
+        model=folder,
+        load_format=arguments.load_format,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        attention_backend=arguments.attention_backend,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        block_size=arguments.block_size,
+        kv_cache_memory_bytes=arguments.kv_cache_memory,
+        gpu_memory_utilization=arguments.gpu_memory_utilization,
+        enable_prefix_caching=not arguments.no_prefix_caching,
+        depth=arguments.depth,
+        max_waiting=arguments.max_waiting,
+    )
+
+
+def _readable_file(flag: str, name: str) -> str:
+    """Return the absolute path of a text file named by a flag."""
+    path = Path(name).expanduser()
+    try:
+        path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise StartupError(f"{flag} {path} cannot be read: {reason}.", exit_code=EXIT_USAGE) from error
+    return str(path.resolve())
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong flag in one sentence, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument ", "", message)
+        message = message.replace("the following arguments are required: COMMAND", "a command is needed, e.g. serve")
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """One line per flag."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=110)
+
+
+class _Version(argparse.Action):
+    """--version; looks the version up only when asked."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"quire {version('quire')}")
+        parser.exit(0)

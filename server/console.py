@@ -1,0 +1,176 @@
+"""What a person sees while the daemon starts: stages, then one panel. Imports engine.control; rich only on a terminal.
+
+TerminalConsole draws bars; LogConsole writes one log line per stage, text or JSON. Both go to stderr. Life: stage …
+→ ready, or stop when the start ends otherwise.
+"""
+
+import json
+import logging
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from engine.control import Stage
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+logger = logging.getLogger(__name__)
+
+_STAGE_LABELS = {
+    "config": "Reading the model's configuration",
+    "weights": "Loading weights",
+    "kernels": "Preparing kernels",
+    "kv_cache": "Sizing the KV cache",
+    "graphs": "Capturing graphs",
+    "self_test": "Generating a first token",
+}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the closing panel says. facts: label → text, as measured by the engine."""
+
+    model_name: str
+    url: str
+    facts: dict[str, str]
+    auth: str
+    elapsed_s: float
+
+    def rows(self) -> dict[str, str]:
+        """Return the panel's rows in order."""
+        rows = {"Model": self.model_name, **self.facts, "API": f"{self.url}/v1", "Auth": self.auth}
+        if "Model" in self.facts and self.model_name not in self.facts["Model"]:
+            rows["Model"] = f"{self.model_name} ({self.facts['Model']})"
+        return rows
+
+    def next_command(self) -> str:
+        """Return a curl command that works as it stands."""
+        body = json.dumps({"model": self.model_name, "messages": [{"role": "user", "content": "Hello!"}]})
+        return f"curl {self.url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
+
+
+class Console(Protocol):
+    """Shows the start of the daemon."""
+
+    def stage(self, stage: Stage) -> None:
+        """Show where the start stands."""
+        ...
+
+    def ready(self, summary: Summary) -> None:
+        """Show the closing panel."""
+        ...
+
+    def stop(self) -> None:
+        """Remove what moves from the screen."""
+        ...
+
+
+def make_console(log_format: str) -> Console:
+    """Return bars on a terminal when the format is "auto", log lines otherwise."""
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb"
+    return TerminalConsole() if log_format == "auto" and is_terminal else LogConsole()
+
+
+class LogConsole:
+    """Log lines, one when a stage begins and one when its units are done."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, bool] | None = None
+
+    def stage(self, stage: Stage) -> None:
+        """See Console.stage."""
+        is_done = stage.total > 0 and stage.done >= stage.total
+        if (stage.name, is_done) == self._last or stage.name == "ready":
+            return
+        self._last = (stage.name, is_done)
+        progress = f" done={stage.done} total={stage.total} unit={stage.unit}" if stage.total else ""
+        detail = f" detail={json.dumps(stage.detail, ensure_ascii=False)}" if stage.detail else ""
+        logger.info("stage name=%s%s%s", stage.name, progress, detail)
+
+    def ready(self, summary: Summary) -> None:
+        """See Console.ready."""
+        for label, text in summary.rows().items():
+            logger.info("%s=%s", label.lower().replace(" ", "_"), json.dumps(text, ensure_ascii=False))
+        logger.info("Ready in %.1f s url=%s", summary.elapsed_s, summary.url)
+
+    def stop(self) -> None:
+        """See Console.stop."""
+
+
+class TerminalConsole:
+    """Bars while it loads, then a panel. rich honours NO_COLOR by itself."""
+
+    def __init__(self) -> None:
+        from rich.console import Console as RichConsole
+
+        self._rich = RichConsole(stderr=True, highlight=False)
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def stage(self, stage: Stage) -> None:
+        """See Console.stage."""
+        progress = self._progress or self._start()
+        label = _STAGE_LABELS.get(stage.name)
+        for name, task in self._tasks.items():
+            if name != stage.name:
+                total = progress.tasks[task].total or 1
+                progress.update(task, total=total, completed=total)
+        if label is None:
+            return
+        if stage.name not in self._tasks:
+            self._tasks[stage.name] = progress.add_task(label, total=None, detail="")
+        progress.update(
+            self._tasks[stage.name],
+            total=stage.total or None,
+            completed=stage.done,
+            detail=_amount(stage) or stage.detail,
+        )
+
+    def ready(self, summary: Summary) -> None:
+        """See Console.ready."""
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
+
+        self.stop()
+        table = Table.grid(padding=(0, 2))
+        for label, text in summary.rows().items():
+            table.add_row(Text(label, style="dim"), Text(text))
+        self._rich.print(Panel(table, title="Quire", title_align="left", expand=False))
+        self._rich.print(Text.assemble(("Ready", "bold green"), f" in {summary.elapsed_s:.1f} s. Try it:"))
+        self._rich.print(Text("  " + summary.next_command()), soft_wrap=True)
+        self._rich.print(Text("Ctrl-C stops it.", style="dim"))
+
+    def stop(self) -> None:
+        """See Console.stop."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+            self._tasks = {}
+
+    def _start(self) -> "Progress":
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[detail]}", markup=False),
+            TimeElapsedColumn(),
+            console=self._rich,
+            transient=True,
+        )
+        self._progress.start()
+        return self._progress
+
+
+def _amount(stage: Stage) -> str:
+    """Say how much of a stage is done, in its unit."""
+    if not stage.total:
+        return ""
+    if stage.unit == "bytes":
+        return f"{stage.done / 2**30:.2f} of {stage.total / 2**30:.2f} GiB"
+    return f"{stage.done} of {stage.total} {stage.unit}".rstrip()

@@ -1,0 +1,144 @@
+"""The launcher's end of the control channel (engine/control.py). Imports engine and server.exposition; never torch.
+
+One connection per child. The server keeps State for the workers, merges every MetricsDelta into the Exposition and
+answers Scrape; what else a child says goes to the launcher's `on_message`. A child that breaks the protocol loses its
+connection, and therefore ends.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from engine.control import Drain, Flush, Flushed, FromLauncher, Hello, Page, Scrape, Stage, State, ToLauncher
+from engine.metrics import MetricsDelta
+from engine.transport import encode_frame, read_messages
+from server.exposition import Exposition
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_TIMEOUT_S = 0.25  # a child that is busy or hung delays a scrape by no more; its counts then come next time
+
+
+class _Child:
+    """One connection. `flushes` are the Flush numbers it has not answered yet."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.hello: Hello | None = None
+        self.flushes: dict[int, asyncio.Event] = {}
+
+    def send(self, message: FromLauncher) -> None:
+        if not self.writer.is_closing():
+            self.writer.write(encode_frame(message))
+
+
+class ControlServer:
+    """Talks to all children. Life: start → broadcasts and scrapes → aclose, which ends the children."""
+
+    def __init__(self, *, exposition: Exposition, on_message: Callable[[Hello, Any], None]) -> None:
+        self._exposition = exposition
+        self._on_message = on_message
+        self._children: list[_Child] = []
+        self._numbers = itertools.count(1)
+        self._state = State(Stage("config"), False)
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, path: str) -> None:
+        """Listen on a unix socket at `path`."""
+        self._server = await asyncio.start_unix_server(self._serve, path)
+
+    async def aclose(self) -> None:
+        """Stop listening and close every connection."""
+        if self._server is not None:
+            self._server.close()
+        for child in self._children:
+            child.writer.close()
+
+    @property
+    def state(self) -> State:
+        """What the workers were told last."""
+        return self._state
+
+    def set_state(self, *, stage: Stage | None = None, is_draining: bool | None = None) -> None:
+        """Change the state and tell every worker."""
+        self._state = State(
+            self._state.stage if stage is None else stage,
+            self._state.is_draining if is_draining is None else is_draining,
+        )
+        self.send(self._state, role="worker")
+
+    def send(self, message: State | Drain, *, role: str, index: int | None = None) -> None:
+        """Send to every connected child of a role, or to the one with `index`."""
+        for child in self._children:
+            hello = child.hello
+            if hello is not None and hello.role == role and index in (None, hello.index):
+                child.send(message)
+
+    async def settle(self, role: str) -> None:
+        """Wait a moment until everything that ended children of a role had sent is read."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await asyncio.sleep(0.02)
+                while any(child.hello is None or child.hello.role == role for child in self._children):
+                    await asyncio.sleep(0.01)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        child = _Child(writer)
+        self._children.append(child)
+        try:
+            async for message in read_messages(reader, ToLauncher):
+                self._receive(child, message)
+        except (OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
+            logger.error("control connection lost child=%s error=%r", child.hello, str(error))
+        finally:
+            self._children.remove(child)
+            for flushed in child.flushes.values():
+                flushed.set()
+            writer.close()
+
+    def _receive(self, child: _Child, message: Any) -> None:
+        match message:
+            case Hello():
+                child.hello = message
+                if message.role == "worker":
+                    child.send(self._state)
+                self._on_message(message, message)
+            case MetricsDelta():
+                self._exposition.merge(message)
+            case Flushed(number):
+                if number in child.flushes:
+                    child.flushes.pop(number).set()
+            case Scrape(number):
+                task = asyncio.create_task(self._answer_scrape(child, number))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case _ if child.hello is not None:
+                self._on_message(child.hello, message)
+            case _:
+                raise ValueError(f"{type(message).__name__} before Hello")
+
+    async def _answer_scrape(self, scraper: _Child, number: int) -> None:
+        """Collect every other child's counts, then send the page. The scraper has sent its own just before."""
+        flush = Flush(next(self._numbers))
+        others = [child for child in self._children if child is not scraper and self._can_flush(child)]
+        events: list[asyncio.Event] = []
+        for child in others:
+            events.append(child.flushes.setdefault(flush.number, asyncio.Event()))
+            child.send(flush)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_TIMEOUT_S):
+                for event in events:
+                    await event.wait()
+        for child in others:
+            child.flushes.pop(flush.number, None)
+        scraper.send(Page(number, self._exposition.render()))
+
+    def _can_flush(self, child: _Child) -> bool:
+        """Tell if a child can answer now: an engine that still loads has counted nothing and does not listen."""
+        return child.hello is not None and (child.hello.role == "worker" or self._state.stage.name == "ready")

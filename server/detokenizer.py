@@ -1,0 +1,128 @@
+"""Token ids to text, a few at a time. Imports tokenizers only.
+
+The texts of push() and finish(), joined, equal the decode of all ids at once. A character whose bytes are spread over
+tokens comes out whole, with the token that completes it. One Detokenizer belongs to one choice of one request.
+
+    ByteLevelDetokenizer   byte-level BPE (Llama 3, Qwen, GPT-2): a token is bytes, whatever its neighbours are
+    WindowDetokenizer      any other decoder (Metaspace, ByteFallback, WordPiece, ...): decodes a short window again
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+_MAX_HELD_TOKENS = 16  # tokens: an undecodable run is given out rather than held back for ever
+
+
+class Detokenizer(Protocol):
+    """Incremental decoding of one token stream."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Return the text that is certain after these tokens."""
+        ...
+
+    def finish(self) -> str:
+        """Return what was held back; an incomplete character becomes U+FFFD, as in a whole decode."""
+        ...
+
+
+class TokenBytes:
+    """The bytes of each token of a byte-level vocabulary, looked up once per id. Shared by all requests of a worker."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._by_id: dict[int, bytes] = {}
+
+    def __call__(self, token_id: int) -> bytes:
+        """Return the token's bytes, b"" for an id that the tokenizer does not know."""
+        data = self._by_id.get(token_id)
+        if data is None:
+            data = self._by_id[token_id] = self._bytes_of(self._tokenizer.id_to_token(token_id))
+        return data
+
+    @staticmethod
+    def _bytes_of(token: str | None) -> bytes:
+        if token is None:
+            return b""
+        # As tokenizers' ByteLevel decoder: a token with a character outside the table (an added one) is its own UTF-8.
+        try:
+            return bytes([_BYTE_OF_CHAR[char] for char in token])
+        except KeyError:
+            return token.encode()
+
+
+class ByteLevelDetokenizer:
+    """Bytes per token and one incremental UTF-8 decoder: O(1) per token."""
+
+    def __init__(self, token_bytes: TokenBytes, *, hidden_ids: frozenset[int]) -> None:
+        self._token_bytes = token_bytes
+        self._hidden_ids = hidden_ids
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Return the text that is certain after these tokens."""
+        hidden, token_bytes = self._hidden_ids, self._token_bytes
+        return self._utf8.decode(b"".join([token_bytes(id_) for id_ in token_ids if id_ not in hidden]))
+
+    def finish(self) -> str:
+        """Return what was held back."""
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """Decodes the last given-out tokens with and without the new ones; the difference is new text.
+
+    The idea is TGI's and vLLM's (detokenize_incrementally): one window of context makes leading-space rules cancel out.
+    A run of byte tokens that is not UTF-8 as a whole can differ from a whole decode in its number of U+FFFD.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, hidden_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden_ids = hidden_ids
+        self._window: list[int] = []
+        self._num_given = 0  # tokens of the window whose text is out
+        self._given_text = ""  # decode(window[:num_given])
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Return the text that is certain after these tokens."""
+        parts = []
+        for token_id in token_ids:
+            # A hidden token would be an empty window, and the leading space of the next token would be lost.
+            if token_id in self._hidden_ids or self._tokenizer.id_to_token(token_id) is None:
+                continue
+            self._window.append(token_id)
+            text = self._decode(self._window)
+            is_held = text.endswith("\ufffd") and len(self._window) - self._num_given < _MAX_HELD_TOKENS
+            if not is_held and len(text) > len(self._given_text):
+                parts.append(self._give(text))
+        return "".join(parts)
+
+    def finish(self) -> str:
+        """Return what was held back."""
+        if self._num_given == len(self._window):
+            return ""
+        return self._give(self._decode(self._window))
+
+    def _give(self, text: str) -> str:
+        new_text = text[len(self._given_text) :]
+        self._window = self._window[self._num_given :]
+        self._num_given = len(self._window)
+        self._given_text = self._decode(self._window)
+        return new_text
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The alphabet of byte-level BPE (GPT-2, encoder.py, bytes_to_unicode), inverted."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    table.update({chr(256 + i): byte for i, byte in enumerate(others)})
+    return table
+
+
+_BYTE_OF_CHAR = _byte_of_char()

@@ -1,0 +1,129 @@
+"""A worker's line to the launcher: the real engine.control.Supervisor. Imports engine only; never torch.
+
+Life: start (connect, Hello) → State kept, Flush answered, counts sent every second, scrapes → drain, or the end of the
+connection, which is the end of the launcher → aclose.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+
+import msgspec
+
+from engine.control import (
+    Drain,
+    EngineFailed,
+    Flush,
+    Flushed,
+    FromLauncher,
+    Hello,
+    Page,
+    Scrape,
+    Stage,
+    State,
+    ToLauncher,
+)
+from engine.errors import EngineError
+from engine.metrics import Metrics, MetricsDelta
+from engine.transport import encode_frame, read_messages
+
+_DELTA_INTERVAL_S = 1.0
+_SCRAPE_TIMEOUT_S = 0.9
+
+
+class ControlSupervisor:
+    """Supervisor over the control socket at `path`. Use inside one event loop."""
+
+    def __init__(self, path: str, *, worker_index: int, metrics: Metrics) -> None:
+        self._path = path
+        self._worker_index = worker_index
+        self._metrics = metrics
+        self._state = State(Stage("config"), False)
+        self._writer: asyncio.StreamWriter | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._pages: dict[int, asyncio.Future[bytes]] = {}
+        self._numbers = itertools.count(1)
+        self._end: asyncio.Future[float] | None = None
+
+    @property
+    def state(self) -> State:
+        """The last State the launcher sent."""
+        return self._state
+
+    async def start(self) -> None:
+        """Connect and say Hello. Raises OSError if the launcher is gone."""
+        reader, self._writer = await asyncio.open_unix_connection(self._path, limit=1 << 20)
+        self._end = asyncio.get_running_loop().create_future()
+        self._send(Hello("worker", self._worker_index, os.getpid()))
+        self._tasks = [asyncio.create_task(self._receive(reader)), asyncio.create_task(self._send_deltas())]
+
+    async def wait_end(self) -> float:
+        """Wait until this worker shall end; return the seconds its requests have left. 0 when the launcher is gone."""
+        assert self._end is not None, "start() first"
+        return await asyncio.shield(self._end)
+
+    async def scrape(self) -> bytes:
+        """Return the metrics page of the whole daemon. Raises EngineError when the launcher does not answer in time."""
+        number = next(self._numbers)
+        page = self._pages[number] = asyncio.get_running_loop().create_future()
+        self._send_delta()
+        self._send(Scrape(number))
+        try:
+            return await asyncio.wait_for(page, _SCRAPE_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineError("The metrics registry did not answer in time.") from None
+        finally:
+            self._pages.pop(number, None)
+
+    def fail(self, message: str, exit_code: int) -> None:
+        """Tell the launcher in one sentence why this worker cannot start."""
+        self._send(EngineFailed(message, exit_code))
+
+    async def aclose(self) -> None:
+        """Send what was counted last and close the connection."""
+        self._send_delta()
+        for task in self._tasks:
+            task.cancel()
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        try:
+            async for message in read_messages(reader, FromLauncher):
+                match message:
+                    case State():
+                        self._state = message
+                    case Flush(number):
+                        self._send_delta()
+                        self._send(Flushed(number))
+                    case Page(number, body):
+                        if number in self._pages and not self._pages[number].done():
+                            self._pages[number].set_result(body)
+                    case Drain(timeout_s):
+                        self._set_end(timeout_s)
+        except (OSError, msgspec.MsgspecError):
+            pass
+        finally:
+            self._set_end(0.0)
+
+    def _set_end(self, timeout_s: float) -> None:
+        self._state = State(self._state.stage, True)
+        if self._end is not None and not self._end.done():
+            self._end.set_result(timeout_s)
+
+    async def _send_deltas(self) -> None:
+        while True:
+            await asyncio.sleep(_DELTA_INTERVAL_S)
+            self._send_delta()
+
+    def _send_delta(self) -> None:
+        delta = self._metrics.drain()
+        if delta != MetricsDelta({}, {}, {}):
+            self._send(delta)
+
+    def _send(self, message: ToLauncher) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(encode_frame(message))

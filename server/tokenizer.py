@@ -1,0 +1,196 @@
+"""A model's tokenizer: text to ids and back, chat messages to ids. Imports tokenizers; transformers only when needed.
+
+Loaded once per HTTP worker from the model's folder: tokenizer.json, tokenizer_config.json and the chat template
+(chat_template.jinja, chat_template.json, tokenizer_config.json: the first that is there). A folder without
+tokenizer.json goes through transformers' AutoTokenizer, which is slow to import.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from tokenizers import Tokenizer as HfTokenizer
+
+from engine.errors import StartupError, UnsupportedFeature
+from server.chat_template import ChatTemplate, Message, split_marked
+from server.detokenizer import ByteLevelDetokenizer, Detokenizer, TokenBytes, WindowDetokenizer
+from server.model_info import read_json
+
+TEMPLATE_DEADLINE_S = 2.0
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Encodes and decodes for one model. Thread-safe: nothing changes after construction but a cache."""
+
+    def __init__(self, backend: HfTokenizer, *, named_tokens: dict[str, str], chat_template: str | None) -> None:
+        backend.no_truncation()  # tokenizer.json can carry a training set-up's truncation, which would cut prompts
+        backend.no_padding()
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self._added_ids = frozenset(added)
+        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.named_tokens = named_tokens
+        kinds = _kinds_of(json.loads(backend.decoder.__getstate__())) if backend.decoder is not None else set()
+        self._byte_level = TokenBytes(backend) if kinds == {"ByteLevel"} else None
+        self._has_byte_tokens = "ByteFallback" in kinds
+        self._has_space_marks = bool(kinds & {"Metaspace", "Replace"})
+        self.chat_template: ChatTemplate | None = None
+        if chat_template is not None:
+            self.chat_template = ChatTemplate(
+                chat_template,
+                variables=named_tokens,
+                special_tokens=[token.content for token in added.values() if token.special],
+                added_tokens=[token.content for token in added.values() if not token.special],
+            )
+
+    @property
+    def eos_id(self) -> int | None:
+        """The tokenizer's end-of-sequence id, if it names one."""
+        return self._backend.token_to_id(self.named_tokens.get("eos_token", ""))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a raw prompt; control tokens written in it count as such, as everywhere in the field."""
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_chat(
+        self,
+        messages: list[Message],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Render and encode a chat. Blocks (run it in a thread). Raises UnsupportedFeature without a template."""
+        template = self.chat_template
+        if template is None:
+            raise UnsupportedFeature(
+                "This model has no chat template: use /v1/completions, or serve it with --chat-template FILE.",
+                param="messages",
+            )
+        mark = any(map(template.has_control_tokens, (list(messages), tools, template_kwargs)))
+        text = template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+            mark=mark,
+            deadline_s=time.monotonic() + TEMPLATE_DEADLINE_S,
+        )
+        # The template writes the beginning-of-sequence token itself.
+        return self._encode_marked(text) if mark else self.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of all ids at once."""
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """Return a fresh incremental decoder."""
+        hidden_ids = self.special_ids if skip_special_tokens else frozenset[int]()
+        if self._byte_level is not None:
+            return ByteLevelDetokenizer(self._byte_level, hidden_ids=hidden_ids)
+        return WindowDetokenizer(self._backend, hidden_ids=hidden_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return one token's own bytes, which need not be whole characters."""
+        if self._byte_level is not None:
+            return self._byte_level(token_id)
+        token = self._backend.id_to_token(token_id) or ""
+        if self._has_byte_tokens and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])
+        return (token.replace("▁", " ") if self._has_space_marks else token).encode()
+
+    def _encode_marked(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for piece, is_plain in split_marked(text):
+            if not ids:
+                ids += self._encode_plain(piece) if is_plain else self.encode(piece, add_special_tokens=False)
+            else:
+                ids += self._encode_plain(piece) if is_plain else self._encode_inner(piece)
+        return ids
+
+    def _encode_plain(self, token: str) -> list[int]:
+        """Encode a control token's text as the characters that it is made of."""
+        for parts in ((token[:1], token[1:]), tuple(token)):
+            ids = [id_ for part in parts if part for id_ in self._encode_inner(part)]
+            if self._added_ids.isdisjoint(ids):
+                return ids
+        return []  # a vocabulary whose single characters are control tokens: nothing can stand for it but nothing
+
+    def _encode_inner(self, text: str) -> list[int]:
+        """Encode text from the middle of a prompt: sentencepiece must not put its first space there.
+
+        The trick of transformers' _encode_chat_piece: encode after a newline, then take the newline off.
+        """
+        newline = self.encode("\n", add_special_tokens=False)
+        ids = self.encode("\n" + text, add_special_tokens=False)
+        if ids[: len(newline)] == newline:
+            return ids[len(newline) :]
+        return self.encode(text, add_special_tokens=False)
+
+
+def load_tokenizer(folder: Path, *, chat_template: Path | None = None) -> Tokenizer:
+    """Load a model folder's tokenizer; `chat_template` replaces the model's own template. Raises StartupError."""
+    config = read_json(folder / "tokenizer_config.json")
+    source = _read_text(chat_template) if chat_template is not None else _find_template(folder, config)
+    named_tokens = _named_tokens({**read_json(folder / "special_tokens_map.json"), **config})
+    path = folder / "tokenizer.json"
+    try:
+        backend = HfTokenizer.from_file(str(path)) if path.is_file() else _through_transformers(folder)
+    except StartupError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception
+        raise StartupError(f"The tokenizer in {folder} cannot be loaded: {error}.") from error
+    try:
+        return Tokenizer(backend, named_tokens=named_tokens, chat_template=source)
+    except jinja2.TemplateSyntaxError as error:
+        raise StartupError(f"The chat template of {folder} has an error in line {error.lineno}: {error}.") from error
+
+
+def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
+    if (folder / "chat_template.jinja").is_file():
+        return _read_text(folder / "chat_template.jinja")
+    template = read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for name in _NAMED_TOKENS:
+        value = config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            tokens[name] = value
+    return tokens
+
+
+def _kinds_of(decoder: dict[str, Any]) -> set[str]:
+    """The types in a decoder's JSON, sequences taken apart."""
+    if decoder["type"] == "Sequence":
+        return set().union(*map(_kinds_of, decoder["decoders"]))
+    return {decoder["type"]}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"The chat template {path} cannot be read: {error}.") from error
+
+
+def _through_transformers(folder: Path) -> HfTokenizer:
+    from transformers import AutoTokenizer  # slow (seconds), so only for folders without tokenizer.json
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+    if backend is None:
+        raise StartupError(f"The tokenizer in {folder} has no fast form (no tokenizer.json can be made of it).")
+    return backend

@@ -1,0 +1,320 @@
+"""From a parsed body to a GenerationSpec, a type of its own: what holds one has been checked against every limit.
+
+Order of a request: check_chat / check_completion (features, ignored fields), then the text side makes token ids, then
+chat_spec / completion_spec (limits of the model). Raises RequestErrors that name field, value and limit. Pure.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from pydantic import BaseModel
+
+from engine.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
+from engine.protocol import EngineReady, SamplingParams
+from server.model_info import GenerationDefaults
+from server.schemas import ChatBody, ChatMessage, CompletionBody
+
+MAX_CHILDREN = 1024  # engine requests of one HTTP request: prompts × n
+_COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+_GREEDY_BELOW = 1e-4  # a smaller temperature would overflow logits / temperature
+_SEED_BITS = 2**63 - 1
+_RESERVED_TEMPLATE_KWARGS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+)
+
+
+class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A validated request: `prompts` × `n` engine requests, and how their tokens become text."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    n: int
+    params: SamplingParams  # the first child's; child i of a prompt uses seed + i
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float | None = None  # time.monotonic()
+    arrival_s: float  # time.monotonic()
+
+
+class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client wants to see of the answer."""
+
+    is_stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+    logprobs: int | None = None  # None: none; else how many alternatives per token are shown
+
+
+class Moment(NamedTuple):
+    """What a spec takes from outside: the request's arrival, the server's deadline for it, and a drawn seed."""
+
+    arrival_s: float
+    timeout_s: float | None
+    seed: int
+
+
+def check_chat(body: ChatBody) -> None:
+    """Refuse what is not served yet, and fields that contradict each other."""
+    _check_common(body)
+    _refuse_unless(body.tools in (None, []), "tools", "tool calls")
+    _refuse_unless(body.tool_choice in (None, "none", "auto"), "tool_choice", "forced tool calls")
+    _refuse_unless(body.functions in (None, []), "functions", "functions (the predecessor of tools)")
+    _refuse_unless(body.function_call in (None, "none", "auto"), "function_call", "functions")
+    _refuse_unless(body.reasoning_effort is None, "reasoning_effort", "reasoning effort")
+    _refuse_unless(body.modalities in (None, [], ["text"]), "modalities", "output other than text")
+    for name in ("audio", "prediction", "web_search_options"):
+        _refuse_unless(body.model_dump(include={name})[name] is None, name, name.replace("_", " "))
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidParameter("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidParameter(
+            "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
+        )
+    reserved = _RESERVED_TEMPLATE_KWARGS.intersection(body.chat_template_kwargs or {})
+    if reserved:
+        name = min(reserved)
+        raise InvalidParameter(
+            f"chat_template_kwargs must not contain {name}, which the server sets.", param="chat_template_kwargs"
+        )
+
+
+def check_completion(body: CompletionBody) -> None:
+    """Refuse what is not served yet."""
+    _check_common(body)
+    _refuse_unless(body.suffix in (None, ""), "suffix", "fill-in-the-middle")
+    _refuse_unless(not (body.echo and body.logprobs is not None), "echo", "echo together with logprobs")
+
+
+def ignored_fields(body: BaseModel) -> list[str]:
+    """Names of fields in the body that have no effect, e.g. "foo", "messages[0].cache_control"."""
+    ignored = sorted(body.model_extra or {})
+    if isinstance(body, ChatBody):
+        if body.store:
+            ignored.append("store")  # nothing is stored; false and absent mean just that
+        for i, message in enumerate(body.messages):
+            ignored += [f"messages[{i}].{name}" for name in sorted(message.model_extra or {})]
+    if body.model_fields_set & {"stream_options"} and body.stream_options is not None:  # type: ignore[attr-defined]
+        ignored += [f"stream_options.{name}" for name in sorted(body.stream_options.model_extra or {})]  # type: ignore[attr-defined]
+    return ignored
+
+
+def template_messages(body: ChatBody, *, knows_developer: bool) -> list[dict[str, Any]]:
+    """Return the messages as a chat template expects them. Raises for content that is not text."""
+    messages = []
+    for i, message in enumerate(body.messages):
+        role = message.role if message.role != "developer" or knows_developer else "system"
+        entry: dict[str, Any] = {"role": role}
+        content = _text_content(message, index=i)
+        if content is not None:
+            entry["content"] = content
+        reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+        if reasoning is not None:
+            entry["reasoning_content"] = reasoning
+        if message.tool_calls:
+            entry["tool_calls"] = [_template_tool_call(call.model_dump(exclude_none=True)) for call in message.tool_calls]
+        for name, value in (("name", message.name), ("tool_call_id", message.tool_call_id)):
+            if value is not None:
+                entry[name] = value
+        messages.append(entry)
+    return messages
+
+
+def chat_spec(
+    body: ChatBody, token_ids: Sequence[int], *, limits: EngineReady, defaults: GenerationDefaults, moment: Moment
+) -> GenerationSpec:
+    """Check a chat request against the model's limits; without max_tokens the rest of the context is its own."""
+    name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
+    asked = body.max_completion_tokens or body.max_tokens
+    max_tokens = _fit(len(token_ids), asked=asked, default=limits.max_model_len, limits=limits, param="messages")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = _params(
+        body, max_tokens=max_tokens, max_name=name, logprobs=logprobs, limits=limits, defaults=defaults, seed=moment.seed
+    )
+    return _spec(body, prompts=(tuple(token_ids),), params=params, moment=moment)
+
+
+def completion_spec(
+    body: CompletionBody,
+    prompts: Sequence[Sequence[int]],
+    *,
+    limits: EngineReady,
+    defaults: GenerationDefaults,
+    moment: Moment,
+) -> GenerationSpec:
+    """Check a completion request against the model's limits; max_tokens is 16 unless given."""
+    if len(prompts) * (body.n or 1) > MAX_CHILDREN:
+        raise InvalidParameter(
+            f"{len(prompts)} prompts × n = {body.n} are {len(prompts) * (body.n or 1)} choices, "
+            f"the limit is {MAX_CHILDREN}.",
+            param="n",
+        )
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise InvalidParameter(f"prompt[{i}] has no tokens.", param="prompt")
+        _check_ids(prompt, "prompt", limits)
+    max_tokens = min(
+        _fit(len(prompt), asked=body.max_tokens, default=_COMPLETION_MAX_TOKENS, limits=limits, param="prompt")
+        for prompt in prompts
+    )
+    params = _params(
+        body,
+        max_tokens=max_tokens,
+        max_name="max_tokens",
+        logprobs=body.logprobs,
+        limits=limits,
+        defaults=defaults,
+        seed=moment.seed,
+    )
+    return _spec(body, prompts=tuple(map(tuple, prompts)), params=params, moment=moment)
+
+
+def reply_options(body: ChatBody | CompletionBody, params: SamplingParams) -> ReplyOptions:
+    """Return what the client wants to see."""
+    options = body.stream_options
+    return ReplyOptions(
+        is_stream=bool(body.stream),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+        return_token_ids=bool(body.return_token_ids),
+        logprobs=params.logprobs,
+    )
+
+
+def _check_common(body: ChatBody | CompletionBody) -> None:
+    _refuse_unless(body.response_format in (None, {"type": "text"}), "response_format", "structured output")
+    _refuse_unless(body.structured_outputs in (None, {}), "structured_outputs", "structured output")
+    _refuse_unless(body.prompt_logprobs is None, "prompt_logprobs", "log-probabilities of the prompt")
+    _refuse_unless(body.best_of in (None, body.n or 1), "best_of", "best_of other than n")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidParameter("stream_options needs stream to be true.", param="stream_options")
+
+
+def _refuse_unless(is_fine: bool, field: str, feature: str) -> None:
+    if not is_fine:
+        raise UnsupportedFeature(f"{field}: {feature} is not supported by this server yet.", param=field)
+
+
+def _text_content(message: ChatMessage, *, index: int) -> str | None:
+    """Return the message's text; text parts are joined by newlines, as vLLM does."""
+    content, field = message.content, f"messages[{index}].content"
+    if content is None:
+        if message.role != "assistant":
+            raise InvalidParameter(f"{field} is required for the role {message.role}.", param=field)
+        return None if message.tool_calls else ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidParameter(f"{field} must be a string or a list of parts.", param=field)
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text" if kind == "text" else "refusal") if isinstance(part, dict) else None
+        if kind in ("text", "refusal") and isinstance(text, str):
+            texts.append(text)
+        elif kind in ("text", "refusal") or not isinstance(kind, str):
+            raise InvalidParameter(f"{field}[{i}] must be {{type: text, text: a string}}.", param=field)
+        else:
+            raise UnsupportedFeature(f"{field}[{i}] is of type {kind[:40]!r}: this model reads text only.", param=field)
+    return "\n".join(texts)
+
+
+def _template_tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Templates print a call's arguments with tojson, so they must be an object and not its text."""
+    arguments = call["function"].get("arguments") or "{}"
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        return call
+    return {**call, "function": {**call["function"], "arguments": parsed}} if isinstance(parsed, dict) else call
+
+
+def _fit(num_prompt: int, *, asked: int | None, default: int, limits: EngineReady, param: str) -> int:
+    """Return max_tokens so that the prompt and it fit the context."""
+    rest = limits.max_model_len - num_prompt
+    if rest < 1:
+        raise PromptTooLong(
+            f"The prompt has {num_prompt} tokens; this model's maximum context length is {limits.max_model_len} tokens, "
+            "of which at least one is for the answer.",
+            param=param,
+        )
+    if asked is None:
+        return min(default, rest)
+    if asked > rest:
+        raise PromptTooLong(
+            f"This model's maximum context length is {limits.max_model_len} tokens, but {num_prompt + asked} were asked "
+            f"for: {num_prompt} in the prompt and max_tokens = {asked}.",
+            param=param,
+        )
+    return asked
+
+
+def _params(
+    body: ChatBody | CompletionBody,
+    *,
+    max_tokens: int,
+    max_name: str,
+    logprobs: int | None,
+    limits: EngineReady,
+    defaults: GenerationDefaults,
+    seed: int,
+) -> SamplingParams:
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidParameter(f"min_tokens is {min_tokens}, more than {max_name} = {max_tokens}.", param="min_tokens")
+    _check_ids(body.logit_bias or (), "logit_bias", limits)
+    _check_ids(body.stop_token_ids or (), "stop_token_ids", limits)
+    temperature = _given(body.temperature, defaults.temperature)
+    top_p, top_k = _given(body.top_p, defaults.top_p), max(_given(body.top_k, defaults.top_k), 0)
+    if top_p == 0:
+        top_p, top_k = 1.0, 1  # nothing but the most likely token
+    eos_ids = () if body.ignore_eos else defaults.eos_token_ids
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
+        top_k=top_k if top_k < limits.vocab_size else 0,
+        top_p=top_p,
+        min_p=_given(body.min_p, defaults.min_p),
+        presence_penalty=_given(body.presence_penalty, 0.0),
+        frequency_penalty=_given(body.frequency_penalty, 0.0),
+        repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
+        logit_bias=body.logit_bias or {},
+        seed=(seed if body.seed is None else body.seed) & _SEED_BITS,
+        stop_token_ids=list(dict.fromkeys([*eos_ids, *(body.stop_token_ids or ())])),
+        logprobs=logprobs,
+    )
+
+
+def _spec(
+    body: ChatBody | CompletionBody, *, prompts: tuple[tuple[int, ...], ...], params: SamplingParams, moment: Moment
+) -> GenerationSpec:
+    timeouts = [seconds for seconds in (body.timeout, moment.timeout_s) if seconds is not None]
+    return GenerationSpec(
+        prompts=prompts,
+        n=body.n or 1,
+        params=params,
+        stop=tuple(body.stop or ()),
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        skip_special_tokens=_given(body.skip_special_tokens, True),
+        cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
+        deadline_s=moment.arrival_s + min(timeouts) if timeouts else None,
+        arrival_s=moment.arrival_s,
+    )
+
+
+def _check_ids(ids: Sequence[int] | dict[int, float], field: str, limits: EngineReady) -> None:
+    for token_id in ids:
+        if not 0 <= token_id < limits.vocab_size:
+            raise InvalidParameter(
+                f"{field} has the token id {token_id}; ids are from 0 to {limits.vocab_size - 1}.", param=field
+            )
+
+
+def _given(value: Any, default: Any) -> Any:
+    return default if value is None else value

@@ -1,0 +1,197 @@
+"""An engine over FakeExecutor, driven turn by turn, with every invariant checked after every turn."""
+
+from dataclasses import dataclass, field
+
+from engine.config import SchedulerConfig
+from engine.engine import Engine
+from engine.generate import LocalTransport
+from engine.metrics import Metrics
+from engine.protocol import AbortRequest, AddRequest, ClientGone, FromEngine, RequestFailed, SamplingParams, StepEvents
+from engine.scheduler import Scheduler
+from engine.step import StepPlan
+from tests.fakes import FakeExecutor, expected_tokens
+
+VOCAB_SIZE = 50
+
+
+class Clock:
+    """Moves on by a millisecond whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+class CheckedExecutor(FakeExecutor):
+    """Sees every plan at the moment it is launched."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(num_blocks=scheduler.config.num_blocks, block_size=scheduler.config.block_size)
+        self.scheduler = scheduler
+        self.last_plan: StepPlan | None = None
+
+    def forward(self, plan: StepPlan):
+        assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
+        retiring = {request.req_index for request in self.scheduler.retiring}
+        assert not any(row.req_index in retiring for row in plan.rows)
+        self.last_plan = plan
+        return super().forward(plan)
+
+
+@dataclass
+class Seen:
+    """What a client saw of one request."""
+
+    prompt: list[int]
+    params: SamplingParams
+    client_id: int
+    token_ids: list[int] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)  # reasons or error codes; one at most
+    num_started: int = 0
+    num_cached_tokens: int = 0
+    num_logprobs: int = 0
+    is_gone: bool = False
+
+
+class Harness:
+    """One engine, its clients and what they saw."""
+
+    def __init__(
+        self,
+        *,
+        depth: int = 2,
+        num_blocks: int = 33,
+        block_size: int = 4,
+        max_num_seqs: int = 4,
+        max_num_batched_tokens: int = 16,
+        max_model_len: int = 64,
+        enable_prefix_caching: bool = True,
+        max_waiting: int = 1000,
+    ) -> None:
+        config = SchedulerConfig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(config)
+        self.executor = CheckedExecutor(self.scheduler)
+        self.transport = LocalTransport()
+        self.metrics = Metrics()
+        self.clock = Clock()
+        self.engine = Engine(
+            executor=self.executor,
+            scheduler=self.scheduler,
+            transport=self.transport,
+            metrics=self.metrics,
+            clock=self.clock,
+            vocab_size=VOCAB_SIZE,
+            depth=depth,
+            max_waiting=max_waiting,
+        )
+        self.seen: dict[str, Seen] = {}
+        self.messages: list[tuple[int, FromEngine]] = []
+        self.transport.send = self._receive_at_client
+
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        client_id: int = 1,
+        cache_salt: str = "",
+        priority: int = 0,
+        **params,
+    ) -> None:
+        sampling = SamplingParams(max_tokens=max_tokens, **params)
+        self.seen[request_id] = Seen(prompt, sampling, client_id)
+        message = AddRequest(request_id, prompt, sampling, self.clock(), cache_salt, priority)
+        self.transport.inbox.append((client_id, message))
+
+    def abort(self, request_id: str, client_id: int = 1) -> None:
+        self.transport.inbox.append((client_id, AbortRequest(request_id)))
+
+    def leave(self, client_id: int) -> None:
+        """Disconnect a client."""
+        for seen in self.seen.values():
+            seen.is_gone |= seen.client_id == client_id
+        self.transport.inbox.append((client_id, ClientGone()))
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            nothing_in_flight = self.engine._in_flight is None or self.engine.depth == 1
+            self.engine.run_once(0)
+            self.scheduler.check()
+            if nothing_in_flight and (self.scheduler.waiting or self.scheduler.running):
+                assert self.engine._in_flight is not None, "something could run, but nothing was planned"
+
+    def drain(self) -> None:
+        """Turn until idle; then nothing may be held, and each request must have ended once, rightly."""
+        for _ in range(5000):
+            if self.engine.is_idle and not self.transport.inbox:
+                break
+            self.turn()
+        assert self.engine.is_idle
+        blocks = self.scheduler.blocks
+        assert blocks.num_used == 0
+        assert blocks.num_free == blocks.num_usable
+        assert not self.scheduler.requests
+        gauges = self.metrics._delta.gauges
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "kv_cache_blocks_used"):
+            assert gauges[name] == 0
+        for request_id, seen in self.seen.items():
+            self._check_seen(request_id, seen)
+
+    def tokens(self) -> dict[str, list[int]]:
+        return {request_id: seen.token_ids for request_id, seen in self.seen.items()}
+
+    def _check_seen(self, request_id: str, seen: Seen) -> None:
+        expected = expected_tokens(seen.prompt, seen.params, max_num_tokens=self.scheduler.max_num_tokens)
+        if seen.is_gone:
+            assert len(seen.ends) <= 1
+        else:
+            assert len(seen.ends) == 1, f"{request_id} ended {seen.ends}"
+        if seen.ends in (["stop"], ["length"]):
+            assert seen.token_ids == expected
+            stopped = expected[-1] in seen.params.stop_token_ids and len(expected) >= seen.params.min_tokens
+            assert seen.ends == ["stop" if stopped else "length"]
+        else:
+            assert seen.token_ids == expected[: len(seen.token_ids)]
+        assert seen.num_started == bool(seen.token_ids)
+        if seen.params.logprobs is not None:
+            assert seen.num_logprobs == len(seen.token_ids)
+
+    def _receive_at_client(self, client_id: int, message: FromEngine) -> None:
+        self.messages.append((client_id, message))
+        if isinstance(message, RequestFailed):
+            self.seen[message.request_id].ends.append(message.code)
+        elif isinstance(message, StepEvents):
+            self._receive_events(client_id, message)
+
+    def _receive_events(self, client_id: int, events: StepEvents) -> None:
+        assert len(events.request_ids) == len(set(events.request_ids)) == len(events.num_tokens)
+        start = 0
+        for row, request_id in enumerate(events.request_ids):
+            seen = self.seen[request_id]
+            assert seen.client_id == client_id
+            assert not seen.ends, "something came after the end"
+            seen.token_ids += events.token_ids[start : start + events.num_tokens[row]]
+            seen.num_logprobs += len(events.logprobs.get(row, []))
+            start += events.num_tokens[row]
+        assert start == len(events.token_ids)
+        for started in events.started:
+            seen = self.seen[events.request_ids[started.row]]
+            seen.num_started += 1
+            seen.num_cached_tokens = started.num_cached_tokens
+            assert started.queue_s >= 0
+            assert started.prefill_s > 0
+        for finished in events.finished:
+            seen = self.seen[events.request_ids[finished.row]]
+            seen.ends.append(finished.reason)
+            assert (finished.reason == "stop") == (finished.stop_token_id is not None)

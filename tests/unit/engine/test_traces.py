@@ -1,0 +1,90 @@
+"""Random traces of adds, aborts, disconnects and turns: whatever happens, every client gets exactly its own tokens."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests.unit.engine.harness import VOCAB_SIZE, Harness
+
+_PREFIXES = [[], [7] * 4, [7] * 8, [7] * 8 + [9, 8, 7, 6], list(range(16))]
+
+
+class EngineTraces(RuleBasedStateMachine):
+    """One engine of drawn proportions; the same trace is replayed on a twin and at the other depth at the end."""
+
+    @initialize(
+        depth=st.sampled_from([1, 2]),
+        num_blocks=st.integers(4, 24),
+        max_num_seqs=st.integers(1, 6),
+        budget=st.integers(3, 24),
+        max_model_len=st.integers(8, 48),
+        caching=st.booleans(),
+    )
+    def start(self, depth, num_blocks, max_num_seqs, budget, max_model_len, caching):
+        self.proportions = {
+            "num_blocks": num_blocks,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": budget,
+            "max_model_len": max_model_len,
+            "enable_prefix_caching": caching,
+            "max_waiting": 12,
+        }
+        self.depth = depth
+        self.harness = Harness(depth=depth, **self.proportions)
+        self.trace = []
+
+    def do(self, name, *args, **kwargs):
+        self.trace.append((name, args, kwargs))
+        getattr(self.harness, name)(*args, **kwargs)
+
+    @rule(
+        prefix=st.sampled_from(_PREFIXES),
+        suffix=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12),
+        max_tokens=st.integers(1, 30),
+        min_tokens=st.integers(0, 4),
+        stop_token_ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=6),
+        salt=st.sampled_from(["", "", "tenant"]),
+        priority=st.integers(0, 2),
+        client_id=st.integers(1, 3),
+        logprobs=st.sampled_from([None, 1]),
+        presence_penalty=st.sampled_from([0.0, 1.0]),
+    )
+    def add(self, prefix, suffix, max_tokens, salt, priority, client_id, **params):
+        request_id = f"r{len(self.harness.seen)}"
+        sampling = {"cache_salt": salt, "priority": priority, "client_id": client_id, **params}
+        self.do("add", request_id, prefix + suffix, max_tokens, **sampling)
+
+    @precondition(lambda self: self.harness.seen)
+    @rule(data=st.data())
+    def abort(self, data):
+        request_id = data.draw(st.sampled_from(list(self.harness.seen)))
+        self.do("abort", request_id, self.harness.seen[request_id].client_id)
+
+    @rule(client_id=st.integers(1, 3))
+    def leave(self, client_id):
+        self.do("leave", client_id)
+
+    @rule(times=st.integers(1, 6))
+    def turn(self, times):
+        self.do("turn", times)
+
+    def teardown(self):
+        if not hasattr(self, "trace"):
+            return
+        self.do("drain")
+        twin = self.replay(self.depth)
+        assert twin.executor.plans == self.harness.executor.plans
+        assert twin.messages == self.harness.messages
+        self.replay(3 - self.depth)  # each drain() compares all tokens with the oracle: equal depths, equal tokens
+
+    def replay(self, depth):
+        harness = Harness(depth=depth, **self.proportions)
+        for name, args, kwargs in self.trace:
+            getattr(harness, name)(*args, **kwargs)
+        return harness
+
+
+TestEngineTraces = EngineTraces.TestCase
+TestEngineTraces.settings = settings(
+    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)

@@ -1,0 +1,110 @@
+"""Triton attention against float64 on tiny ragged problems, through Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.attention.triton_decode import DecodeScratch, decode_attention
+from kernels.attention.triton_prefill import PrefillConfig, prefill_attention
+from tests.unit.kernels.triton_cases.ragged import make_problem, reference, relative_error
+
+
+def _decode(
+    context_lens, *, num_heads=4, num_kv_heads=2, head_dim=16, block_size=16, dtype=torch.float32, splits=None, **options
+):
+    q, k_cache, v_cache, metadata = make_problem(
+        query_lens=[1] * len(context_lens), context_lens=context_lens, num_heads=num_heads, num_kv_heads=num_kv_heads,
+        head_dim=head_dim, block_size=block_size, dtype=dtype, device="cpu",
+    )  # fmt: skip
+    scratch = DecodeScratch.allocate(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, device=torch.device("cpu")
+    )
+    scratch.partial.fill_(float("nan"))
+    scratch.lse.fill_(float("nan"))
+    out = torch.full_like(q, float("nan"))
+    scale = head_dim**-0.5
+    decode_attention(
+        q, k_cache, v_cache, metadata.block_table, metadata.seq_lens, out, scratch,
+        scale=scale, num_splits=splits, **options,
+    )  # fmt: skip
+    assert int(scratch.arrivals.abs().sum()) == 0
+    return relative_error(out, reference(q, k_cache, v_cache, metadata, scale=scale, **options))
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3])
+def test_decode_equals_the_reference_at_any_number_of_splits(splits):
+    assert _decode([0, 15, 63, 300], splits=splits) < 1e-5
+
+
+def test_decode_chooses_its_splits():
+    assert _decode([500]) < 1e-5
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 20), (2, 2, 32), (8, 1, 80)])
+def test_decode_takes_any_group_and_head_dim(num_heads, num_kv_heads, head_dim):
+    assert _decode([70], num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, splits=2) < 1e-5
+
+
+@pytest.mark.parametrize("options", [{"sliding_window": 40}, {"softcap": 2.0}, {"sliding_window": 130, "softcap": 1.0}])
+def test_decode_honours_window_and_softcap(options):
+    assert _decode([3, 200, 300], splits=2, **options) < 1e-5
+
+
+def test_decode_rounds_no_worse_than_the_output_dtype():
+    assert _decode([200], splits=2, dtype=torch.float16) < 1e-3
+
+
+def test_a_padding_row_gets_zeros():
+    q = torch.randn(2, 4, 16)
+    cache = torch.randn(4, 16, 2, 16)
+    out = torch.full_like(q, float("nan"))
+    scratch = DecodeScratch.allocate(num_heads=4, num_kv_heads=2, head_dim=16, device=torch.device("cpu"))
+    table, seq_lens = torch.zeros(2, 4, dtype=torch.int32), torch.tensor([0, 5], dtype=torch.int32)
+    decode_attention(q, cache, cache, table, seq_lens, out, scratch, scale=0.25)
+    assert torch.equal(out[0], torch.zeros_like(out[0]))
+    assert bool(out[1].isfinite().all())
+
+
+def _prefill(
+    query_lens, context_lens, *, first_row=0, num_heads=4, num_kv_heads=2, head_dim=16, block_size=16,
+    dtype=torch.float32, config=None, **options,
+):  # fmt: skip
+    q, k_cache, v_cache, metadata = make_problem(
+        query_lens=query_lens, context_lens=context_lens, num_heads=num_heads, num_kv_heads=num_kv_heads,
+        head_dim=head_dim, block_size=block_size, dtype=dtype, device="cpu",
+    )  # fmt: skip
+    out = torch.full_like(q, float("nan"))
+    scale = head_dim**-0.5
+    prefill_attention(
+        q, k_cache, v_cache, metadata.block_table, metadata.query_start_loc, metadata.seq_lens, out,
+        scale=scale, max_query_len=max(query_lens), first_row=first_row, config=config, **options,
+    )  # fmt: skip
+    start = int(metadata.query_start_loc[first_row])
+    assert bool(out[:start].isnan().all())
+    expected = reference(q, k_cache, v_cache, metadata, scale=scale, **options)
+    return relative_error(out[start:], expected[start:])
+
+
+def test_prefill_of_ragged_rows_with_and_without_context():
+    assert _prefill([5, 1, 40, 17], [0, 33, 10, 100]) < 1e-5
+
+
+def test_prefill_leaves_the_decode_rows_alone():
+    assert _prefill([1, 1, 20, 3], [4, 50, 0, 30], first_row=2) < 1e-5
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 20), (2, 2, 32), (7, 1, 80)])
+def test_prefill_takes_any_group_and_head_dim(num_heads, num_kv_heads, head_dim):
+    assert _prefill([21], [6], num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim) < 1e-5
+
+
+@pytest.mark.parametrize("options", [{"sliding_window": 7}, {"sliding_window": 70}, {"softcap": 2.0}])
+def test_prefill_honours_window_and_softcap(options):
+    assert _prefill([50, 3], [60, 90], **options) < 1e-5
+
+
+def test_prefill_with_tiles_wider_than_blocks_and_full_tiles_before_the_border():
+    config = PrefillConfig(block_m=16, block_n=64, num_warps=4, num_stages=1)
+    assert _prefill([40, 9], [150, 0], config=config, block_size=32) < 1e-5
+    assert _prefill([40, 9], [150, 0], config=config, block_size=32, sliding_window=150) < 1e-5

@@ -1,0 +1,15 @@
+"""Lets Triton 3.6's interpreter read a scalar under numpy 2.4, which refuses int() of a one-element array."""
+
+from __future__ import annotations
+
+from triton.runtime import interpreter
+
+_patch_lang_tensor = interpreter._patch_lang_tensor
+
+
+def _patch_with_index(tensor, scope):
+    _patch_lang_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = _patch_with_index

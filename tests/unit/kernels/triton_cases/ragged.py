@@ -1,0 +1,92 @@
+"""Random ragged attention problems, shared by the interpreter's cases and the GPU tests."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.attention.base import AttentionMetadata
+
+
+def make_problem(
+    *,
+    query_lens: list[int],
+    context_lens: list[int],
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: str,
+    seed: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata]:
+    """q, k_cache, v_cache and metadata of rows with those lengths, blocks shuffled over the pool.
+
+    Every slot that no row owns holds NaN: a kernel that reads one shows it. Decode rows must come first.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    seq_lens = [q + c for q, c in zip(query_lens, context_lens, strict=True)]
+    blocks_per_row = [-(-n // block_size) for n in seq_lens]
+    num_blocks = sum(blocks_per_row) + 3
+    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
+    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    k_cache = torch.full(shape, float("nan"), dtype=dtype, device=device)
+    v_cache = torch.full(shape, float("nan"), dtype=dtype, device=device)
+    table = torch.full((len(seq_lens), max(blocks_per_row) + 1), order[-1], dtype=torch.int32)
+    for row, (seq_len, count) in enumerate(zip(seq_lens, blocks_per_row, strict=True)):
+        owned, order = order[:count], order[count:]
+        table[row, :count] = torch.tensor(owned, dtype=torch.int32)
+        for index, block in enumerate(owned):
+            used = min(block_size, seq_len - index * block_size)
+            for cache in (k_cache, v_cache):
+                cache[block, :used] = torch.randn(used, *shape[2:], generator=generator, device=device).to(dtype)
+    q = torch.randn(sum(query_lens), num_heads, head_dim, generator=generator, device=device).to(dtype)
+    starts = torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32)
+    num_decodes = next((row for row, n in enumerate(query_lens) if n != 1), len(query_lens))
+    metadata = AttentionMetadata(
+        query_start_loc=starts.to(device),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
+        block_table=table.to(device),
+        slot_mapping=torch.zeros(sum(query_lens), dtype=torch.int64, device=device),
+        max_query_len=max(query_lens),
+        max_seq_len=max(seq_lens),
+        num_decodes=num_decodes,
+    )
+    return q, k_cache, v_cache, metadata
+
+
+def reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    *,
+    sliding_window: int | None = None,
+    softcap: float = 0.0,
+    scale: float,
+) -> torch.Tensor:
+    """Attention row by row in float64 on the inputs' device. Returns [T, H, D] float64."""
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    starts = metadata.query_start_loc.tolist()
+    group = q.shape[1] // k_cache.shape[2]
+    for row, seq_len in enumerate(metadata.seq_lens.tolist()):
+        start, end = starts[row], starts[row + 1]
+        if seq_len == 0 or start == end:
+            continue
+        blocks = metadata.block_table[row, : -(-seq_len // k_cache.shape[1])].long()
+        k, v = (c[blocks].flatten(0, 1)[:seq_len].double().repeat_interleave(group, 1) for c in (k_cache, v_cache))
+        logits = torch.einsum("qhd,khd->hqk", q[start:end].double(), k) * scale
+        if softcap > 0:
+            logits = softcap * torch.tanh(logits / softcap)
+        positions = torch.arange(seq_len - (end - start), seq_len, device=q.device)[:, None]
+        keys = torch.arange(seq_len, device=q.device)[None, :]
+        visible = keys <= positions
+        if sliding_window is not None:
+            visible &= keys > positions - sliding_window
+        weights = logits.masked_fill(~visible, float("-inf")).softmax(-1)
+        out[start:end] = torch.einsum("hqk,khd->qhd", weights, v)
+    return out
+
+
+def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    """||out - expected|| / ||expected||; NaN if any element is NaN."""
+    return float((out.double() - expected).norm() / expected.norm().clamp(min=1e-30))

@@ -1,0 +1,84 @@
+"""Every architecture gives transformers' logits, however its tokens are cut into steps."""
+
+import pytest
+import torch
+
+from models.config import ModelConfig
+from tests.unit.models.checkpoints import make_configs
+from tests.unit.models.harness import PagedRunner, load, reference_logits, save_checkpoint
+
+KINDS = list(make_configs())
+TOLERANCE = 1e-4
+PROMPT = torch.randint(0, 97, (29,), generator=torch.Generator().manual_seed(7)).tolist()
+OTHERS = [PROMPT[5:16], PROMPT[::-1], PROMPT[3:6]]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def checkpoint(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    save_checkpoint(folder, make_configs()[request.param])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
+    return load(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint):
+    return reference_logits(checkpoint, PROMPT)
+
+
+@pytest.fixture
+def runner(checkpoint, model):
+    return PagedRunner(model, ModelConfig.from_folder(checkpoint))
+
+
+def assert_close(logits, expected):
+    torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_whole_prefill_matches_transformers(runner, expected):
+    row = runner.add_row()
+    assert_close(runner.step([(row, PROMPT)])[0], expected)
+    assert expected.std() > 0.5  # flat logits would hide errors
+
+
+def test_chunked_prefill_matches_transformers(runner, expected):
+    row, start, logits = runner.add_row(), 0, []
+    for num_tokens in (5, 1, 7, 2, 14):
+        logits += runner.step([(row, PROMPT[start : start + num_tokens])])
+        start += num_tokens
+    assert_close(torch.cat(logits), expected)
+
+
+def test_decode_token_by_token_matches_transformers(runner, expected):
+    row = runner.add_row()
+    logits = [runner.step([(row, [token_id])])[0] for token_id in PROMPT]
+    assert_close(torch.cat(logits), expected)
+
+
+def test_ragged_rows_do_not_disturb_each_other(runner, expected, checkpoint):
+    prompts = [PROMPT, *OTHERS]
+    references = [expected] + [reference_logits(checkpoint, prompt) for prompt in OTHERS]
+    rows = [runner.add_row() for _ in prompts]
+    collected = [[] for _ in prompts]
+    # Lengths of each row's chunk per step; decode rows (1) need not be the same rows in every step
+    for lengths in ((9, 4, 0, 2), (0, 1, 6, 1), (1, 2, 23, 0), (19, 4, 0, 0)):
+        planned = sorted(((n, row) for row, n in zip(rows, lengths, strict=True) if n > 0), key=lambda pair: pair[0] > 1)
+        chunks = []
+        for n, row in planned:
+            start = sum(len(part) for part in collected[row])
+            chunks.append((row, prompts[row][start : start + n]))
+        for (row, _), logits in zip(chunks, runner.step(chunks), strict=True):
+            collected[row].append(logits)
+    for parts, reference in zip(collected, references, strict=True):
+        assert_close(torch.cat(parts), reference)
+
+
+def test_num_parameters_counts_what_the_checkpoint_holds(checkpoint):
+    from safetensors.torch import load_file
+
+    stored = sum(tensor.numel() for tensor in load_file(checkpoint / "model.safetensors").values())
+    assert ModelConfig.from_folder(checkpoint).num_parameters == stored
