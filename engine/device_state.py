@@ -58,6 +58,16 @@ class DeviceState:
             if init.params.has_penalties:
                 self._init_counts(init)
 
+    @property
+    def padding_row(self) -> int:
+        """The row that rows of a padded batch point at."""
+        return self.last_token.shape[0] - 1
+
+    def advance(self, req_index: torch.Tensor, seq_lens: torch.Tensor) -> None:
+        """Note that the rows' tokens are computed up to seq_lens [R] int32. The padding row stays at its start."""
+        self.num_computed[req_index] = seq_lens.to(torch.int64)
+        self.num_computed[-1:].zero_()
+
     def append_blocks(self, rows: list[int], columns: list[int], block_ids: list[int]) -> None:
         """Write block_table[rows[i], columns[i]] = block_ids[i]."""
         updates = torch.tensor([rows, columns, block_ids], dtype=torch.int64).to(self.device, non_blocking=True)

@@ -70,7 +70,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """True if only a message can bring work."""
-        return self._in_flight is None and not self.scheduler.has_work
+        return self._in_flight is None and not self.scheduler.has_work and not self._outbox
 
     def run_once(self, idle_timeout_s: float | None = None) -> None:
         """Turn the loop once. Blocks for messages only while idle; else waits for nothing but the step before."""
@@ -78,6 +78,7 @@ class Engine:
             self._handle(client_id, message)
         if self.depth == 1:
             self._commit()
+            self._send_events()  # now: where forward() computes, tokens must not wait for the step after theirs
         plan = self.scheduler.schedule(self.clock())
         step = self._executor.forward(plan) if plan else None
         if self.depth > 1:
@@ -89,7 +90,7 @@ class Engine:
         self._stats.record_turn(plan, self.clock())
 
     def abort_all(self, client_id: int | None = None) -> None:
-        """End every request, or those of one client. Their `finished` rows go out with the next run_once(0)."""
+        """End every request, or those of one client. Their `finished` rows go out with the next run_once()."""
         for request in list(self.scheduler.requests.values()):
             if client_id is None or request.client_id == client_id:
                 self._abort(request.request_id)

@@ -18,8 +18,19 @@ from kernels.attention.base import AttentionMetadata
 
 
 @dataclass
+class SampleRows:
+    """The S rows of a step that sample: the host's view and the device's."""
+
+    rows: list[RowPlan]
+    # [S] int64
+    req_index: torch.Tensor
+    # [S] int64: the place in its request of the token to be chosen
+    positions: torch.Tensor
+
+
+@dataclass
 class InputBatch:
-    """The tensors of one step: R rows, T tokens, S rows that sample."""
+    """The tensors of one forward pass: R rows, T tokens."""
 
     # [T] int64
     input_ids: torch.Tensor
@@ -28,14 +39,8 @@ class InputBatch:
     attention: AttentionMetadata
     # [R] int64
     req_index: torch.Tensor
-    # [S] int64: index into the T hidden states of each sampling row's last token
-    sample_tokens: torch.Tensor
-    # [S] int64
-    sample_req_index: torch.Tensor
-    # [S] int64: the place in its request of the token to be chosen
-    sample_positions: torch.Tensor
-    # the sampling rows, for the host's decisions
-    sample_rows: list[RowPlan]
+    # [R] int64: index into the T hidden states of each row's last token
+    last_tokens: torch.Tensor
 
 
 class InputBatchBuilder:
@@ -49,108 +54,81 @@ class InputBatchBuilder:
         self._decode_key: list[int] = []
         self._decode_req_index = torch.empty(0, dtype=torch.int64, device=state.device)
 
-    def build(self, plan: StepPlan) -> InputBatch:
-        """Apply the plan's joins and table growth to the state, then gather one step's tensors. Does not sync."""
+    def apply(self, plan: StepPlan) -> None:
+        """Bring joins and table growth into the state; first thing of every step."""
         if plan.inits:
             self._state.init(plan.inits)
             for init in plan.inits:
                 self._num_blocks[init.req_index] = 0
         self._append_blocks(plan.rows)
-        num_decodes = sum(1 for row in plan.rows if not row.token_ids)
-        decode = self._decode_rows([row.req_index for row in plan.rows[:num_decodes]])
-        if num_decodes == len(plan.rows):
-            positions = self._state.num_computed[decode]
-            return self._assemble(
-                plan.rows,
-                num_decodes,
-                self._state.last_token[decode],
-                positions,
-                req_index=decode,
-                token_req_index=decode,
-                query_start_loc=self._arange[: num_decodes + 1],
-                seq_lens=(positions + 1).to(torch.int32),
-            )
-        return self._build_mixed(plan.rows, num_decodes, decode)
 
-    def _build_mixed(self, rows: list[RowPlan], num_decodes: int, decode: torch.Tensor) -> InputBatch:
-        chunks = rows[num_decodes:]
-        lengths = np.array([row.num_tokens for row in chunks])
-        starts = np.array([row.start for row in chunks])
-        req_index = np.array([row.req_index for row in chunks])
-        ends = np.cumsum(lengths)
-        offsets = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-        token_ids = np.concatenate([np.array(row.token_ids) for row in chunks])
-        positions = np.repeat(starts, lengths) + offsets
-        packed = np.concatenate(
-            [token_ids, positions, np.repeat(req_index, lengths), req_index, starts + lengths, num_decodes + ends]
-        )
-        device = self._state.device
-        parts = torch.from_numpy(packed).to(device, non_blocking=True)
-        t, r = int(ends[-1]), len(chunks)
-        chunk_ids, chunk_positions, chunk_token_req, chunk_req, chunk_lens, chunk_ends = parts.split([t, t, t, r, r, r])
-        decode_positions = self._state.num_computed[decode]
-        return self._assemble(
-            rows,
-            num_decodes,
-            torch.cat((self._state.last_token[decode], chunk_ids)),
-            torch.cat((decode_positions, chunk_positions)),
-            req_index=torch.cat((decode, chunk_req)),
-            token_req_index=torch.cat((decode, chunk_token_req)),
-            query_start_loc=torch.cat((self._arange[: num_decodes + 1], chunk_ends.to(torch.int32))),
-            seq_lens=torch.cat((decode_positions + 1, chunk_lens)).to(torch.int32),
-        )
-
-    def _assemble(
-        self,
-        rows: list[RowPlan],
-        num_decodes: int,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        *,
-        req_index: torch.Tensor,
-        token_req_index: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        seq_lens: torch.Tensor,
-    ) -> InputBatch:
-        state, size = self._state, self._block_size
-        max_seq_len = max(row.start + row.num_tokens for row in rows)
-        table = state.block_table[:, : -(-max_seq_len // size)].index_select(0, req_index)
-        blocks = state.block_table[token_req_index, positions // size].to(torch.int64)
-        metadata = AttentionMetadata(
-            query_start_loc=query_start_loc,
-            seq_lens=seq_lens,
-            block_table=table,
-            slot_mapping=blocks * size + positions % size,
-            max_query_len=max(row.num_tokens for row in rows[num_decodes:]) if num_decodes < len(rows) else 1,
-            max_seq_len=max_seq_len,
-            num_decodes=num_decodes,
-        )
-        last_tokens = (query_start_loc[1:] - 1).to(torch.int64)
-        sample_rows = [row for row in rows if row.samples]
-        sample_req_index, sample_positions = req_index, seq_lens
-        if len(sample_rows) < len(rows):
-            chosen = torch.tensor([i for i, row in enumerate(rows) if row.samples], dtype=torch.int64).to(state.device)
-            last_tokens, sample_req_index, sample_positions = (
-                last_tokens[chosen],
-                req_index[chosen],
-                seq_lens[chosen],
-            )
-        return InputBatch(
-            input_ids,
-            positions,
-            metadata,
-            req_index,
-            sample_tokens=last_tokens,
-            sample_req_index=sample_req_index,
-            sample_positions=sample_positions.to(torch.int64),
-            sample_rows=sample_rows,
-        )
-
-    def _decode_rows(self, key: list[int]) -> torch.Tensor:
+    def decode_req_index(self, rows: list[RowPlan]) -> torch.Tensor:
+        """Return the req_index [R] int64 of decode rows: the same tensor while the rows are the same."""
+        key = [row.req_index for row in rows]
         if key != self._decode_key:
             self._decode_key = key
             self._decode_req_index = torch.tensor(key, dtype=torch.int64).to(self._state.device, non_blocking=True)
         return self._decode_req_index
+
+    def decode_batch(self, req_index: torch.Tensor, *, max_seq_len: int) -> InputBatch:
+        """Gather decode rows, all from the state. Graph-safe: reads nothing of the host but the bound."""
+        state = self._state
+        num_rows = req_index.shape[0]
+        positions = state.num_computed[req_index]
+        query_start_loc = self._arange[: num_rows + 1]
+        metadata = AttentionMetadata(
+            query_start_loc=query_start_loc,
+            seq_lens=(positions + 1).to(torch.int32),
+            block_table=self._tables(req_index, max_seq_len),
+            slot_mapping=self._slots(req_index, positions),
+            max_query_len=1,
+            max_seq_len=max_seq_len,
+            num_decodes=num_rows,
+        )
+        last_tokens = query_start_loc[:num_rows].to(torch.int64)
+        return InputBatch(state.last_token[req_index], positions, metadata, req_index, last_tokens)
+
+    def mixed_batch(self, rows: list[RowPlan], num_decodes: int) -> InputBatch:
+        """Gather decode rows from the state and prompt chunks from the plan, which come in one packed copy."""
+        state, chunks = self._state, rows[num_decodes:]
+        lengths = np.array([row.num_tokens for row in chunks])
+        starts = np.array([row.start for row in chunks])
+        req_index = np.array([row.req_index for row in chunks])
+        ends = np.cumsum(lengths)
+        positions = np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
+        token_ids = np.concatenate([np.array(row.token_ids) for row in chunks])
+        packed = np.concatenate(
+            [token_ids, positions, np.repeat(req_index, lengths), req_index, starts + lengths, num_decodes + ends]
+        )
+        t, r = int(ends[-1]), len(chunks)
+        parts = torch.from_numpy(packed).to(state.device, non_blocking=True).split([t, t, t, r, r, r])
+        decode = self.decode_req_index(rows[:num_decodes])
+        decode_positions = state.num_computed[decode]
+        all_positions = torch.cat((decode_positions, parts[1]))
+        all_req_index = torch.cat((decode, parts[3]))
+        query_start_loc = torch.cat((self._arange[: num_decodes + 1], parts[5].to(torch.int32)))
+        max_seq_len = max(row.start + row.num_tokens for row in rows)
+        metadata = AttentionMetadata(
+            query_start_loc=query_start_loc,
+            seq_lens=torch.cat((decode_positions + 1, parts[4])).to(torch.int32),
+            block_table=self._tables(all_req_index, max_seq_len),
+            slot_mapping=self._slots(torch.cat((decode, parts[2])), all_positions),
+            max_query_len=int(lengths.max()),
+            max_seq_len=max_seq_len,
+            num_decodes=num_decodes,
+        )
+        input_ids = torch.cat((state.last_token[decode], parts[0]))
+        return InputBatch(input_ids, all_positions, metadata, all_req_index, (query_start_loc[1:] - 1).to(torch.int64))
+
+    def _tables(self, req_index: torch.Tensor, max_seq_len: int) -> torch.Tensor:
+        """The block tables of rows, as wide as the longest needs."""
+        num_blocks = -(-max_seq_len // self._block_size)
+        return self._state.block_table[:, :num_blocks].index_select(0, req_index)
+
+    def _slots(self, token_req_index: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Where each token's key and value go."""
+        blocks = self._state.block_table[token_req_index, positions // self._block_size].to(torch.int64)
+        return blocks * self._block_size + positions % self._block_size
 
     def _append_blocks(self, rows: list[RowPlan]) -> None:
         growing = [row for row in rows if row.new_block_ids]

@@ -62,7 +62,12 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
     device = _resolve_device(config.device)
     dtype = _resolve_dtype(config.dtype, model_config, device)
     max_num_seqs = config.max_num_seqs or (256 if device.type == "cuda" else 64)
-    max_num_batched_tokens = config.max_num_batched_tokens or (8192 if device.type == "cuda" else 512)
+    max_num_batched_tokens = config.max_num_batched_tokens or max(8192 if device.type == "cuda" else 512, max_num_seqs)
+    if max_num_batched_tokens < max_num_seqs:
+        raise StartupError(
+            f"--max-num-batched-tokens {max_num_batched_tokens} is less than --max-num-seqs {max_num_seqs}: "
+            "each running request needs one token per step"
+        )
     detail = f"{model_config.architecture}, {model_config.num_layers} layers, {_name(dtype)} on {device.type}"
 
     started = time.monotonic()

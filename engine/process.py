@@ -25,6 +25,7 @@ from engine.control import Drain, EngineFailed, Facts, Flush, Flushed, FromLaunc
 from engine.engine import Engine
 from engine.errors import StartupError
 from engine.generate import LocalTransport, generate
+from engine.logs import configure_logging
 from engine.metrics import Metrics
 from engine.protocol import EngineReady, SamplingParams
 from engine.scheduler import Scheduler
@@ -136,9 +137,7 @@ class EngineProcess:
     def _tick(self, now: float) -> None:
         if now >= self._next_heartbeat_s and self._engine is not None:
             scheduler = self._engine.scheduler
-            self._control.send(
-                Heartbeat(len(scheduler.running), len(scheduler.waiting), scheduler.committed_step_id)
-            )
+            self._control.send(Heartbeat(len(scheduler.running), len(scheduler.waiting), scheduler.committed_step_id))
             self._next_heartbeat_s = now + _HEARTBEAT_INTERVAL_S
         if now >= self._next_delta_s:
             self._control.send(self._metrics.drain())
@@ -177,9 +176,7 @@ def _die_with_parent() -> None:
 def main() -> int:
     """Entry point of `python -m engine.process CONFIG.json`."""
     config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=EngineProcessConfig)
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    configure_logging(level=config.log_level, log_format=config.log_format, process="engine")
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

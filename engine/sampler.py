@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.device_state import DeviceState
-from engine.input_batch import InputBatch
+from engine.input_batch import SampleRows
 from engine.protocol import TokenLogprobs
 from engine.step import RequestInit, RowPlan
 from kernels.sampling import Truncation, add_bias, apply_penalties, sample, top_logprobs
@@ -76,12 +76,12 @@ class Sampler:
         """Return how many logprobs each row's request asked for, by req_index, as of now."""
         return {row.req_index: self._inits[row.req_index].params.logprobs for row in rows}
 
-    def sample(self, logits: torch.Tensor, batch: InputBatch) -> Sampled:
+    def sample(self, logits: torch.Tensor, sampling: SampleRows) -> Sampled:
         """Choose a token for each row of logits [S, V], and record it in the state. Does not sync."""
-        layout = self._layout_of(batch.sample_rows)
-        rows = batch.sample_req_index
+        layout = self._layout_of(sampling.rows)
+        rows = sampling.req_index
         raw = logits
-        logits = self._adjust(logits, batch, layout)
+        logits = self._adjust(logits, sampling, layout)
         if layout.is_greedy:
             token_ids = logits.argmax(dim=-1)
         else:
@@ -89,7 +89,7 @@ class Sampler:
                 logits.float(),
                 temperature=self._state.temperature[rows],
                 seeds=self._state.seeds[rows],
-                positions=batch.sample_positions,
+                positions=sampling.positions,
                 truncation=layout.truncation,
             )
         self._state.last_token[rows] = token_ids
@@ -100,9 +100,9 @@ class Sampler:
         wants = layout.num_logprobs
         return Sampled(token_ids, None if wants is None else top_logprobs(raw, token_ids, wants))
 
-    def _adjust(self, logits: torch.Tensor, batch: InputBatch, layout: _Layout) -> torch.Tensor:
+    def _adjust(self, logits: torch.Tensor, sampling: SampleRows, layout: _Layout) -> torch.Tensor:
         """Return logits with bias, bans and penalties applied, as float32 if any is."""
-        banned = self._banned_until_min_tokens(batch.sample_rows, layout)
+        banned = self._banned_until_min_tokens(sampling.rows, layout)
         if layout.bias is None and banned is None and layout.penalized is None:
             return logits
         logits = logits.float().clone()
@@ -110,7 +110,7 @@ class Sampler:
             if bias is not None:
                 add_bias(logits, *bias)
         if layout.penalized is not None and self._state.output_counts is not None and self._state.in_prompt is not None:
-            rows = batch.sample_req_index[layout.penalized]
+            rows = sampling.req_index[layout.penalized]
             logits[layout.penalized] = apply_penalties(
                 logits[layout.penalized],
                 self._state.output_counts[rows],

@@ -99,13 +99,11 @@ class Scheduler:
         step = _Step(self._next_step_id, [])
         inits: list[RequestInit] = []
         self._num_stalled = 0
-        num_preempted = self.num_preemptions
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
         for request in self.running:
             if budget and not request.is_decoding:
                 budget -= self._plan_chunk(step, request, budget, [])
-        if not self._num_stalled and self.num_preemptions == num_preempted:
-            self._admit(step, inits, budget, now)
+        self._admit(step, inits, budget, now)
         if not step.rows:
             return None
         self._next_step_id += 1
@@ -118,17 +116,20 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.step_id == result.step_id
         self.committed_step_id = step.step_id
+        block_size, logprobs = self.config.block_size, result.logprobs
         outputs: list[RowOutput] = []
         index = -1
         for request, row in step.rows:
             index += row.samples
             if request.finish_reason is not None:
                 continue  # it ended while this step was in flight
-            self.blocks.publish(request, row.start + row.num_tokens)
+            num_committed = row.start + row.num_tokens
+            if num_committed // block_size > request.num_published_blocks:
+                self.blocks.publish(request, num_committed)
             if row.samples:
-                logprobs = result.logprobs.get(index) if result.logprobs else None
-                outputs.append(RowOutput(request, result.token_ids[index], logprobs))
-                self._append(request, result.token_ids[index], now)
+                token_id = result.token_ids[index]
+                outputs.append(RowOutput(request, token_id, logprobs.get(index) if logprobs else None))
+                self._append(request, token_id, now)
         if self.retiring:
             retiring, self.retiring = self.retiring, []
             for request in retiring:
@@ -186,10 +187,13 @@ class Scheduler:
         return end - start
 
     def _admit(self, step: _Step, inits: list[RequestInit], budget: int, now: float) -> None:
-        """Let waiting requests run, strictly in order, each with blocks for all its tokens."""
+        """Let waiting requests run, strictly in order, each with blocks for all its tokens.
+
+        A block per running request stays free, so that nobody is admitted only to be preempted a few steps later.
+        """
         while self.waiting and budget and self._free_req_indices:
             request = self.waiting[0]
-            if not self.blocks.admit(request):
+            if not self.blocks.admit(request, num_reserved=len(self.running)):
                 return
             del self.waiting[0]
             insort(self.running, request, key=_sort_key)

@@ -65,7 +65,7 @@ class SafetensorsReader:
             unread = [name for name in unread if name != "lm_head.weight"]
         if unread:
             names = ", ".join(unread[:MAX_NAMES_IN_ERROR]) + (", …" if len(unread) > MAX_NAMES_IN_ERROR else "")
-            raise ModelError(f"{self._folder}: {len(unread)} tensors of the checkpoint fit nowhere in the model: {names}")
+            raise ModelError(f"{self._folder}: {len(unread)} tensors have no place in the model: {names}")
         if self._progress is not None:
             self._progress(self._bytes_total, self._bytes_total)
 
@@ -84,7 +84,7 @@ class SafetensorsReader:
             return self._index_shards(index_path)
         path = self._folder / SINGLE_FILE
         if not path.is_file():
-            raise ModelError(f"{self._folder}: neither {SINGLE_FILE} nor {INDEX_FILE} found; other formats are not read")
+            raise ModelError(f"{self._folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}, and no other format is read")
         return dict.fromkeys(self._open(path), path)
 
     def _index_shards(self, index_path: Path) -> dict[str, Path]:

@@ -58,8 +58,9 @@ def find_architecture(name: str) -> Architecture:
 def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> nn.Module:
     """Make the model with this rank's weights, every tensor of the checkpoint accounted for.
 
-    The result has forward(input_ids [T] int64, ctx) → hidden [T, hidden_size] and compute_logits(hidden [N, hidden_size])
-    → [N, vocab_size], the same on every rank. Blocks while weights are read. Raises ModelError.
+    The result has forward(input_ids [T] int64, ctx) → hidden [T, hidden_size] and
+    compute_logits(hidden [N, hidden_size]) → [N, vocab_size], the same on every rank. Call both under
+    torch.inference_mode. Blocks while weights are read. Raises ModelError.
     """
     config.check_tensor_parallel(tp.size)
     module_name, _, class_name = find_architecture(config.architecture).target.partition(":")

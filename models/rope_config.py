@@ -13,7 +13,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary positions. Fields after `factor` matter only to the types named beside them; each has its type's default."""
+    """Rotary positions. Fields after `factor` matter only to the types named beside them."""
 
     theta: float
     type: Literal["default", "linear", "llama3", "yarn"] = "default"

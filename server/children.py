@@ -1,4 +1,4 @@
-"""Child processes of the launcher: started, watched, ended. Standard library only.
+"""Child processes of the launcher: what a worker is told, how children start and end. Imports engine.config.
 
 A child has its own process group, so that Ctrl-C in a terminal reaches the launcher alone and streams can finish. It
 never outlives the launcher: the control connection's end tells it, and on Linux the kernel does.
@@ -13,10 +13,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
+from engine.config import ServerConfig
+
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an HTTP worker process is told, as JSON in the run directory."""
+
+    server: ServerConfig
+    listen_fd: int  # the inherited listening socket
+    log_level: str
+    log_format: str  # text | json
+    debug: bool
 
 
 class Backoff:

@@ -141,7 +141,8 @@ def _add_log_flags(group: argparse._ArgumentGroup) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     """Bind the port, find the model, launch. The port comes first: a taken one must not cost a download."""
     from engine.config import ServerConfig
-    from server.launch import bind, launch
+    from server.launch import launch
+    from server.listener import bind
     from server.resolve import check_kernels_package, resolve_model
 
     _check_together(arguments)

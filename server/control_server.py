@@ -80,12 +80,15 @@ class ControlServer:
             if hello is not None and hello.role == role and index in (None, hello.index):
                 child.send(message)
 
-    async def settle(self, role: str) -> None:
-        """Wait a moment until everything that ended children of a role had sent is read."""
+    async def settle(self, role: str, index: int) -> None:
+        """Wait a moment until everything that an ended child had sent is read."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5):
                 await asyncio.sleep(0.02)
-                while any(child.hello is None or child.hello.role == role for child in self._children):
+                while any(
+                    child.hello is None or (child.hello.role, child.hello.index) == (role, index)
+                    for child in self._children
+                ):
                     await asyncio.sleep(0.01)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

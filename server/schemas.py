@@ -1,4 +1,4 @@
-"""Request bodies, strict: every number bounded, every list limited, before any loop runs. Imports pydantic only of note.
+"""Request bodies, strict: every number bounded, every list limited, before any loop. Imports pydantic.
 
 null means absent for every optional field. Unknown fields are kept in model_extra and reported by validate.py; fields
 that are known but not served yet are here as plain JSON, and refused there. The JSON itself is parsed in body.py.
@@ -89,7 +89,7 @@ TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Label = Annotated[str, Field(max_length=512)]
 
-_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, arbitrary_types_allowed=False)
+_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
 class StreamOptions(BaseModel):

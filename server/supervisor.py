@@ -44,6 +44,7 @@ class ControlSupervisor:
         self._tasks: list[asyncio.Task[None]] = []
         self._pages: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = itertools.count(1)
+        self._is_connected = False
         self._end: asyncio.Future[float] | None = None
 
     @property
@@ -51,9 +52,15 @@ class ControlSupervisor:
         """The last State the launcher sent."""
         return self._state
 
+    @property
+    def is_connected(self) -> bool:
+        """False once the launcher is gone."""
+        return self._is_connected
+
     async def start(self) -> None:
         """Connect and say Hello. Raises OSError if the launcher is gone."""
         reader, self._writer = await asyncio.open_unix_connection(self._path, limit=1 << 20)
+        self._is_connected = True
         self._end = asyncio.get_running_loop().create_future()
         self._send(Hello("worker", self._worker_index, os.getpid()))
         self._tasks = [asyncio.create_task(self._receive(reader)), asyncio.create_task(self._send_deltas())]
@@ -107,6 +114,7 @@ class ControlSupervisor:
         except (OSError, msgspec.MsgspecError):
             pass
         finally:
+            self._is_connected = False
             self._set_end(0.0)
 
     def _set_end(self, timeout_s: float) -> None:

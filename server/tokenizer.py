@@ -8,18 +8,26 @@ tokenizer.json goes through transformers' AutoTokenizer, which is slow to import
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from tokenizers import Tokenizer as HfTokenizer
 
-from engine.errors import StartupError, UnsupportedFeature
+from engine.errors import PromptTooLong, StartupError, UnsupportedFeature
 from server.chat_template import ChatTemplate, Message, split_marked
 from server.detokenizer import ByteLevelDetokenizer, Detokenizer, TokenBytes, WindowDetokenizer
 from server.model_info import read_json
 
 TEMPLATE_DEADLINE_S = 2.0
+_PROBE_CHARS_PER_TOKEN = 16  # far over any language's average
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class RenderedChat(NamedTuple):
+    """A chat as text. is_marked: control tokens that users wrote are wrapped in marks."""
+
+    text: str
+    is_marked: bool
 
 
 class Tokenizer:
@@ -56,7 +64,22 @@ class Tokenizer:
         """Return the ids of a raw prompt; control tokens written in it count as such, as everywhere in the field."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def encode_chat(
+    def check_length(self, text: str, *, max_model_len: int) -> None:
+        """Raise PromptTooLong for a text that is hopelessly long, without encoding all of it (8 MiB take seconds).
+
+        A part of it with twice the context's tokens is proof enough: encoding is local but for the part's last word.
+        """
+        part = text[: _PROBE_CHARS_PER_TOKEN * max_model_len]
+        if len(part) == len(text):
+            return
+        num_tokens = len(self.encode(part, add_special_tokens=False))
+        if num_tokens > 2 * max_model_len:
+            raise PromptTooLong(
+                f"This model's maximum context length is {max_model_len} tokens, but the first {len(part)} of the "
+                f"prompt's {len(text)} characters alone are {num_tokens} tokens."
+            )
+
+    def render_chat(
         self,
         messages: list[Message],
         *,
@@ -64,26 +87,33 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
-    ) -> list[int]:
-        """Render and encode a chat. Blocks (run it in a thread). Raises UnsupportedFeature without a template."""
+    ) -> "RenderedChat":
+        """Render a chat within TEMPLATE_DEADLINE_S. Blocks: run it in a thread. Raises UnsupportedFeature without a
+        template, InvalidParameter if the template refuses.
+        """
         template = self.chat_template
         if template is None:
             raise UnsupportedFeature(
                 "This model has no chat template: use /v1/completions, or serve it with --chat-template FILE.",
                 param="messages",
             )
-        mark = any(map(template.has_control_tokens, (list(messages), tools, template_kwargs)))
+        is_marked = any(map(template.has_control_tokens, (list(messages), tools, template_kwargs)))
         text = template.render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
-            mark=mark,
+            mark=is_marked,
             deadline_s=time.monotonic() + TEMPLATE_DEADLINE_S,
         )
-        # The template writes the beginning-of-sequence token itself.
-        return self._encode_marked(text) if mark else self.encode(text, add_special_tokens=False)
+        return RenderedChat(text, is_marked)
+
+    def encode_chat(self, rendered: "RenderedChat") -> list[int]:
+        """Return the ids of a rendered chat; the template writes the beginning-of-sequence token itself. Blocks."""
+        if rendered.is_marked:
+            return self._encode_marked(rendered.text)
+        return self.encode(rendered.text, add_special_tokens=False)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of all ids at once."""

@@ -4,17 +4,15 @@ Order of a request: check_chat / check_completion (features, ignored fields), th
 chat_spec / completion_spec (limits of the model). Raises RequestErrors that name field, value and limit. Pure.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from pydantic import BaseModel
 
 from engine.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
 from engine.protocol import EngineReady, SamplingParams
 from server.model_info import GenerationDefaults
-from server.schemas import ChatBody, ChatMessage, CompletionBody
+from server.schemas import ChatBody, CompletionBody
 
 MAX_CHILDREN = 1024  # engine requests of one HTTP request: prompts × n
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default
@@ -67,8 +65,9 @@ def check_chat(body: ChatBody) -> None:
     _refuse_unless(body.function_call in (None, "none", "auto"), "function_call", "functions")
     _refuse_unless(body.reasoning_effort is None, "reasoning_effort", "reasoning effort")
     _refuse_unless(body.modalities in (None, [], ["text"]), "modalities", "output other than text")
-    for name in ("audio", "prediction", "web_search_options"):
-        _refuse_unless(body.model_dump(include={name})[name] is None, name, name.replace("_", " "))
+    _refuse_unless(body.audio is None, "audio", "audio output")
+    _refuse_unless(body.prediction is None, "prediction", "predicted output")
+    _refuse_unless(body.web_search_options is None, "web_search_options", "web search")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameter("top_logprobs needs logprobs to be true.", param="top_logprobs")
     if body.continue_final_message and body.add_generation_prompt:
@@ -90,7 +89,7 @@ def check_completion(body: CompletionBody) -> None:
     _refuse_unless(not (body.echo and body.logprobs is not None), "echo", "echo together with logprobs")
 
 
-def ignored_fields(body: BaseModel) -> list[str]:
+def ignored_fields(body: ChatBody | CompletionBody) -> list[str]:
     """Names of fields in the body that have no effect, e.g. "foo", "messages[0].cache_control"."""
     ignored = sorted(body.model_extra or {})
     if isinstance(body, ChatBody):
@@ -98,30 +97,9 @@ def ignored_fields(body: BaseModel) -> list[str]:
             ignored.append("store")  # nothing is stored; false and absent mean just that
         for i, message in enumerate(body.messages):
             ignored += [f"messages[{i}].{name}" for name in sorted(message.model_extra or {})]
-    if body.model_fields_set & {"stream_options"} and body.stream_options is not None:  # type: ignore[attr-defined]
-        ignored += [f"stream_options.{name}" for name in sorted(body.stream_options.model_extra or {})]  # type: ignore[attr-defined]
+    if body.stream_options is not None:
+        ignored += [f"stream_options.{name}" for name in sorted(body.stream_options.model_extra or {})]
     return ignored
-
-
-def template_messages(body: ChatBody, *, knows_developer: bool) -> list[dict[str, Any]]:
-    """Return the messages as a chat template expects them. Raises for content that is not text."""
-    messages = []
-    for i, message in enumerate(body.messages):
-        role = message.role if message.role != "developer" or knows_developer else "system"
-        entry: dict[str, Any] = {"role": role}
-        content = _text_content(message, index=i)
-        if content is not None:
-            entry["content"] = content
-        reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
-        if reasoning is not None:
-            entry["reasoning_content"] = reasoning
-        if message.tool_calls:
-            entry["tool_calls"] = [_template_tool_call(call.model_dump(exclude_none=True)) for call in message.tool_calls]
-        for name, value in (("name", message.name), ("tool_call_id", message.tool_call_id)):
-            if value is not None:
-                entry[name] = value
-        messages.append(entry)
-    return messages
 
 
 def chat_spec(
@@ -133,7 +111,13 @@ def chat_spec(
     max_tokens = _fit(len(token_ids), asked=asked, default=limits.max_model_len, limits=limits, param="messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = _params(
-        body, max_tokens=max_tokens, max_name=name, logprobs=logprobs, limits=limits, defaults=defaults, seed=moment.seed
+        body,
+        max_tokens=max_tokens,
+        max_name=name,
+        logprobs=logprobs,
+        limits=limits,
+        defaults=defaults,
+        seed=moment.seed,
     )
     return _spec(body, prompts=(tuple(token_ids),), params=params, moment=moment)
 
@@ -153,14 +137,14 @@ def completion_spec(
             f"the limit is {MAX_CHILDREN}.",
             param="n",
         )
-    for i, prompt in enumerate(prompts):
-        if not prompt:
-            raise InvalidParameter(f"prompt[{i}] has no tokens.", param="prompt")
-        _check_ids(prompt, "prompt", limits)
+    if not all(prompts):
+        raise InvalidParameter(f"prompt[{list(map(bool, prompts)).index(False)}] has no tokens.", param="prompt")
     max_tokens = min(
         _fit(len(prompt), asked=body.max_tokens, default=_COMPLETION_MAX_TOKENS, limits=limits, param="prompt")
         for prompt in prompts
     )
+    for prompt in prompts:  # after the lengths: a body of ids far over the context is not walked
+        _check_ids(prompt, "prompt", limits)
     params = _params(
         body,
         max_tokens=max_tokens,
@@ -199,55 +183,21 @@ def _refuse_unless(is_fine: bool, field: str, feature: str) -> None:
         raise UnsupportedFeature(f"{field}: {feature} is not supported by this server yet.", param=field)
 
 
-def _text_content(message: ChatMessage, *, index: int) -> str | None:
-    """Return the message's text; text parts are joined by newlines, as vLLM does."""
-    content, field = message.content, f"messages[{index}].content"
-    if content is None:
-        if message.role != "assistant":
-            raise InvalidParameter(f"{field} is required for the role {message.role}.", param=field)
-        return None if message.tool_calls else ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidParameter(f"{field} must be a string or a list of parts.", param=field)
-    texts = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text" if kind == "text" else "refusal") if isinstance(part, dict) else None
-        if kind in ("text", "refusal") and isinstance(text, str):
-            texts.append(text)
-        elif kind in ("text", "refusal") or not isinstance(kind, str):
-            raise InvalidParameter(f"{field}[{i}] must be {{type: text, text: a string}}.", param=field)
-        else:
-            raise UnsupportedFeature(f"{field}[{i}] is of type {kind[:40]!r}: this model reads text only.", param=field)
-    return "\n".join(texts)
-
-
-def _template_tool_call(call: dict[str, Any]) -> dict[str, Any]:
-    """Templates print a call's arguments with tojson, so they must be an object and not its text."""
-    arguments = call["function"].get("arguments") or "{}"
-    try:
-        parsed = json.loads(arguments)
-    except ValueError:
-        return call
-    return {**call, "function": {**call["function"], "arguments": parsed}} if isinstance(parsed, dict) else call
-
-
 def _fit(num_prompt: int, *, asked: int | None, default: int, limits: EngineReady, param: str) -> int:
     """Return max_tokens so that the prompt and it fit the context."""
     rest = limits.max_model_len - num_prompt
     if rest < 1:
         raise PromptTooLong(
-            f"The prompt has {num_prompt} tokens; this model's maximum context length is {limits.max_model_len} tokens, "
-            "of which at least one is for the answer.",
+            f"This model's maximum context length is {limits.max_model_len} tokens, of which at least one is for the "
+            f"answer, but the prompt has {num_prompt} tokens.",
             param=param,
         )
     if asked is None:
         return min(default, rest)
     if asked > rest:
         raise PromptTooLong(
-            f"This model's maximum context length is {limits.max_model_len} tokens, but {num_prompt + asked} were asked "
-            f"for: {num_prompt} in the prompt and max_tokens = {asked}.",
+            f"This model's maximum context length is {limits.max_model_len} tokens, but {num_prompt + asked} were "
+            f"asked for: {num_prompt} in the prompt and max_tokens = {asked}.",
             param=param,
         )
     return asked

@@ -2,16 +2,22 @@
 
 FakeEngineClient   engine.client.EngineClient without processes: answers with scripted token ids
 FakeSupervisor     engine.control.Supervisor without a launcher
+FakeExecutor       engine.executor.Executor by arithmetic; expected_tokens() says what it must lead to
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+import zlib
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+
+import msgspec
 
 from engine.client import Delta
 from engine.control import Stage, State
-from engine.errors import ServiceError
-from engine.protocol import AddRequest, EngineReady, TokenLogprobs
+from engine.errors import EngineDead, ServiceError
+from engine.protocol import AddRequest, EngineReady, SamplingParams, TokenLogprobs
+from engine.step import RowPlan, StepPlan, StepResult
 
 READY = EngineReady(
     max_model_len=256,
@@ -64,9 +70,20 @@ class FakeEngineClient:
     def ready(self, ready: EngineReady | None) -> None:
         self._ready = ready
 
-    def submit(self, request: AddRequest) -> AsyncIterator[Delta]:
+    async def submit(self, request: AddRequest) -> AsyncGenerator[Delta, None]:
         self.submitted.append(request)
-        return self._deltas(request)
+        has_failed = False
+        try:
+            async for delta in self._answer(request):
+                if delta.finish_reason is not None:
+                    self.finished.append(request.request_id)
+                yield delta
+        except ServiceError:
+            has_failed = True
+            raise
+        finally:
+            if request.request_id not in self.finished and not has_failed:
+                self.abort(request.request_id)
 
     def abort(self, request_id: str) -> None:
         if request_id not in self.aborted and request_id not in self.finished:
@@ -74,17 +91,8 @@ class FakeEngineClient:
         self._aborting.add(request_id)
 
     async def aclose(self) -> None:
-        self.fail, self.fail_after = self.fail, 0
-
-    async def _deltas(self, request: AddRequest) -> AsyncIterator[Delta]:
-        try:
-            async for delta in self._answer(request):
-                if delta.finish_reason is not None:
-                    self.finished.append(request.request_id)
-                yield delta
-        finally:
-            if request.request_id not in self.finished and self.fail is None:
-                self.abort(request.request_id)
+        self._ready = None
+        self.fail, self.fail_after = EngineDead("the engine is closed"), 0
 
     async def _answer(self, request: AddRequest) -> AsyncIterator[Delta]:
         script = list(self.script(request) if callable(self.script) else self.script)
@@ -144,3 +152,123 @@ def _logprobs(token_ids: list[int], num_top: int | None) -> list[TokenLogprobs] 
         TokenLogprobs(-id_ / 1000, [id_ + k for k in range(num_top)], [-(id_ + k) / 1000 for k in range(num_top)])
         for id_ in token_ids
     ]
+
+
+class FakeExecutor:
+    """Executor by arithmetic: each token is a hash of all tokens before it, read back through the block table.
+
+    It keeps what a device keeps (last token and table by req_index, the pool by slot), and a step runs only when it is
+    waited for, in launch order, as on a stream. So a block freed too early, a shared one overwritten, a wrong slot or
+    a plan changed after its launch changes tokens, which then differ from expected_tokens().
+    """
+
+    def __init__(self, *, num_blocks: int, block_size: int, vocab_size: int = 50) -> None:
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.plans: list[bytes] = []  # JSON, in launch order
+        self._pool: list[tuple[int, int]] = [(-1, -1)] * (num_blocks * block_size)  # (position, token) by slot
+        self._rows: dict[int, _FakeRow] = {}  # by req_index
+        self._launched: deque[_FakeStep] = deque()
+
+    def forward(self, plan: StepPlan) -> "_FakeStep":
+        """See Executor.forward."""
+        assert all(step.is_sampled for step in self._launched), "a step was launched before the last one was sampled"
+        self.plans.append(msgspec.json.encode(plan))
+        step = _FakeStep(self, plan, self.plans[-1])
+        self._launched.append(step)
+        return step
+
+    def close(self) -> None:
+        """See Executor.close."""
+
+    def run_until(self, step: "_FakeStep") -> None:
+        """Execute launched steps in order, up to this one."""
+        while step.result is None:
+            launched = self._launched.popleft()
+            assert msgspec.json.encode(launched.plan) == launched.encoded, "a plan was changed after its launch"
+            launched.result = self._execute(launched.plan)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        for req_index in plan.freed:
+            del self._rows[req_index]
+        for init in plan.inits:
+            assert init.req_index not in self._rows, "a req_index is initialised while in use"
+            self._rows[init.req_index] = _FakeRow(init.params)
+        assert len({row.req_index for row in plan.rows}) == len(plan.rows), "two rows of one request"
+        has_chunk = [bool(row.token_ids) for row in plan.rows]
+        assert has_chunk == sorted(has_chunk), "decode rows come first"
+        for row in plan.rows:
+            self._write(row, self._rows[row.req_index])
+        result = StepResult(plan.step_id, [])
+        for row in plan.rows:
+            if row.samples:
+                self._sample(row, self._rows[row.req_index], result)
+        return result
+
+    def _write(self, row: RowPlan, state: "_FakeRow") -> None:
+        state.block_table += row.new_block_ids
+        token_ids = row.token_ids or [state.last_token]
+        assert len(token_ids) == row.num_tokens
+        for position, token_id in enumerate(token_ids, row.start):
+            self._pool[self._slot(state, position)] = (position, token_id)
+
+    def _sample(self, row: RowPlan, state: "_FakeRow", result: StepResult) -> None:
+        history = [self._pool[self._slot(state, position)] for position in range(row.start + row.num_tokens)]
+        state.last_token = fake_token(history, self.vocab_size)
+        if state.params.logprobs is not None:
+            result.logprobs[len(result.token_ids)] = TokenLogprobs(-1.0, [state.last_token], [-1.0])
+        result.token_ids.append(state.last_token)
+
+    def _slot(self, state: "_FakeRow", position: int) -> int:
+        block_id = state.block_table[position // self.block_size]
+        assert block_id != 0, "block 0 belongs to padding rows"
+        return block_id * self.block_size + position % self.block_size
+
+
+def fake_token(history: list[tuple[int, int]], vocab_size: int) -> int:
+    """Return the token that follows `history`, a list of (position, token)."""
+    return zlib.crc32(repr(history).encode()) % vocab_size
+
+
+def expected_tokens(
+    prompt: list[int], params: SamplingParams, *, max_num_tokens: int, vocab_size: int = 50
+) -> list[int]:
+    """Return what any correct engine over FakeExecutor generates: no batch, no blocks, no cache."""
+    tokens = list(prompt)
+    while len(tokens) < min(len(prompt) + params.max_tokens, max_num_tokens):
+        tokens.append(fake_token(list(enumerate(tokens)), vocab_size))
+        if tokens[-1] in params.stop_token_ids and len(tokens) - len(prompt) >= params.min_tokens:
+            break
+    return tokens[len(prompt) :]
+
+
+class _FakeRow:
+    """A request's row of device state."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+        self.block_table: list[int] = []
+        self.last_token = -1
+
+
+class _FakeStep:
+    """A step in flight. Nothing is computed before wait()."""
+
+    def __init__(self, executor: FakeExecutor, plan: StepPlan, encoded: bytes) -> None:
+        self.plan = plan
+        self.encoded = encoded
+        self.result: StepResult | None = None
+        self.is_sampled = False
+        self._executor = executor
+
+    def sample(self) -> None:
+        """See StepHandle.sample."""
+        assert not self.is_sampled
+        self.is_sampled = True
+
+    def wait(self) -> StepResult:
+        """See StepHandle.wait."""
+        assert self.is_sampled, "waited for a step that was not sampled"
+        self._executor.run_until(self)
+        assert self.result is not None
+        return self.result

@@ -83,7 +83,9 @@ def select_backend(
     """
     candidates = [cls for cls in backends if wanted in ("auto", cls.name)]
     if not candidates:
-        raise ValueError(f"unknown attention backend {wanted!r}: choose from auto, {', '.join(c.name for c in backends)}")
+        raise ValueError(
+            f"unknown attention backend {wanted!r}: choose from auto, {', '.join(c.name for c in backends)}"
+        )
     refusals: list[str] = []
     for cls in candidates:
         reason = cls.refuse(spec)

@@ -13,10 +13,14 @@ from kernels.attention.base import AttentionMetadata, AttentionSpec
 
 
 class TorchAttention:
-    """AttentionBackend over gathered pages. Stateless."""
+    """AttentionBackend over gathered pages. Its only state is the memory that pages are gathered into."""
 
     name = "torch"
     block_size_multiple = 1
+
+    def __init__(self) -> None:
+        self._keys = _Scratch()
+        self._values = _Scratch()
 
     @classmethod
     def refuse(cls, spec: AttentionSpec) -> str | None:
@@ -38,23 +42,32 @@ class TorchAttention:
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward for shapes.
 
-        A padding row (seq_len 0) yields the value of its first slot: finite wherever the cache is finite.
+        The caches must be finite everywhere, also where nothing was written: a masked value still counts as 0 * value.
+        A padding row (seq_len 0) yields the value in its table's first slot.
         """
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        num_decodes = metadata.num_decodes
+        num_decodes, seq_lens = metadata.num_decodes, metadata.seq_lens
         if num_decodes > 0:
+            tables = metadata.block_table[:num_decodes]
             out[:num_decodes] = _attend_decodes(
-                q[:num_decodes], k_cache, v_cache, metadata, scale=scale, sliding_window=sliding_window, softcap=softcap
+                q[:num_decodes],
+                self._keys.gather(k_cache, tables, metadata.max_seq_len),
+                self._values.gather(v_cache, tables, metadata.max_seq_len),
+                seq_lens[:num_decodes].clamp(min=1),
+                scale=scale,
+                sliding_window=sliding_window,
+                softcap=softcap,
             )
-        if metadata.seq_lens.shape[0] == num_decodes:
+        if seq_lens.shape[0] == num_decodes:
             return out
         starts = metadata.query_start_loc[num_decodes:].tolist()
-        seq_lens = metadata.seq_lens[num_decodes:].tolist()
-        for row, (start, end, seq_len) in enumerate(zip(starts[:-1], starts[1:], seq_lens, strict=True), num_decodes):
+        lengths = seq_lens[num_decodes:].tolist()
+        for row, (start, end, length) in enumerate(zip(starts[:-1], starts[1:], lengths, strict=True), num_decodes):
+            table = metadata.block_table[row : row + 1]
             out[start:end] = _attend_row(
                 q[start:end],
-                _gather(k_cache, metadata.block_table[row : row + 1], max(seq_len, 1))[0],
-                _gather(v_cache, metadata.block_table[row : row + 1], max(seq_len, 1))[0],
+                self._keys.gather(k_cache, table, max(length, 1))[0],
+                self._values.gather(v_cache, table, max(length, 1))[0],
                 scale=scale,
                 sliding_window=sliding_window,
                 softcap=softcap,
@@ -62,26 +75,60 @@ class TorchAttention:
         return out
 
 
+class _Scratch:
+    """Memory for gathered pages, kept between calls on CPU, where fresh pages of memory cost more than the copy.
+
+    Elsewhere the caching allocator does this, and under CUDA graphs does it better: a buffer that grew would leave
+    earlier graphs with a dangling one.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0)
+
+    def gather(self, cache: torch.Tensor, block_table: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """The first num_tokens tokens of each row's blocks, as a view [N, Hkv, num_tokens, D].
+
+        cache: [num_blocks, block_size, Hkv, D]; block_table: [N, max_blocks]. Valid until the next call.
+        """
+        num_rows = block_table.shape[0]
+        _, block_size, num_kv_heads, head_dim = cache.shape
+        num_blocks = min(-(-num_tokens // block_size), block_table.shape[1])
+        block_ids = block_table[:, :num_blocks].flatten()
+        if cache.device.type == "cpu":
+            pages = self._reserve(cache, block_ids.shape[0])
+            torch.index_select(cache, 0, block_ids, out=pages)
+        else:
+            pages = cache.index_select(0, block_ids)
+        tokens = pages.view(num_rows, num_blocks * block_size, num_kv_heads, head_dim)
+        return tokens[:, :num_tokens].transpose(1, 2)
+
+    def _reserve(self, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
+        """[num_blocks, block_size, Hkv, D] of the buffer, grown if need be."""
+        num_elements = num_blocks * cache[0].numel()
+        if self._buffer.dtype != cache.dtype or self._buffer.numel() < num_elements:
+            # An ordinary tensor, so that it may be written inside and outside of inference mode alike
+            with torch.inference_mode(False):
+                self._buffer = torch.empty(num_elements, dtype=cache.dtype)
+        return self._buffer[:num_elements].view(num_blocks, *cache.shape[1:])
+
+
 def _attend_decodes(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    metadata: AttentionMetadata,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seq_lens: torch.Tensor,
     *,
     scale: float,
     sliding_window: int | None,
     softcap: float,
 ) -> torch.Tensor:
-    """One query token per row. q: [N, H, D], the metadata's first N rows; returns [N, H, D]."""
+    """One query token per row. q: [N, H, D]; keys, values: [N, Hkv, s, D]; seq_lens: [N], each ≥ 1. Returns as q."""
     num_rows, num_heads, head_dim = q.shape
-    num_kv_heads = k_cache.shape[2]
-    keys = _gather(k_cache, metadata.block_table[:num_rows], metadata.max_seq_len)
-    values = _gather(v_cache, metadata.block_table[:num_rows], metadata.max_seq_len)
-    lengths = metadata.seq_lens[:num_rows].clamp(min=1)[:, None]
-    key_positions = torch.arange(keys.shape[2], device=q.device)
-    visible = key_positions < lengths
+    num_kv_heads, num_tokens = keys.shape[1:3]
+    key_positions = torch.arange(num_tokens, device=q.device)
+    visible = key_positions < seq_lens[:, None]
     if sliding_window is not None:
-        visible &= key_positions >= lengths - sliding_window
+        visible &= key_positions >= seq_lens[:, None] - sliding_window
     # The query heads that share a KV head stand in the query dimension: no key is copied per head
     grouped = q.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     out = _masked_attention(grouped, keys, values, visible[:, None, None, :], scale=scale, softcap=softcap)
@@ -133,13 +180,3 @@ def _masked_attention(
     return functional.scaled_dot_product_attention(
         q, keys, values, attn_mask=visible, is_causal=visible is None, scale=scale
     )
-
-
-def _gather(cache: torch.Tensor, block_table: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """The first num_tokens tokens of each row: [N, max_blocks] over the pool → [N, Hkv, num_tokens, D] (a view)."""
-    num_rows = block_table.shape[0]
-    _, block_size, num_kv_heads, head_dim = cache.shape
-    num_blocks = min(-(-num_tokens // block_size), block_table.shape[1])
-    pages = cache.index_select(0, block_table[:, :num_blocks].flatten())
-    tokens = pages.view(num_rows, num_blocks * block_size, num_kv_heads, head_dim)
-    return tokens[:, :num_tokens].transpose(1, 2)

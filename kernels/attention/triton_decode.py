@@ -222,22 +222,21 @@ def _merge_splits(
     heads = tl.arange(0, G_PAD)
     dims = tl.arange(0, D_PAD)
     splits = tl.arange(0, MAX_SPLITS)
-    mask = (splits < used_splits)[:, None] & (heads < GROUP)[None, :]
-    lse = tl.load(
-        lse_ptr + entries + splits[:, None] * GROUP + heads[None, :], mask=mask, other=MASKED, cache_modifier=".cg"
-    )
-    maximum = tl.max(lse, 0)
-    total = tl.sum(tl.exp2(lse - maximum[None, :]), 0)
+    all_lse = tl.load(
+        lse_ptr + entries + splits[:, None] * GROUP + heads[None, :],
+        mask=(splits < used_splits)[:, None] & (heads < GROUP)[None, :], other=MASKED, cache_modifier=".cg",
+    )  # fmt: skip
+    maximum = tl.max(all_lse, 0)
+    total = tl.sum(tl.exp2(all_lse - maximum[None, :]), 0)
     acc = tl.zeros([G_PAD, D_PAD], tl.float32)
     for start in range(0, used_splits, CHUNK):
         chunk = start + tl.arange(0, CHUNK)
-        mask = (chunk < used_splits)[:, None] & (heads < GROUP)[None, :]
+        live = (chunk < used_splits)[:, None] & (heads < GROUP)[None, :]
         rows = entries + chunk[:, None] * GROUP + heads[None, :]
-        lse = tl.load(lse_ptr + rows, mask=mask, other=MASKED, cache_modifier=".cg")
-        mask3 = mask[:, :, None] & (dims < HEAD_DIM)[None, None, :]
+        lse = tl.load(lse_ptr + rows, mask=live, other=MASKED, cache_modifier=".cg")
         parts = tl.load(
             partial_ptr + rows[:, :, None] * HEAD_DIM + dims[None, None, :],
-            mask=mask3, other=0.0, cache_modifier=".cg",
+            mask=live[:, :, None] & (dims < HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg",
         )  # fmt: skip
         acc += tl.sum(parts * tl.exp2(lse - maximum[None, :])[:, :, None], 0)
     mask = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]

@@ -2,8 +2,8 @@
 """Prefill attention in Triton: rows of any number of query tokens over the paged KV cache.
 
 FlashAttention-2 (arXiv:2307.08691) with the query heads of one KV head packed into a tile: row m of a tile is
-query token m // group, head m % group. A flat grid covers the ragged rows; each program finds its row by binary search over
-query_start_loc, so the host needs no row's length.
+query token m // group, head m % group. A flat grid covers the ragged rows; each program finds its row by binary search
+over query_start_loc, so the host needs no row's length.
 """
 
 from __future__ import annotations
@@ -124,10 +124,9 @@ def _prefill_kernel(
     end = tl.minimum(first_position + TOKENS, seq_len)
     full_end = (first_position + 1) // BLOCK_N * BLOCK_N
     positions = context_len + tokens
-    args = (
+    view = (
         q, k_ptr + kv_head * stride_head, v_ptr + kv_head * stride_head, table_ptr + row.to(tl.int64) * stride_table,
         positions, seq_len, scale, softcap, window, stride_block, stride_slot,
-        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
     )  # fmt: skip
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -137,9 +136,18 @@ def _prefill_kernel(
         start = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
         full_start = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N
         full_start = tl.minimum(full_start, tl.cdiv(end, BLOCK_N) * BLOCK_N)
-        acc, maximum, total = _attend_tiles(acc, maximum, total, start, full_start, args, True)
-    acc, maximum, total = _attend_tiles(acc, maximum, total, full_start, full_end, args, False)
-    acc, maximum, total = _attend_tiles(acc, maximum, total, tl.maximum(full_start, full_end), end, args, True)
+        acc, maximum, total = _attend_tiles(
+            acc, maximum, total, start, full_start, view,
+            HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, MASK=True,
+        )  # fmt: skip
+    acc, maximum, total = _attend_tiles(
+        acc, maximum, total, full_start, full_end, view,
+        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, MASK=False,
+    )  # fmt: skip
+    acc, maximum, total = _attend_tiles(
+        acc, maximum, total, tl.maximum(full_start, full_end), end, view,
+        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, MASK=True,
+    )  # fmt: skip
     acc = acc / total[:, None]
     tl.store(
         out_ptr + (token_index * stride_out_token)[:, None] + in_heads, acc.to(out_ptr.dtype.element_ty), mask=in_tile
@@ -165,10 +173,13 @@ def _find_tile(query_start_ptr, first_row, num_rows, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _attend_tiles(acc, maximum, total, start, end, args, MASK: tl.constexpr):
+def _attend_tiles(
+    acc, maximum, total, start, end, view,
+    HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
     """Online softmax over keys [start, end). MASK: causal, window and row-end borders may cross these tiles."""
-    (q, k_ptr, v_ptr, table_ptr, positions, seq_len, scale, softcap, window, stride_block, stride_slot,
-     HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION) = args  # fmt: skip
+    q, k_ptr, v_ptr, table_ptr, positions, seq_len, scale, softcap, window, stride_block, stride_slot = view
     dims = tl.arange(0, D_PAD)
     in_head = (dims < HEAD_DIM)[None, :]
     for tile_start in range(start, end, BLOCK_N):

@@ -19,7 +19,7 @@ from models.weights import Weights
 class Attention(nn.Module):
     """What is between the projections, over this rank's heads. The pool belongs to the caller.
 
-    cos_sin_cache: the model's shared table (models.layers.rotary). q_norm, k_norm: of each head, where the model has them.
+    cos_sin_cache: the model's shared table (models.layers.rotary). q_norm, k_norm: of each head, if the model has them.
     """
 
     def __init__(

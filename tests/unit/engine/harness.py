@@ -170,7 +170,9 @@ class Harness:
     def _receive_at_client(self, client_id: int, message: FromEngine) -> None:
         self.messages.append((client_id, message))
         if isinstance(message, RequestFailed):
-            self.seen[message.request_id].ends.append(message.code)
+            seen = self.seen[message.request_id]
+            if seen.client_id == client_id:
+                seen.ends.append(message.code)
         elif isinstance(message, StepEvents):
             self._receive_events(client_id, message)
 

@@ -150,9 +150,7 @@ def test_min_tokens_bans_stop_tokens_until_then(checkpoint: Path) -> None:
     assert generation.finish_reason == "stop"
 
 
-def test_decoding_rows_are_not_rebuilt_while_nothing_changes(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_rows_are_not_rebuilt_while_nothing_changes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, transport = make_engine(checkpoint, block_size=64)
     made = []
     real = torch.tensor

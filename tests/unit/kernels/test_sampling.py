@@ -11,9 +11,7 @@ from kernels.sampling import Truncation, add_bias, apply_penalties, gumbel_noise
 
 
 def _truncation(rows: int, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, max_top_k: int = 0) -> Truncation:
-    return Truncation(
-        torch.full((rows,), top_k), torch.full((rows,), top_p), torch.full((rows,), min_p), max_top_k
-    )
+    return Truncation(torch.full((rows,), top_k), torch.full((rows,), top_p), torch.full((rows,), min_p), max_top_k)
 
 
 def _draw(logits: torch.Tensor, num_draws: int, **truncation: float) -> torch.Tensor:
@@ -48,9 +46,7 @@ def test_truncated_draws_follow_the_renormalised_softmax() -> None:
     top_p=st.floats(0.05, 1.0),
     min_p=st.floats(0.0, 0.9),
 )
-def test_truncate_keeps_what_the_definitions_keep(
-    values: list[float], top_k: int, top_p: float, min_p: float
-) -> None:
+def test_truncate_keeps_what_the_definitions_keep(values: list[float], top_k: int, top_p: float, min_p: float) -> None:
     logits = torch.tensor(sorted(values, reverse=True))
     kept = truncate(logits[None], _truncation(1, top_k, top_p, min_p))[0].isfinite()
     among_k = logits[: top_k or len(values)].double().softmax(-1)

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, the reference logits for them, and a paged pool to run rows of a model over."""
+"""A paged pool to run rows of a model over. Imports no transformers, so that a rank starts quickly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import transformers
 
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
@@ -20,29 +19,15 @@ CPU = torch.device("cpu")
 SINGLE = TensorParallel()
 
 
-def save_checkpoint(folder: Path, config: transformers.PreTrainedConfig, *, max_shard_size: str = "1GB") -> None:
-    """Save a model whose every parameter matters: wide weights, norms that are not ones, biases that are not zero."""
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.uniform_(0.5, 1.5)
-            else:
-                parameter.normal_(0.0, 0.2)
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
-
-
-def reference_logits(folder: Path, token_ids: list[int]) -> torch.Tensor:
-    """[len(token_ids), vocab_size], as transformers computes them."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    with torch.inference_mode():
-        return model.eval()(torch.tensor([token_ids])).logits[0]
-
-
-def load(folder: Path, tp: TensorParallel = SINGLE, *, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+def load(
+    folder: Path,
+    tp: TensorParallel = SINGLE,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+) -> torch.nn.Module:
     """Build our model from the folder."""
-    return build(ModelConfig.from_folder(folder), Weights.from_folder(folder, device=CPU, dtype=dtype), tp)
+    return build(ModelConfig.from_folder(folder), Weights.from_folder(folder, device=device, dtype=dtype), tp)
 
 
 @dataclass
@@ -56,15 +41,27 @@ class Row:
 class PagedRunner:
     """Runs steps of ragged rows over a small pool whose blocks are handed out in shuffled order."""
 
-    def __init__(self, model: torch.nn.Module, config: ModelConfig, *, tp_size: int = 1, block_size: int = 4) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        config: ModelConfig,
+        *,
+        tp_size: int = 1,
+        block_size: int = 4,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
+    ) -> None:
         self.model = model
         self.block_size = block_size
+        self.device = device
         num_blocks = 64
         shape = (num_blocks, block_size, config.num_kv_heads_per_rank(tp_size), config.head_dim)
         # What lies in unwritten slots must never show
-        self.kv_caches = [(torch.full(shape, 50.0), torch.full(shape, 50.0)) for _ in range(config.num_layers)]
-        shuffled = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
-        self.free_block_ids = shuffled
+        self.kv_caches = [
+            (torch.full(shape, 50.0, dtype=dtype, device=device), torch.full(shape, 50.0, dtype=dtype, device=device))
+            for _ in range(config.num_layers)
+        ]
+        self.free_block_ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self.rows: list[Row] = []
 
     def add_row(self) -> int:
@@ -76,10 +73,10 @@ class PagedRunner:
         """Compute (row index, its next tokens) each; single tokens must come first. Returns each chunk's logits."""
         metadata, positions = self._plan(chunks)
         ctx = ForwardContext(positions, metadata, TorchAttention(), self.kv_caches)
-        input_ids = torch.tensor([token_id for _, token_ids in chunks for token_id in token_ids])
+        input_ids = self._tensor([token_id for _, token_ids in chunks for token_id in token_ids], torch.int64)
         with torch.inference_mode():
             logits = self.model.compute_logits(self.model.forward(input_ids, ctx))
-        return list(logits.split([len(token_ids) for _, token_ids in chunks]))
+        return list(logits.cpu().split([len(token_ids) for _, token_ids in chunks]))
 
     def _plan(self, chunks: list[tuple[int, list[int]]]) -> tuple[AttentionMetadata, torch.Tensor]:
         starts, seq_lens, positions, slots = [0], [], [], []
@@ -98,14 +95,15 @@ class PagedRunner:
         tables = [self.rows[index].block_ids for index, _ in chunks]
         lengths = [len(token_ids) for _, token_ids in chunks]
         metadata = AttentionMetadata(
-            query_start_loc=torch.tensor(starts, dtype=torch.int32),
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
-            block_table=torch.tensor(
-                [table + [0] * (max_blocks - len(table)) for table in tables], dtype=torch.int32
-            ),
-            slot_mapping=torch.tensor(slots),
+            query_start_loc=self._tensor(starts, torch.int32),
+            seq_lens=self._tensor(seq_lens, torch.int32),
+            block_table=self._tensor([table + [0] * (max_blocks - len(table)) for table in tables], torch.int32),
+            slot_mapping=self._tensor(slots, torch.int64),
             max_query_len=max(lengths),
             max_seq_len=max(seq_lens),
             num_decodes=next((i for i, length in enumerate(lengths) if length > 1), len(lengths)),
         )
-        return metadata, torch.tensor(positions)
+        return metadata, self._tensor(positions, torch.int64)
+
+    def _tensor(self, values: list, dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)

@@ -11,7 +11,15 @@ from tests.unit.kernels.triton_cases.ragged import make_problem, reference, rela
 
 
 def _decode(
-    context_lens, *, num_heads=4, num_kv_heads=2, head_dim=16, block_size=16, dtype=torch.float32, splits=None, **options
+    context_lens,
+    *,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    block_size=16,
+    dtype=torch.float32,
+    splits=None,
+    **options,
 ):
     q, k_cache, v_cache, metadata = make_problem(
         query_lens=[1] * len(context_lens), context_lens=context_lens, num_heads=num_heads, num_kv_heads=num_kv_heads,

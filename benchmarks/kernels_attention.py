@@ -1,0 +1,186 @@
+"""Attention cases: paged decode and ragged prefill, each checked against float64 before it is timed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from benchmarks.kernel_timing import num_copies, time_graph
+from kernels.attention.triton_decode import DecodeConfig, DecodeScratch, decode_attention, decode_config
+from kernels.attention.triton_prefill import PrefillConfig, prefill_attention, prefill_config
+
+HEAD_DIM = 128
+DECODE_CONFIGS = [
+    DecodeConfig(64, 4, 3), DecodeConfig(64, 4, 5), DecodeConfig(128, 4, 3), DecodeConfig(128, 8, 3),
+    DecodeConfig(32, 4, 5), DecodeConfig(32, 2, 5), DecodeConfig(64, 2, 3), DecodeConfig(64, 8, 5),
+]  # fmt: skip
+PREFILL_CONFIGS = [
+    PrefillConfig(128, 128, 8, 2), PrefillConfig(128, 128, 8, 3), PrefillConfig(128, 64, 8, 3),
+    PrefillConfig(128, 64, 8, 5), PrefillConfig(64, 64, 4, 3), PrefillConfig(64, 128, 4, 3),
+    PrefillConfig(128, 64, 8, 2), PrefillConfig(64, 64, 4, 2), PrefillConfig(128, 32, 8, 5),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Paged:
+    """A paged problem of equal rows on the device."""
+
+    q: torch.Tensor
+    caches: list[tuple[torch.Tensor, torch.Tensor]]
+    block_table: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    scratch: DecodeScratch
+
+
+def make_paged(
+    *, rows: int, query_len: int, seq_len: int, num_heads: int, num_kv_heads: int,
+    block_size: int, copies: int,
+) -> Paged:  # fmt: skip
+    """Rows of query_len queries over seq_len keys, blocks shuffled, and `copies` pairs of caches (a model's layers)."""
+    bf16 = {"dtype": torch.bfloat16, "device": "cuda"}
+    blocks = -(-seq_len // block_size)
+    shape = (rows * blocks, block_size, num_kv_heads, HEAD_DIM)
+    table = torch.randperm(rows * blocks, device="cuda", dtype=torch.int32).view(rows, blocks)
+    padded = torch.zeros(rows, -(-blocks // 16) * 16, dtype=torch.int32, device="cuda")
+    padded[:, :blocks] = table
+    return Paged(
+        q=torch.randn(rows * query_len, num_heads, HEAD_DIM, **bf16),
+        caches=[(torch.randn(shape, **bf16), torch.randn(shape, **bf16)) for _ in range(copies)],
+        block_table=padded,
+        query_start_loc=torch.arange(0, (rows + 1) * query_len, query_len, dtype=torch.int32, device="cuda"),
+        seq_lens=torch.full((rows,), seq_len, dtype=torch.int32, device="cuda"),
+        scratch=DecodeScratch.allocate(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=HEAD_DIM, device=torch.device("cuda")
+        ),
+    )
+
+
+def decode_call(
+    problem: Paged, layer: int, *, config: DecodeConfig | None = None, num_splits: int | None = None, pdl: bool = True
+) -> torch.Tensor:
+    """One decode launch over that layer's cache."""
+    out = torch.full_like(problem.q, float("nan")) if layer < 0 else torch.empty_like(problem.q)
+    decode_attention(
+        problem.q, *problem.caches[layer], problem.block_table, problem.seq_lens, out, problem.scratch,
+        scale=HEAD_DIM**-0.5, max_seq_len=16384, config=config, num_splits=num_splits, pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def prefill_call(problem: Paged, layer: int, *, config: PrefillConfig | None = None, pdl: bool = True) -> torch.Tensor:
+    """One prefill launch over that layer's cache."""
+    out = torch.full_like(problem.q, float("nan")) if layer < 0 else torch.empty_like(problem.q)
+    prefill_attention(
+        problem.q, *problem.caches[layer], problem.block_table, problem.query_start_loc, problem.seq_lens, out,
+        scale=HEAD_DIM**-0.5, max_query_len=problem.q.shape[0] // problem.seq_lens.shape[0], config=config, pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def check(problem: Paged, out: torch.Tensor) -> float:
+    """Relative error against float64 of the last layer's first and last row (the last 64 queries of each)."""
+    k_cache, v_cache = problem.caches[-1]
+    rows, seq_len = problem.seq_lens.shape[0], problem.block_table.shape[1] * k_cache.shape[1]
+    query_len = problem.q.shape[0] // rows
+    group = problem.q.shape[1] // k_cache.shape[2]
+    worst = 0.0
+    for row in {0, rows - 1}:
+        seq_len = int(problem.seq_lens[row])
+        blocks = problem.block_table[row, : -(-seq_len // k_cache.shape[1])].long()
+        k, v = (c[blocks].flatten(0, 1)[:seq_len].double().repeat_interleave(group, 1) for c in (k_cache, v_cache))
+        tail = slice((row + 1) * query_len - min(64, query_len), (row + 1) * query_len)
+        logits = torch.einsum("qhd,khd->hqk", problem.q[tail].double(), k) * HEAD_DIM**-0.5
+        positions = torch.arange(seq_len - logits.shape[1], seq_len, device="cuda")
+        logits.masked_fill_(torch.arange(seq_len, device="cuda") > positions[:, None], float("-inf"))
+        expected = torch.einsum("hqk,khd->qhd", logits.softmax(-1), v)
+        worst = max(worst, float((out[tail].double() - expected).norm() / expected.norm()))
+    assert worst < 6e-3, f"wrong: {worst}"
+    assert bool(out.isfinite().all()), "an element was not written"
+    return worst
+
+
+def bench_decode(*, sweep: bool) -> list[dict[str, object]]:
+    """µs and TB/s of one layer's decode, at Qwen3-0.6B's and Llama-3.1-8B's heads."""
+    results: list[dict[str, object]] = []
+    cases = [(1, 128), (1, 512), (1, 4096), (1, 16384), (8, 1024), (64, 1024), (64, 4096), (256, 1024)]
+    for num_heads, (rows, seq_len) in [(heads, case) for heads in (16, 32) for case in cases]:
+        num_bytes = rows * seq_len * 8 * HEAD_DIM * 4
+        problem = make_paged(
+            rows=rows, query_len=1, seq_len=seq_len, num_heads=num_heads, num_kv_heads=8, block_size=16,
+            copies=num_copies(num_bytes),
+        )  # fmt: skip
+        default_splits = problem.scratch.num_splits(num_rows=rows, num_kv_heads=8)
+        variants: list[tuple[DecodeConfig, int, bool]] = [
+            (decode_config(HEAD_DIM, torch.bfloat16), default_splits, pdl) for pdl in (True, False)
+        ]
+        if sweep and num_heads == 16:
+            splits = sorted({max(1, default_splits * f // 4) for f in (1, 2, 4, 6, 8)} | {1 if rows > 8 else 16})
+            variants += [(c, s, True) for c in DECODE_CONFIGS for s in splits if rows * 8 * s <= 4 * 132]
+        for config, num_splits, pdl in variants:
+            options = {"config": config, "num_splits": num_splits, "pdl": pdl}
+            error = check(problem, decode_call(problem, -1, **options))
+            us = time_graph([functools.partial(decode_call, problem, i, **options) for i in range(len(problem.caches))])
+            results.append({"kind": "decode", "case": f"H{num_heads}/8 B{rows} ctx{seq_len}", "splits": num_splits,
+                            "config": str(config), "pdl": pdl, "us": us, "tb_s": num_bytes / us * 1e-6,
+                            "error": error})  # fmt: skip
+    return results
+
+
+def bench_prefill(*, sweep: bool) -> list[dict[str, object]]:
+    """µs and TFLOP/s of one layer's prefill; beside it torch's SDPA over contiguous keys, where there is no prefix."""
+    results: list[dict[str, object]] = []
+    cases = [(1, 512, 512), (1, 4096, 4096), (4, 4096, 4096), (1, 16384, 16384), (32, 512, 512), (1, 2048, 16384)]
+    for num_heads, block_size, (rows, query_len, seq_len) in [
+        (heads, block_size, case) for heads, block_size in ((16, 16), (32, 16), (32, 128)) for case in cases
+    ]:
+        problem = make_paged(
+            rows=rows, query_len=query_len, seq_len=seq_len, num_heads=num_heads, num_kv_heads=8,
+            block_size=block_size, copies=2,
+        )  # fmt: skip
+        pairs = rows * query_len * (seq_len - query_len + (query_len + 1) / 2)
+        flops = 4 * num_heads * HEAD_DIM * pairs
+        default = prefill_config(HEAD_DIM, torch.bfloat16, max_rows=query_len * num_heads // 8)
+        swept = PREFILL_CONFIGS if sweep and num_heads == 32 and rows * query_len >= 4096 else []
+        for config, pdl in [(default, True), *((c, True) for c in swept)]:
+            error = check(problem, prefill_call(problem, -1, config=config, pdl=pdl))
+            call = functools.partial(prefill_call, problem, config=config, pdl=pdl)
+            us = time_graph([functools.partial(call, layer) for layer in (0, 1)])
+            results.append({"kind": "prefill", "case": f"H{num_heads}/8 {rows}x{query_len}/{seq_len} bs{block_size}",
+                            "config": str(config), "pdl": pdl, "us": us, "tflop_s": flops / us * 1e-6,
+                            "error": error})  # fmt: skip
+        if query_len == seq_len and block_size == 16:
+            results[-1 - len(swept)]["sdpa_us"] = _time_sdpa(rows, seq_len, num_heads)
+    return results
+
+
+def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
+    """One tiny launch of every configuration that the two benchmarks time."""
+
+    def run(num_heads: int, block_size: int, query_len: int, **options: object) -> None:
+        problem = make_paged(
+            rows=2, query_len=query_len, seq_len=256, num_heads=num_heads, num_kv_heads=8, block_size=block_size,
+            copies=1,
+        )  # fmt: skip
+        (decode_call if query_len == 1 else prefill_call)(problem, 0, **options)
+
+    jobs: list[Callable[[], object]] = []
+    for config in {decode_config(HEAD_DIM, torch.bfloat16), *(DECODE_CONFIGS if sweep else [])}:
+        for num_heads, splits, pdl in [(h, s, p) for h in (16, 32) for s in (1, 4) for p in (True, False)]:
+            jobs.append(functools.partial(run, num_heads, 16, 1, config=config, num_splits=splits, pdl=pdl))
+    for config in {prefill_config(HEAD_DIM, torch.bfloat16, max_rows=999), *(PREFILL_CONFIGS if sweep else [])}:
+        for num_heads, block_size in ((16, 16), (32, 16), (32, 128)):
+            jobs.append(functools.partial(run, num_heads, block_size, 256, config=config, pdl=True))
+    return jobs
+
+
+def _time_sdpa(rows: int, seq_len: int, num_heads: int) -> float:
+    q, k, v = (
+        torch.randn(rows, heads, seq_len, HEAD_DIM, dtype=torch.bfloat16, device="cuda") for heads in (num_heads, 8, 8)
+    )
+    call = functools.partial(functional.scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True)
+    return time_graph([call, call])

@@ -1,0 +1,143 @@
+"""Row ops and the skinny GEMM: each checked, then timed beside torch's and cuBLAS's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from benchmarks.kernel_timing import num_copies, time_graph
+from kernels import elementwise, triton_elementwise
+from kernels.triton_gemv import GemvConfig, GemvScratch, gemv, gemv_config
+
+# name → (N, K)
+GEMV_SHAPES = {
+    "0.6B qkv": (4096, 1024), "0.6B o": (1024, 2048), "0.6B gate_up": (6144, 1024), "0.6B down": (1024, 3072),
+    "0.6B lm_head": (151936, 1024), "8B qkv": (6144, 4096), "8B o": (4096, 4096), "8B gate_up": (28672, 4096),
+    "8B down": (4096, 14336), "8B lm_head": (128256, 4096),
+}  # fmt: skip
+GEMV_ROWS = (1, 2, 4, 8, 16, 32)
+_BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
+
+
+def gemv_candidates(num_rows: int, n: int, k: int) -> list[GemvConfig]:
+    """The cuts worth timing for a shape."""
+    dots = [(64, 128, 4, 4), (64, 128, 4, 6), (64, 256, 4, 3), (32, 256, 4, 4), (16, 256, 4, 4), (128, 128, 8, 4),
+            (32, 512, 4, 3), (16, 512, 4, 4), (32, 128, 4, 6)]  # fmt: skip
+    found = [
+        GemvConfig(bn, bk, s, warps, stages)
+        for bn, bk, warps, stages in dots
+        for s in (1, 2, 4, 8)
+        if k % (s * bk) == 0 and (s == 1 or n // bn * s <= 1100) and n // bn * s >= 60
+    ]
+    if num_rows == 1:
+        fmas = [(8, 512, 1, 4, 4), (8, 512, 1, 4, 6), (8, 1024, 1, 4, 1), (4, 1024, 1, 4, 1), (16, 512, 1, 4, 3),
+                (8, 512, 2, 4, 4), (4, 512, 1, 2, 4), (4, 1024, 1, 4, 3), (8, 1024, 1, 8, 3), (4, 512, 1, 4, 6),
+                (16, 256, 1, 4, 6)]  # fmt: skip
+        found += [
+            GemvConfig(*cut, uses_dot=False)
+            for cut in fmas
+            if k % (cut[1] * cut[2]) == 0 and (cut[2] == 1 or n <= 16384)
+        ]
+    return found
+
+
+def bench_gemv(*, sweep: bool) -> list[dict[str, object]]:
+    """µs of x @ w.T per shape and rows, for the chosen cut, cuBLAS, and with `sweep` every candidate."""
+    results: list[dict[str, object]] = []
+    scratch = GemvScratch.allocate(torch.device("cuda"))
+    pool = torch.randn(128256 * 4096 * 2, **_BF16) * 0.05
+    for name, (n, k) in GEMV_SHAPES.items():
+        copies = num_copies(n * k * 2)
+        weights = pool[: copies * n * k].view(copies, n, k).unbind()
+        for num_rows in GEMV_ROWS:
+            x = torch.randn(num_rows, k, **_BF16)
+            expected = x.double() @ weights[-1].double().T if n < 100_000 else (x @ weights[-1].T).double()
+            cublas_us = time_graph([functools.partial(functional.linear, x, w) for w in weights])
+            default = gemv_config(num_rows=num_rows, n=n, k=k)
+            candidates = gemv_candidates(num_rows, n, k) if sweep else []
+            for config, pdl in [(default, True), (default, False), *((c, True) for c in candidates)]:
+                try:
+                    out = gemv(x, weights[-1], None, scratch, config=config, pdl=pdl)
+                except Exception as error:  # this cut does not fit the device
+                    print("gemv", name, num_rows, config, type(error).__name__, flush=True)
+                    continue
+                error = float((out.double() - expected).norm() / expected.norm())
+                assert error < 6e-3, (name, num_rows, config, error)
+                us = time_graph([functools.partial(gemv, x, w, None, scratch, config=config, pdl=pdl) for w in weights])
+                results.append({"kind": "gemv", "case": f"{name} M{num_rows}", "config": str(config), "pdl": pdl,
+                                "us": us, "tb_s": n * k * 2 / us * 1e-6, "cublas_us": cublas_us, "error": error,
+                                "is_default": config == default})  # fmt: skip
+    return results
+
+
+def bench_elementwise() -> list[dict[str, object]]:
+    """µs and TB/s of each row op at hidden sizes of both models; torch_us is the specification's time."""
+    results: list[dict[str, object]] = []
+    for tokens in (1, 64, 4096):
+        for hidden, heads, inner in ((1024, 16, 3072), (4096, 32, 14336)):
+            for name, num_bytes, ours, spec in _elementwise_cases(tokens, hidden, heads, inner):
+                us, torch_us = time_graph(ours), time_graph(spec[:8])
+                results.append({"kind": "elementwise", "case": f"{name} T{tokens} hidden{hidden}", "us": us,
+                                "tb_s": num_bytes / us * 1e-6, "torch_us": torch_us})  # fmt: skip
+    return results
+
+
+def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
+    """One tiny launch of every cut that bench_gemv times."""
+
+    def run(config: GemvConfig, num_rows: int, pdl: bool) -> None:
+        k = config.block_k * config.splits * 2
+        scratch = GemvScratch.allocate(torch.device("cuda"), max_split_n=1024)
+        gemv(torch.randn(num_rows, k, **_BF16), torch.randn(256, k, **_BF16), None, scratch, config=config, pdl=pdl)
+
+    wanted: dict[tuple[GemvConfig, int, bool], None] = {}
+    for n, k in GEMV_SHAPES.values():
+        for num_rows in GEMV_ROWS:
+            padded = num_rows if num_rows == 1 else max(8, num_rows)
+            default = gemv_config(num_rows=num_rows, n=n, k=k)
+            wanted |= {(default, padded, True): None, (default, padded, False): None}
+            wanted |= {(c, padded, True): None for c in (gemv_candidates(num_rows, n, k) if sweep else [])}
+    return [functools.partial(run, *job) for job in wanted]
+
+
+def _elementwise_cases(
+    tokens: int, hidden: int, heads: int, inner: int
+) -> list[tuple[str, int, list[Callable[[], object]], list[Callable[[], object]]]]:
+    """(name, bytes moved, our calls, the specification's calls), inputs rotated."""
+    copies = num_copies(tokens * hidden * 4)
+    xs, residuals = ([torch.randn(tokens, hidden, **_BF16) for _ in range(copies)] for _ in range(2))
+    weight, head_weight = torch.randn(hidden, **_BF16), torch.randn(128, **_BF16)
+    gates = [torch.randn(tokens, 2 * inner, **_BF16) for _ in range(num_copies(tokens * inner * 4))]
+    width = (heads + 16) * 128
+    qkvs = [torch.randn(tokens, width, **_BF16) for _ in range(num_copies(tokens * width * 2))]
+    caches = [torch.zeros(512, 16, 8, 128, **_BF16) for _ in range(2)]
+    positions, angles = torch.arange(tokens, device="cuda"), torch.randn(8192, 128, device="cuda")
+    slots = torch.randperm(512 * 16, device="cuda")[:tokens]
+
+    def fused(qkv: torch.Tensor) -> torch.Tensor:
+        return triton_elementwise.norm_rope_write_kv(
+            qkv, head_weight, head_weight, 1e-6, positions, angles, *caches, slots, num_heads=heads, pdl=True
+        )
+
+    def composed(qkv: torch.Tensor) -> None:
+        q, k, v = qkv.view(tokens, -1, 128).split([heads, 8, 8], dim=1)
+        q, k = (elementwise.rms_norm(part, head_weight, 1e-6) for part in (q, k))
+        elementwise.apply_rope(q, k, positions, angles)
+        caches[0].view(-1, 8, 128).index_copy_(0, slots, k)
+        caches[1].view(-1, 8, 128).index_copy_(0, slots, v)
+
+    def calls(function: Callable[..., object], *columns: list[torch.Tensor], **options: bool) -> list:
+        return [functools.partial(function, *row, **options) for row in zip(*columns, strict=True)]
+
+    weights, eps = [weight] * copies, [1e-6] * copies
+    twin = triton_elementwise
+    return [
+        ("add_rms_norm", tokens * hidden * 8, calls(twin.add_rms_norm, xs, residuals, weights, eps, pdl=True),
+         calls(elementwise.add_rms_norm, xs, residuals, weights, eps)),
+        ("silu_and_mul", tokens * inner * 6, calls(twin.silu_and_mul, gates, pdl=True),
+         calls(elementwise.silu_and_mul, gates)),
+        ("norm_rope_write_kv", tokens * width * 4, calls(fused, qkvs), calls(composed, qkvs)),
+    ]  # fmt: skip

@@ -1,0 +1,23 @@
+"""The offline workloads, exactly, by name: [(prompt_token_ids, output_len)]. Deterministic: every engine gets the same."""
+from random import Random
+
+
+def workload(name: str) -> list[tuple[list[int], int]]:
+    rng = Random(0)
+
+    def tokens(n: int) -> list[int]:
+        return [rng.randint(0, 9999) for _ in range(n)]
+
+    if name == "single":  # one stream: decode latency
+        return [(tokens(128), 512)]
+    if name == "batch8":
+        return [(tokens(512), 256) for _ in range(8)]
+    if name == "mixed256":  # the field's usual small bench: 256 requests, in and out uniform in 100…1024
+        return [(tokens(rng.randint(100, 1024)), rng.randint(100, 1024)) for _ in range(256)]
+    if name == "mixed64":
+        return [(tokens(rng.randint(100, 1024)), rng.randint(100, 1024)) for _ in range(64)]
+    if name == "seed64":  # 64 at a time (max_num_seqs 64), about 180k tokens generated
+        return [(tokens(32), 720) for _ in range(256)]
+    if name == "prefill":  # 64 prompts of 4,096 tokens, one token out
+        return [(tokens(4096), 1) for _ in range(64)]
+    raise KeyError(name)

@@ -1,0 +1,95 @@
+"""TritonAttention: the AttentionBackend over our own kernels. Importable, and refusing, where Triton is absent."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.attention.base import AttentionMetadata, AttentionSpec
+
+try:
+    from kernels.attention.triton_decode import DecodeScratch, decode_attention
+    from kernels.attention.triton_prefill import prefill_attention
+
+    HAS_TRITON = True
+except ImportError:
+    HAS_TRITON = False
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_MAX_HEAD_DIM = 256
+_MAX_GROUP = 32
+
+
+class TritonAttention:
+    """Split-KV decode for rows of one query token, ragged prefill for the rest. Owns the splits' scratch buffers.
+
+    One instance serves one stream. Its first forward allocates, so it must not run inside a graph capture.
+    """
+
+    name = "triton"
+    block_size_multiple = 16
+
+    def __init__(self) -> None:
+        self._scratch: DecodeScratch | None = None
+        self._shape: tuple[int, int, int, torch.device] | None = None
+        self._pdl = False
+
+    @classmethod
+    def refuse(cls, spec: AttentionSpec) -> str | None:
+        """Refuse what the kernels were not written for."""
+        if not HAS_TRITON:
+            return "the package triton is not installed"
+        if spec.device.type != "cuda":
+            return f"it needs a CUDA device, not {spec.device.type}"
+        if spec.dtype not in _DTYPES:
+            return f"dtype {spec.dtype} is not one of bfloat16, float16, float32"
+        if spec.head_dim > _MAX_HEAD_DIM:
+            return f"head_dim {spec.head_dim} is above {_MAX_HEAD_DIM}"
+        if spec.num_heads % spec.num_kv_heads != 0:
+            return f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
+        if spec.num_heads // spec.num_kv_heads > _MAX_GROUP:
+            return f"{spec.num_heads // spec.num_kv_heads} query heads per KV head are above {_MAX_GROUP}"
+        if spec.block_size is not None and (spec.block_size < 16 or spec.block_size & (spec.block_size - 1)):
+            return f"block_size {spec.block_size} is not a power of two of at least 16"
+        return None
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        """Attend each row over its own tokens; see AttentionBackend.forward. A padding row (seq_len 0) yields zeros."""
+        scratch = self._scratch_for(q, k_cache)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        num_decodes = metadata.num_decodes
+        if num_decodes > 0:
+            decode_attention(
+                q[:num_decodes], k_cache, v_cache, metadata.block_table, metadata.seq_lens, out[:num_decodes], scratch,
+                scale=scale, sliding_window=sliding_window, softcap=softcap,
+                max_seq_len=metadata.max_seq_len, pdl=self._pdl,
+            )  # fmt: skip
+        if metadata.seq_lens.shape[0] > num_decodes:
+            prefill_attention(
+                q, k_cache, v_cache, metadata.block_table, metadata.query_start_loc, metadata.seq_lens, out,
+                scale=scale, max_query_len=metadata.max_query_len, first_row=num_decodes,
+                sliding_window=sliding_window, softcap=softcap, pdl=self._pdl,
+            )  # fmt: skip
+        return out
+
+    def _scratch_for(self, q: torch.Tensor, k_cache: torch.Tensor) -> DecodeScratch:
+        """The buffers for this model's shape: allocated once, whatever the number of rows."""
+        shape = (q.shape[1], k_cache.shape[2], q.shape[2], q.device)
+        if self._scratch is None or shape != self._shape:
+            # Its zeroed counters would be zeroed by the graph alone, not before another graph that shares them
+            assert not torch.cuda.is_current_stream_capturing(), "run one forward before capturing"
+            self._scratch = DecodeScratch.allocate(
+                num_heads=q.shape[1], num_kv_heads=k_cache.shape[2], head_dim=q.shape[2], device=q.device
+            )
+            self._shape = shape
+            self._pdl = q.is_cuda and torch.cuda.get_device_capability(q.device) >= (9, 0)
+        return self._scratch

@@ -1,0 +1,192 @@
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+"""Skinny GEMM: x @ w.T for at most 32 rows of x, where the only cost is reading w once.
+
+Each program streams BLOCK_N rows of w. Where N alone gives too few programs to fill the device, the rows are split
+along K as well, and the last program to arrive sums the parts in order: deterministic, one launch. Under programmatic
+dependent launch a program asks L2 for its weights before it waits for x, so they travel while the kernel before still
+runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_ROWS = 32
+_MAX_SPLITS = 16
+
+
+@dataclass(frozen=True)
+class GemvConfig:
+    """How a shape is cut. k / splits must be a multiple of block_k."""
+
+    block_n: int
+    block_k: int
+    splits: int
+    num_warps: int
+    num_stages: int
+    uses_dot: bool = True  # tensor cores; False (one row only): fp32 multiply-adds
+
+
+@dataclass(frozen=True)
+class GemvScratch:
+    """Where splits of a tile meet. One per stream."""
+
+    # [capacity] fp32: partial sums
+    partial: torch.Tensor
+    # [capacity] int32: splits arrived per tile; zero between launches
+    arrivals: torch.Tensor
+
+    @classmethod
+    def allocate(cls, device: torch.device, *, max_split_n: int = 16384) -> GemvScratch:
+        """Allocate for products of up to max_split_n output features; wider ones fill the device without a split."""
+        return cls(
+            partial=torch.empty(max_split_n * MAX_ROWS * _MAX_SPLITS, dtype=torch.float32, device=device),
+            arrivals=torch.zeros(max_split_n // 8, dtype=torch.int32, device=device),
+        )
+
+
+def can_gemv(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Whether gemv takes this product: 16-bit, at most 32 rows, K a multiple of 512. Host-side facts only."""
+    return (
+        x.is_cuda
+        and x.dtype == w.dtype
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and x.shape[0] <= MAX_ROWS
+        and w.shape[1] % 512 == 0
+        and w.is_contiguous()
+        and x.stride(-1) == 1
+    )
+
+
+def gemv_config(*, num_rows: int, n: int, k: int) -> GemvConfig:
+    """The tuned cut of a shape class (benchmarks/notes.md says how it was measured)."""
+    if num_rows == 1:
+        return GemvConfig(block_n=8, block_k=512, splits=1, num_warps=4, num_stages=4, uses_dot=False)
+    splits = 1
+    # Two programs of 64 rows on each of about 132 multiprocessors
+    while splits < _MAX_SPLITS and n // 64 * splits < 200 and k % (splits * 2 * 128) == 0:
+        splits *= 2
+    return GemvConfig(block_n=64, block_k=128, splits=splits, num_warps=4, num_stages=4)
+
+
+def gemv(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    scratch: GemvScratch,
+    *,
+    config: GemvConfig | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Return x @ w.T + bias. x: [M, K], M <= 32; w: [N, K]; bias: [N]; one 16-bit dtype, fp32 accumulation; [M, N]."""
+    num_rows, k = x.shape
+    n = w.shape[0]
+    config = config or gemv_config(num_rows=num_rows, n=n, k=k)
+    out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
+    assert k % (config.splits * config.block_k) == 0
+    num_tiles = triton.cdiv(n, config.block_n)
+    m_pad = max(8, triton.next_power_of_2(num_rows)) if config.uses_dot else 1
+    if config.splits > 1:
+        assert num_tiles <= scratch.arrivals.shape[0]
+        assert num_tiles * config.splits * config.block_n * m_pad <= scratch.partial.shape[0]
+    _gemv_kernel[(num_tiles, config.splits)](
+        x, w, bias, out, scratch.partial, scratch.arrivals, num_rows, n, k, k // config.splits, x.stride(0),
+        M_PAD=m_pad, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
+        EVEN_N=n % config.block_n == 0, USES_DOT=config.uses_dot, HAS_BIAS=bias is not None,
+        STAGES=config.num_stages, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _gemv_kernel(
+    x_ptr, w_ptr, bias_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, n, k, split_k, stride_x,
+    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, EVEN_N: tl.constexpr,
+    USES_DOT: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """One (tile of output features, split of K)."""
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    features = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    # A feature past the end reads the last one: cheaper in the loop than a mask
+    sources = features if EVEN_N else tl.minimum(features, n - 1)
+    w_ptrs = w_ptr + sources.to(tl.int64) * k + split * split_k
+    if PDL:
+        _prefetch(w_ptrs, split_k, 1024)
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    rows = tl.arange(0, M_PAD)
+    if USES_DOT:
+        acc = _dot_slab(
+            x_ptr + split * split_k + rows * stride_x, w_ptrs, rows < num_rows, split_k, M_PAD, BLOCK_N, BLOCK_K, STAGES
+        )
+    else:
+        acc = _fma_slab(x_ptr + split * split_k, w_ptrs, split_k, BLOCK_N, BLOCK_K, STAGES)
+
+    outputs = out_ptr + rows[None, :] * n + features[:, None]
+    mask = (rows < num_rows)[None, :] & (features < n)[:, None]
+    if SPLITS > 1:
+        entries = tl.arange(0, BLOCK_N)[:, None] * M_PAD + rows[None, :]
+        parts = partial_ptr + tile * (SPLITS * BLOCK_N * M_PAD) + entries
+        tl.store(parts + split * (BLOCK_N * M_PAD), acc)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel")
+        if arrived == SPLITS - 1:
+            tl.store(arrivals_ptr + tile, 0)
+            total = tl.zeros([BLOCK_N, M_PAD], tl.float32)
+            for index in tl.static_range(SPLITS):
+                total += tl.load(parts + index * (BLOCK_N * M_PAD), cache_modifier=".cg")
+            _store(outputs, total, bias_ptr, features, n, mask, HAS_BIAS)
+    else:
+        _store(outputs, acc, bias_ptr, features, n, mask, HAS_BIAS)
+
+
+@triton.jit
+def _dot_slab(
+    x_ptrs, w_ptrs, in_rows, split_k,
+    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Sum over this split of K as a product w @ x.T, so that w, not the few rows of x, fills the wide side."""
+    acc = tl.zeros([BLOCK_N, M_PAD], tl.float32)
+    for start in tl.range(0, split_k, BLOCK_K, num_stages=STAGES):
+        columns = start + tl.arange(0, BLOCK_K)
+        w = tl.load(w_ptrs[:, None] + columns[None, :], eviction_policy="evict_first")
+        x = tl.load(x_ptrs[:, None] + columns[None, :], mask=in_rows[:, None], other=0.0)
+        acc = tl.dot(w, tl.trans(x), acc)
+    return acc
+
+
+@triton.jit
+def _fma_slab(
+    x_ptr, w_ptrs, split_k, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
+    """Sum over this split of K for one row of x, reduced across threads once at the end. Returns [BLOCK_N, 1]."""
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for start in tl.range(0, split_k, BLOCK_K, num_stages=STAGES):
+        columns = start + tl.arange(0, BLOCK_K)
+        w = tl.load(w_ptrs[:, None] + columns[None, :], eviction_policy="evict_first")
+        x = tl.load(x_ptr + columns)
+        acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
+    return tl.sum(acc, 1)[:, None]
+
+
+@triton.jit
+def _prefetch(w_ptrs, split_k, COLUMNS: tl.constexpr) -> None:
+    """Ask L2 for the first COLUMNS of each row, a 128-byte line at a time; past the end, for the last line again."""
+    lines = tl.minimum(tl.arange(0, COLUMNS // 64) * 64, split_k - 64)
+    addresses = (w_ptrs[:, None] + lines[None, :]).to(tl.uint64, bitcast=True)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _store(outputs, values, bias_ptr, features, n, mask, HAS_BIAS: tl.constexpr) -> None:
+    """Add the bias and store, rounded to the output's dtype."""
+    if HAS_BIAS:
+        values += tl.load(bias_ptr + features, mask=features < n, other=0.0).to(tl.float32)[:, None]
+    tl.store(outputs, values.to(outputs.dtype.element_ty), mask=mask)

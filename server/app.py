@@ -1,0 +1,89 @@
+"""The ASGI application of one HTTP worker. Imports engine's seams and server.
+
+AccessLog (id, log line, last net) → BodyLimit → FastAPI: exception handlers, routers → answer, streaming
+"""
+
+import time
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from engine.client import EngineClient
+from engine.config import ServerConfig
+from engine.control import Supervisor
+from engine.errors import ServiceError
+from engine.metrics import Metrics
+from server.access import AccessLog, record_of
+from server.body import BodyLimit
+from server.errors import ClientGone, error_from_http, error_reply
+from server.routes.chat import chat_router
+from server.routes.completions import completions_router
+from server.routes.health import health_router
+from server.routes.models import models_router
+from server.schemas import ChatBody, CompletionBody
+from server.service import Service, make_service
+
+_BODIES: dict[str, type[BaseModel]] = {"ChatBody": ChatBody, "CompletionBody": CompletionBody}
+
+
+def create_app(config: ServerConfig, *, client: EngineClient, supervisor: Supervisor, metrics: Metrics) -> FastAPI:
+    """Load the model's text side and return the app. Raises StartupError."""
+    service = make_service(config, client=client, supervisor=supervisor, metrics=metrics, created=int(time.time()))
+    # No slash redirects: they would be built from the client's Host header.
+    app = FastAPI(title="Quire", redirect_slashes=False)
+    for make_router in (chat_router, completions_router, models_router, health_router):
+        app.include_router(make_router(service))
+    _handle_errors(app, service)
+    app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
+    app.add_middleware(AccessLog)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _handle_errors(app: FastAPI, service: Service) -> None:
+    async def handle_service_error(request: Request, error: ServiceError) -> Response:
+        record = record_of(request.scope)
+        if isinstance(error, ClientGone):
+            record.outcome = "abort"
+            service.metrics.count("http_disconnects_total")
+        else:
+            record.outcome = error.code
+            if request.method == "POST":
+                service.count_rejected(error)
+        reply = error_reply(error, request_id=record.request_id)
+        return Response(reply.body, status_code=reply.status, media_type="application/json", headers=reply.headers)
+
+    async def handle_http_exception(request: Request, error: HTTPException) -> Response:
+        found = error_from_http(
+            error.status_code, path=request.scope["path"], method=request.method, headers=error.headers
+        )
+        return await handle_service_error(request, found)
+
+    async def handle_disconnect(request: Request, error: ClientDisconnect) -> Response:
+        return await handle_service_error(request, ClientGone("The client left."))
+
+    app.add_exception_handler(ServiceError, handle_service_error)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, handle_http_exception)  # type: ignore[arg-type]
+    app.add_exception_handler(ClientDisconnect, handle_disconnect)  # type: ignore[arg-type]
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document with the request bodies put in: the routes parse them on their own, strictly."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        components = document.setdefault("components", {}).setdefault("schemas", {})
+        for model in _BODIES.values():
+            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            components.update(schema.pop("$defs", {}))
+            components[model.__name__] = schema
+        for path in document["paths"].values():
+            name = path.get("post", {}).pop("x-body", None)
+            if name is not None:
+                content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+                path["post"]["requestBody"] = {"required": True, "content": content}
+        app.openapi_schema = document
+    return app.openapi_schema

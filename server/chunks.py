@@ -1,0 +1,170 @@
+"""The JSON of answers, as msgspec structs: the hot path, no pydantic on the way out. Field order is OpenAI's.
+
+UNSET leaves a key out; None writes null.
+"""
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Part of Usage."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """OpenAI's usage object."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Timings(msgspec.Struct):
+    """Milliseconds; null for what did not happen. itl_ms: mean time between tokens."""
+
+    queue_ms: float | None
+    prefill_ms: float | None
+    ttft_ms: float | None
+    itl_ms: float | None
+    total_ms: float
+
+
+class TopLogprob(msgspec.Struct):
+    """One alternative at a token's place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(msgspec.Struct):
+    """One generated token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """A chat choice's log-probabilities."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(msgspec.Struct):
+    """A completion choice's log-probabilities."""
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+class ChatDelta(msgspec.Struct):
+    """What a chunk adds to the message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    refusal: UnsetType | None = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """One choice's part of a chunk."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """One event of a chat stream."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """The whole message."""
+
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One whole choice."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """A whole chat answer."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class TextChoice(msgspec.Struct):
+    """One choice of a completion, or its part of a chunk."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class TextCompletion(msgspec.Struct, kw_only=True):
+    """A whole completion, or one event of its stream: OpenAI gives both the same form."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """One served model."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "quire"
+    max_model_len: int | None
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """The served models."""
+
+    object: str = "list"
+    data: list[ModelCard]

@@ -1,0 +1,69 @@
+"""Events of a generation, joined into whole choices, and its counts as usage and timings. Imports server only."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.protocol import TokenLogprobs
+from server.chunks import PromptTokensDetails, Timings, Usage
+from server.generation import Ended, Event, Piece, Stats
+
+
+class FoldedChoice(msgspec.Struct):
+    """All events of one choice, joined."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: str
+
+
+def fold(events: Sequence[Event]) -> list[FoldedChoice]:
+    """Join the events of each choice, in order of index."""
+    pieces: dict[int, list[Piece]] = {}
+    reasons: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, Ended):
+            reasons[event.index] = event.finish_reason
+        else:
+            pieces.setdefault(event.index, []).append(event)
+    choices = []
+    for index in sorted(reasons):
+        own = pieces.get(index, [])
+        logprobs = [entry for piece in own for entry in piece.logprobs or ()]
+        choices.append(
+            FoldedChoice(
+                index,
+                "".join(piece.text for piece in own),
+                [id_ for piece in own for id_ in piece.token_ids],
+                logprobs if any(piece.logprobs is not None for piece in own) else None,
+                reasons[index],
+            )
+        )
+    return choices
+
+
+def usage_of(stats: Stats) -> Usage:
+    """Return OpenAI's usage object."""
+    return Usage(
+        prompt_tokens=stats.num_prompt_tokens,
+        completion_tokens=stats.num_output_tokens,
+        total_tokens=stats.num_prompt_tokens + stats.num_output_tokens,
+        prompt_tokens_details=PromptTokensDetails(stats.num_cached_tokens),
+    )
+
+
+def timings_of(stats: Stats) -> Timings:
+    """Return the timings object."""
+    return Timings(
+        queue_ms=_ms(stats.queue_s),
+        prefill_ms=_ms(stats.prefill_s),
+        ttft_ms=_ms(stats.ttft_s),
+        itl_ms=_ms(stats.itl_s),
+        total_ms=round(stats.total_s * 1000, 3),
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

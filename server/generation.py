@@ -1,0 +1,242 @@
+"""One HTTP request's generation: engine requests in, one ordered stream of text events out. Never torch.
+
+    GenerationSpec ─ submit prompts × n ─→ Deltas per child ─ detokenize, stop strings ─→ Piece* Ended, merged
+
+A child is one engine request and one choice of the answer. Whatever ends events() early (a stop string, an error, a
+client that left, a deadline), closing it aborts every engine request that is still open.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+import msgspec
+
+from engine.client import Delta, EngineClient
+from engine.errors import EngineError, RequestAborted
+from engine.metrics import Metrics
+from engine.protocol import AddRequest, TokenLogprobs
+from server.errors import DeadlineExceeded
+from server.stop_strings import StopChecker
+from server.tokenizer import Tokenizer
+from server.validate import GenerationSpec
+
+
+class Piece(msgspec.Struct):
+    """New text of one choice. The text can be "": its tokens are held back, or show nothing."""
+
+    index: int  # of the choice
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None  # one per token
+
+
+class Ended(msgspec.Struct):
+    """The end of one choice. finish_reason: "stop" | "length"."""
+
+    index: int
+    finish_reason: str
+
+
+Event = Piece | Ended
+
+
+class Stats(msgspec.Struct, kw_only=True):
+    """What one generation cost so far; the source of usage, timings and the access log."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    queue_s: float | None = None  # of the first child that started, as prefill_s and ttft_s
+    prefill_s: float | None = None
+    ttft_s: float | None = None
+    itl_s: float | None = None  # mean over all tokens after each choice's first
+    total_s: float = 0.0
+    finish_reasons: list[str] = []  # distinct ones, in order of arrival
+
+
+class Generation:
+    """Runs one spec once. `request_id` is unique; the children are numbered below it."""
+
+    def __init__(
+        self, spec: GenerationSpec, *, request_id: str, client: EngineClient, tokenizer: Tokenizer, metrics: Metrics
+    ) -> None:
+        self.spec = spec
+        self._client = client
+        self._children = [
+            _Child(spec, index=i, request_id=f"{request_id}-{i}", tokenizer=tokenizer, metrics=metrics)
+            for i in range(len(spec.prompts) * spec.n)
+        ]
+
+    @property
+    def num_choices(self) -> int:
+        """How many Ended events there will be."""
+        return len(self._children)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Yield every choice's pieces and its end. Raises ServiceErrors, DeadlineExceeded among them."""
+        source = self._drive(self._children[0]) if len(self._children) == 1 else self._merged()
+        async with aclosing(source):
+            async for event in source:
+                yield event
+
+    def stats(self) -> Stats:
+        """Add up what the children used until now."""
+        children, n = self._children, self.spec.n
+        started = [child for child in children if child.first_s is not None]
+        first = min(started, key=lambda child: child.first_s or 0.0, default=None)
+        num_intervals = sum(child.num_tokens - 1 for child in started)
+        decode_s = sum(child.last_s - (child.first_s or 0.0) for child in started)
+        return Stats(
+            num_prompt_tokens=sum(map(len, self.spec.prompts)),
+            num_cached_tokens=sum(child.num_cached_tokens for child in children[::n]),
+            num_output_tokens=sum(child.num_tokens for child in children),
+            queue_s=first and first.queue_s,
+            prefill_s=first and first.prefill_s,
+            ttft_s=first and (first.first_s or 0.0) - self.spec.arrival_s,
+            itl_s=decode_s / num_intervals if num_intervals else None,
+            total_s=max([child.last_s for child in started], default=self.spec.arrival_s) - self.spec.arrival_s,
+            finish_reasons=list(dict.fromkeys(child.finish_reason for child in children if child.finish_reason)),
+        )
+
+    async def _drive(self, child: "_Child") -> AsyncGenerator[Event, None]:
+        async with aclosing(self._client.submit(child.add_request())) as deltas:  # closing it early aborts
+            while not child.finish_reason:
+                for event in child.feed(await self._next(deltas)):
+                    yield event
+
+    async def _next(self, deltas: AsyncIterator[Delta]) -> Delta:
+        if self.spec.deadline_s is None:
+            delta = await anext(deltas, None)
+        else:
+            try:
+                async with asyncio.timeout(self.spec.deadline_s - time.monotonic()):
+                    delta = await anext(deltas, None)
+            except TimeoutError:
+                limit_s = self.spec.deadline_s - self.spec.arrival_s
+                raise DeadlineExceeded(f"The request took longer than its limit of {limit_s:.2f} s.") from None
+        if delta is None:
+            raise EngineError("The engine ended the request without a reason.")
+        return delta
+
+    async def _merged(self) -> AsyncGenerator[Event, None]:
+        # Bounded, so that a slow reader slows its own children's queues and nothing grows here.
+        queue: asyncio.Queue[Event | Exception] = asyncio.Queue(maxsize=2 * len(self._children))
+
+        async def pump(child: _Child) -> None:
+            try:
+                async with aclosing(self._drive(child)) as events:
+                    async for event in events:
+                        await queue.put(event)
+            except Exception as error:  # handed to the reader, who raises it
+                await queue.put(error)
+
+        tasks = [asyncio.create_task(pump(child)) for child in self._children]
+        try:
+            num_open = len(tasks)
+            while num_open:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                num_open -= isinstance(item, Ended)
+                yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Child:
+    """One engine request: its text state, its counts, its clock."""
+
+    def __init__(
+        self, spec: GenerationSpec, *, index: int, request_id: str, tokenizer: Tokenizer, metrics: Metrics
+    ) -> None:
+        self.index = index
+        self.request_id = request_id
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self.queue_s: float | None = None
+        self.prefill_s: float | None = None
+        self.first_s: float | None = None  # time.monotonic() of the first token
+        self.last_s = spec.arrival_s
+        self.finish_reason = ""
+        self._spec = spec
+        self._metrics = metrics
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=spec.skip_special_tokens)
+        self._stop = StopChecker(spec.stop, include_in_output=spec.include_stop_str_in_output) if spec.stop else None
+
+    def add_request(self) -> AddRequest:
+        """Return what the engine gets."""
+        spec = self._spec
+        prompt, sibling = divmod(self.index, spec.n)
+        params = spec.params
+        if sibling:
+            params = msgspec.structs.replace(params, seed=(params.seed + sibling) % 2**63)
+        return AddRequest(
+            request_id=self.request_id,
+            prompt_token_ids=list(spec.prompts[prompt]),
+            params=params,
+            arrival_s=spec.arrival_s,
+            cache_salt=spec.cache_salt,
+            priority=spec.priority,
+        )
+
+    def feed(self, delta: Delta) -> list[Event]:
+        """Turn a delta into events. Raises RequestAborted if someone else ended the request."""
+        if delta.finish_reason == "abort":
+            raise RequestAborted("The request was aborted.")
+        text, num_used = self._advance(delta)
+        self._count(delta, num_used)
+        finish_reason = delta.finish_reason or ""
+        if finish_reason:
+            text += self._finish_text()
+        if self._stop is not None and self._stop.matched is not None:
+            finish_reason = "stop"
+        events: list[Event] = []
+        if num_used or text:
+            logprobs = delta.logprobs[:num_used] if delta.logprobs is not None else None
+            events.append(Piece(self.index, text, delta.token_ids[:num_used], logprobs))
+        if finish_reason:
+            self.finish_reason = finish_reason
+            self._metrics.observe("e2e_request_latency_seconds", self.last_s - self._spec.arrival_s)
+            events.append(Ended(self.index, finish_reason))
+        return events
+
+    def _advance(self, delta: Delta) -> tuple[str, int]:
+        """Return the text to give out and how many of the tokens count: those up to a stop string's end."""
+        ids = delta.token_ids
+        num_shown = len(ids)
+        if delta.stop_token_id is not None and not self._spec.include_stop_str_in_output:
+            num_shown -= 1  # the token that stopped it is counted but not text
+        if self._stop is None:
+            return self._detokenizer.push(ids[:num_shown]), len(ids)
+        parts = []
+        for i, token_id in enumerate(ids[:num_shown]):
+            text = self._detokenizer.push((token_id,))
+            is_checked = self.num_tokens + i >= self._spec.params.min_tokens
+            parts.append(self._stop.push(text) if is_checked else text)
+            if self._stop.matched is not None:
+                return "".join(parts), i + 1
+        return "".join(parts), len(ids)
+
+    def _finish_text(self) -> str:
+        tail = self._detokenizer.finish()
+        if self._stop is None:
+            return tail
+        return self._stop.push(tail) + self._stop.finish()
+
+    def _count(self, delta: Delta, num_tokens: int) -> None:
+        now_s = delta.arrival_s or time.monotonic()
+        if self.num_tokens == 0 and num_tokens:
+            self.first_s = now_s
+            self.num_cached_tokens = delta.num_cached_tokens or 0
+            self.queue_s, self.prefill_s = delta.queue_s, delta.prefill_s
+            self._metrics.observe("time_to_first_token_seconds", now_s - self._spec.arrival_s)
+            if num_tokens > 1:
+                self._metrics.observe("inter_token_latency_seconds", 0.0, num_tokens - 1)
+        elif num_tokens:
+            self._metrics.observe("inter_token_latency_seconds", (now_s - self.last_s) / num_tokens, num_tokens)
+        self.num_tokens += num_tokens
+        self.last_s = max(self.last_s, now_s)

@@ -1,0 +1,64 @@
+"""Chat messages from the wire's form to the form that chat templates expect. Pure."""
+
+import json
+from typing import Any
+
+from engine.errors import InvalidParameter, UnsupportedFeature
+from server.schemas import ChatBody, ChatMessage
+
+
+def template_messages(body: ChatBody, *, knows_developer: bool) -> list[dict[str, Any]]:
+    """Return the messages as a chat template expects them. Raises for content that is not text."""
+    messages = []
+    for i, message in enumerate(body.messages):
+        role = message.role if message.role != "developer" or knows_developer else "system"
+        entry: dict[str, Any] = {"role": role}
+        content = _text_content(message, index=i)
+        if content is not None:
+            entry["content"] = content
+        reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+        if reasoning is not None:
+            entry["reasoning_content"] = reasoning
+        if message.tool_calls:
+            entry["tool_calls"] = [
+                _template_tool_call(call.model_dump(exclude_none=True)) for call in message.tool_calls
+            ]
+        for name, value in (("name", message.name), ("tool_call_id", message.tool_call_id)):
+            if value is not None:
+                entry[name] = value
+        messages.append(entry)
+    return messages
+
+
+def _text_content(message: ChatMessage, *, index: int) -> str | None:
+    """Return the message's text; text parts are joined by newlines, as vLLM does."""
+    content, field = message.content, f"messages[{index}].content"
+    if content is None:
+        if message.role != "assistant":
+            raise InvalidParameter(f"{field} is required for the role {message.role}.", param=field)
+        return None if message.tool_calls else ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidParameter(f"{field} must be a string or a list of parts.", param=field)
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text" if kind == "text" else "refusal") if isinstance(part, dict) else None
+        if kind in ("text", "refusal") and isinstance(text, str):
+            texts.append(text)
+        elif kind in ("text", "refusal") or not isinstance(kind, str):
+            raise InvalidParameter(f"{field}[{i}] must be {{type: text, text: a string}}.", param=field)
+        else:
+            raise UnsupportedFeature(f"{field}[{i}] is of type {kind[:40]!r}: this model reads text only.", param=field)
+    return "\n".join(texts)
+
+
+def _template_tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Templates print a call's arguments with tojson, so they must be an object and not its text."""
+    arguments = call["function"].get("arguments") or "{}"
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        return call
+    return {**call, "function": {**call["function"], "arguments": parsed}} if isinstance(parsed, dict) else call

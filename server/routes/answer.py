@@ -1,0 +1,104 @@
+"""The common end of the generating routes: run a spec, answer it whole or as a stream. Imports server only."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+import msgspec
+from fastapi import Request, Response
+
+from engine.errors import ServiceError
+from server.access import RequestRecord, record_of
+from server.errors import error_body
+from server.generation import Ended, Event, Generation
+from server.service import Service
+from server.streaming import SSE_DONE, EventStreamResponse, cancel, run_while_connected, wait_or_gone
+from server.writers import Writer, sse_event
+
+logger = logging.getLogger(__name__)
+
+FIRST_EVENT_GRACE_S = 1.0  # an error within it is a real HTTP status; later, the stream begins without a token
+
+
+async def answer(
+    service: Service,
+    request: Request,
+    *,
+    generation: Generation,
+    writer: Writer,
+    is_stream: bool,
+    headers: Mapping[str, str],
+) -> Response:
+    """Run the generation and answer it. Raises what goes wrong before the first byte."""
+    record = record_of(request.scope)
+    record.stats = generation.stats
+    if not is_stream:
+        events = await run_while_connected(request.receive, _collect(generation))
+        body = msgspec.json.encode(writer.whole(events))
+        return Response(body, media_type="application/json", headers=dict(headers))
+
+    source = generation.events()
+    first = asyncio.create_task(anext(source))
+    try:
+        await wait_or_gone(request.receive, first, timeout_s=FIRST_EVENT_GRACE_S)
+        if first.done():
+            first.result()
+    except BaseException:
+        await source.aclose()
+        raise
+
+    def on_disconnect() -> None:
+        record.outcome = "abort"
+        service.metrics.count("http_disconnects_total")
+
+    async def close() -> None:
+        await cancel(first)
+        await source.aclose()
+
+    stream = _stream(generation, writer, source=source, first=first, record=record)
+    return EventStreamResponse(stream, headers=headers, on_disconnect=on_disconnect, close=close)
+
+
+async def _collect(generation: Generation) -> list[Event]:
+    async with aclosing(generation.events()) as events:
+        return [event async for event in events]
+
+
+async def _stream(
+    generation: Generation,
+    writer: Writer,
+    *,
+    source: AsyncGenerator[Event, None],
+    first: "asyncio.Task[Event]",
+    record: RequestRecord,
+) -> AsyncGenerator[bytes, None]:
+    """Yield the whole stream; an error becomes an event of its own, and [DONE] comes in any case."""
+    num_open = generation.num_choices
+    try:
+        for chunk in writer.opening():
+            yield sse_event(chunk)
+        event = await first
+        while True:
+            num_open -= isinstance(event, Ended)
+            chunk = writer.chunk(event, is_last=num_open == 0)
+            if chunk is not None:
+                yield sse_event(chunk)
+            if num_open == 0:
+                break
+            event = await anext(source)
+        closing = writer.closing()
+        if closing is not None:
+            yield sse_event(closing)
+    except ServiceError as error:
+        record.outcome = error.code
+        yield _error_event(error, record)
+    except Exception:
+        logger.exception("stream failed request_id=%s", record.request_id)
+        record.outcome = ServiceError.code
+        yield _error_event(ServiceError("internal error"), record)
+    yield SSE_DONE
+
+
+def _error_event(error: ServiceError, record: RequestRecord) -> bytes:
+    return b"data: " + error_body(error, request_id=record.request_id) + b"\n\n"

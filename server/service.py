@@ -1,0 +1,96 @@
+"""What the routes work with, and the checks that every request passes at the door. Never torch."""
+
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.client import EngineClient
+from engine.config import ServerConfig
+from engine.control import Supervisor
+from engine.errors import EngineDead, InvalidParameter, Overloaded, RequestError, ServiceError
+from engine.metrics import Metrics
+from engine.protocol import EngineReady
+from server.access import RequestRecord
+from server.errors import Draining, HttpError, ModelNotFound, NotReady
+from server.model_info import GenerationDefaults, load_generation_defaults
+from server.tokenizer import Tokenizer, load_tokenizer
+from server.validate import Moment
+
+_UNSAFE_IN_HEADER = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+_MAX_IGNORED_SHOWN = 32
+
+
+@dataclass(frozen=True)
+class Service:
+    """One HTTP worker's world."""
+
+    config: ServerConfig
+    client: EngineClient
+    supervisor: Supervisor
+    metrics: Metrics
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    created: int  # Unix time of the start, seconds
+
+    def limits(self) -> EngineReady:
+        """Return the engine's limits. Raises Draining or NotReady: nothing new is taken then."""
+        state, ready = self.supervisor.state, self.client.ready
+        if state.is_draining:
+            raise Draining("The server is shutting down; send the request to another one.")
+        if state.stage.name != "ready" or ready is None:
+            stage = state.stage
+            progress = f" ({stage.done} of {stage.total} {stage.unit})" if stage.total else ""
+            name = "restarting" if stage.name == "ready" else stage.name
+            raise NotReady(f"The model is not ready yet: {name}{progress}.")
+        return ready
+
+    def model_name(self, asked: str | None) -> str:
+        """Return the name to answer with. Raises ModelNotFound."""
+        names = self.config.served_model_names
+        if asked is None:
+            return names[0]
+        if asked not in names:
+            raise ModelNotFound(
+                f"The model {asked[:200]!r} does not exist; served here: {', '.join(names)}.", param="model"
+            )
+        return asked
+
+    def ignored_header(self, ignored: list[str]) -> dict[str, str]:
+        """Return the header that names fields without effect. Raises InvalidParameter in strict mode."""
+        if not ignored:
+            return {}
+        if self.config.strict:
+            raise InvalidParameter(f"The field {ignored[0][:100]} is unknown or has no effect here.", param=ignored[0])
+        names = [_UNSAFE_IN_HEADER.sub("?", name[:64]) for name in ignored[:_MAX_IGNORED_SHOWN]]
+        more = len(ignored) - len(names)
+        return {"x-quire-ignored": ", ".join(names) + (f", and {more} more" if more else "")}
+
+    def moment(self, record: RequestRecord) -> Moment:
+        """Return what a spec takes from outside."""
+        return Moment(record.arrival_s, self.config.request_timeout_s, secrets.randbits(63))
+
+    def count_rejected(self, error: ServiceError) -> None:
+        """Count a request that ended before its first token."""
+        match error:
+            case Draining():
+                reason = "draining"
+            case NotReady() | EngineDead():
+                reason = "not_ready"
+            case Overloaded():
+                reason = "overloaded"
+            case RequestError() | HttpError():
+                reason = "invalid"
+            case _:
+                return
+        self.metrics.count("requests_rejected_total", label=reason)
+
+
+def make_service(
+    config: ServerConfig, *, client: EngineClient, supervisor: Supervisor, metrics: Metrics, created: int
+) -> Service:
+    """Load the text side of the model. Raises StartupError."""
+    folder = Path(config.model)
+    tokenizer = load_tokenizer(folder, chat_template=Path(config.chat_template) if config.chat_template else None)
+    defaults = load_generation_defaults(folder, tokenizer_eos_id=tokenizer.eos_id)
+    return Service(config, client, supervisor, metrics, tokenizer, defaults, created)

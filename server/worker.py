@@ -1,0 +1,138 @@
+"""The HTTP worker process: `python -m server.worker CONFIG.json` (a server.children.WorkerConfig). Never imports torch.
+
+Life: connect to the launcher and the engine → serve on the inherited socket → told to drain (or the launcher is gone)
+→ open requests finish or time out → the engine connection closes, which ends the rest with an error event → exit 0.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from engine.client import SocketEngineClient
+from engine.errors import StartupError
+from engine.logs import configure_logging
+from engine.metrics import Metrics
+from server.app import create_app
+from server.children import WorkerConfig
+from server.supervisor import ControlSupervisor
+
+logger = logging.getLogger(__name__)
+
+_MAX_HEADER_BYTES = 64 * 1024
+_KEEP_ALIVE_S = 75  # above the 60 s of common proxies, so that they close idle connections first
+_POLL_S = 0.05
+_LAST_WORDS_S = 2.0  # for the error events of requests that did not finish in time
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the launcher decides when a worker ends."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(config: WorkerConfig) -> int:
+    """Serve until told to end; return the exit code."""
+    metrics = Metrics()
+    supervisor = ControlSupervisor(
+        config.server.control_socket, worker_index=config.server.worker_index, metrics=metrics
+    )
+    await supervisor.start()
+    client = SocketEngineClient(config.server.engine_socket)
+    await client.start()
+    try:
+        app = create_app(config.server, client=client, supervisor=supervisor, metrics=metrics)
+    except StartupError as error:
+        return await _fail(supervisor, error.message, error.exit_code)
+    except Exception as error:
+        if config.debug:
+            traceback.print_exc()
+        return await _fail(supervisor, f"HTTP worker: {type(error).__name__}: {_first_line(error)}", 3)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="h11",  # httptools has no limit on headers
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(_LAST_WORDS_S),
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=config.listen_fd)]))
+    terminated = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
+    told = asyncio.create_task(supervisor.wait_end())
+    terminating = asyncio.create_task(terminated.wait())
+    await asyncio.wait([serving, told, terminating], return_when=asyncio.FIRST_COMPLETED)
+    is_failed = serving.done()
+    if not is_failed:
+        timeout_s = told.result() if told.done() else 0.0
+        await _wait_idle(
+            server, timeout_s=timeout_s, must_end=lambda: terminated.is_set() or not supervisor.is_connected
+        )
+    await client.aclose()
+    await _wait_idle(server, timeout_s=_LAST_WORDS_S)
+    told.cancel()
+    terminating.cancel()
+    server.should_exit = True
+    await serving
+    await supervisor.aclose()
+    return 3 if is_failed else 0
+
+
+async def _wait_idle(server: uvicorn.Server, *, timeout_s: float, must_end: Callable[[], bool] = lambda: False) -> None:
+    """Wait until no request is being answered, at most `timeout_s`. New ones get a 503 from the app meanwhile."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + timeout_s
+    while server.server_state.tasks and loop.time() < end_s and not must_end():
+        await asyncio.sleep(_POLL_S)
+
+
+async def _fail(supervisor: ControlSupervisor, message: str, exit_code: int) -> int:
+    supervisor.fail(message, exit_code)
+    await supervisor.aclose()
+    return exit_code
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+def main() -> int:
+    """Entry point of `python -m server.worker CONFIG.json`."""
+    config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=WorkerConfig)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    configure_logging(
+        level=config.log_level, log_format=config.log_format, process=f"worker-{config.server.worker_index}"
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(serve(config))
+
+
+def _loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
+    """Return uvloop's loop where it is installed (not on Windows), else None for asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    sys.exit(main())

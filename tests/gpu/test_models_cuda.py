@@ -1,0 +1,38 @@
+"""Models loaded straight onto the GPU give transformers' logits there too."""
+
+import pytest
+import torch
+
+from models.config import ModelConfig
+from models.parallel import TensorParallel
+from models.registry import build
+from models.weights import Weights
+from tests.unit.models.checkpoints import make_configs
+from tests.unit.models.harness import PagedRunner, load
+from tests.unit.models.reference import reference_logits, save_checkpoint
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+PROMPT = torch.randint(0, 97, (29,), generator=torch.Generator().manual_seed(7)).tolist()
+
+
+@pytest.mark.parametrize("kind", list(make_configs()))
+def test_prefill_and_decode_match_transformers_on_the_cpu(kind, tmp_path):
+    save_checkpoint(tmp_path, make_configs()[kind])
+    runner = PagedRunner(load(tmp_path, device=CUDA), ModelConfig.from_folder(tmp_path), device=CUDA)
+    row, other = runner.add_row(), runner.add_row()
+    logits = runner.step([(row, PROMPT[:13])]) + runner.step([(row, PROMPT[13:14]), (other, PROMPT[:5])])[:1]
+    logits += [runner.step([(row, [token_id]), (other, [token_id])])[0] for token_id in PROMPT[14:17]]
+    logits += runner.step([(row, PROMPT[17:])])
+    torch.testing.assert_close(torch.cat(logits), reference_logits(tmp_path, PROMPT), atol=2e-4, rtol=0)
+
+
+def test_dummy_weights_are_made_on_the_device(tmp_path):
+    save_checkpoint(tmp_path, make_configs()["qwen3"])
+    config = ModelConfig.from_folder(tmp_path)
+    w = Weights.dummy(device=CUDA, dtype=torch.bfloat16)
+    runner = PagedRunner(build(config, w, TensorParallel()), config, device=CUDA, dtype=torch.bfloat16)
+    logits = runner.step([(runner.add_row(), PROMPT)])[0]
+    assert logits.isfinite().all()
+    assert torch.equal((w / "a").tensor("weight", (64, 8)), (w / "a").tensor("weight", (64, 8)))

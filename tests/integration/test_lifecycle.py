@@ -1,0 +1,225 @@
+"""The daemon's life: the port before the model, drain, deaths of every process, several workers, no orphans."""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+import openai
+
+from tests.integration.conftest import needs_proc
+from tests.integration.daemon import Daemon, is_alive, wait_for
+
+pytestmark = needs_proc
+
+MODEL = "quire-demo"
+Start = Callable[..., Daemon]
+
+
+class Stream:
+    """A streaming chat request read in a thread: what came, event by event, and how the connection ended."""
+
+    def __init__(self, daemon: Daemon, max_tokens: int) -> None:
+        self.events: list[str] = []
+        self.is_closed_well: bool | None = None
+        self._url = daemon.base_url + "/v1/chat/completions"
+        self._body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "Go on"}],
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _read(self) -> None:
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=60) as response:
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        self.events.append(line.removeprefix("data: "))
+            self.is_closed_well = True
+        except httpx.HTTPError:
+            self.is_closed_well = False
+
+    def wait_started(self) -> "Stream":
+        """Wait until tokens flow."""
+        wait_for(lambda: len(self.events) > 3, timeout_s=20, what="tokens")
+        return self
+
+    def wait_end(self) -> list[dict]:
+        """Wait for the end; return the events, decoded, without the [DONE] that must be the last."""
+        self.thread.join(40)
+        assert self.is_closed_well is True
+        assert self.events[-1] == "[DONE]"
+        return [json.loads(event) for event in self.events[:-1]]
+
+
+@contextmanager
+def ends_within(daemon: Daemon, timeout_s: float, exit_code: int) -> Iterator[None]:
+    """Check that the daemon ends in time, with the code, and that no child is left."""
+    children = daemon.children()
+    assert len(children) >= 2
+    yield
+    assert daemon.process.wait(timeout_s) == exit_code, daemon.log
+    wait_for(lambda: not any(is_alive(pid) for pid in children), timeout_s=5, what="children ended")
+    assert "Traceback" not in daemon.log
+
+
+def ready_status(daemon: Daemon) -> int:
+    try:
+        return daemon.get("/ready").status_code
+    except httpx.TransportError:
+        return 0
+
+
+def post(daemon: Daemon, **more: object) -> httpx.Response:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **more}
+    return httpx.post(daemon.base_url + "/v1/chat/completions", json=body, timeout=30)
+
+
+def test_the_port_answers_while_the_model_loads(start: Start) -> None:
+    daemon = start()
+    early = daemon.get("/ready")
+    assert early.status_code == 503
+    assert early.json()["stage"] in ("config", "weights", "kernels", "kv_cache", "graphs", "self_test")
+    refused = post(daemon)
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) >= 1
+    assert daemon.get("/health").status_code == 200
+    assert daemon.metrics()["quire_generation_tokens_total"] == 0
+    daemon.wait_ready()
+    assert daemon.get("/ready").status_code == 200
+    assert post(daemon).status_code == 200
+    text = daemon.get("/metrics").text
+    assert "vllm:cache_config_info{" in text
+    assert 'block_size="' in text
+
+
+def test_sigterm_lets_streams_finish_and_takes_nothing_new(start: Start) -> None:
+    daemon = start().wait_ready()
+    stream = Stream(daemon, max_tokens=250).wait_started()
+    with ends_within(daemon, 30, 0):
+        daemon.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: ready_status(daemon) == 503, timeout_s=2, what="not ready")
+        refused = post(daemon)
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        events = stream.wait_end()
+    assert [event["choices"][0]["finish_reason"] for event in events if event["choices"]][-1] == "length"
+
+
+def test_what_does_not_finish_in_the_drain_time_gets_an_error_event(start: Start) -> None:
+    daemon = start("--drain-timeout", "0.5").wait_ready()
+    stream = Stream(daemon, max_tokens=4000).wait_started()
+    with ends_within(daemon, 10, 0):
+        daemon.process.send_signal(signal.SIGINT)
+        events = stream.wait_end()
+    assert events[-1]["error"]["message"]
+
+
+def test_a_second_signal_ends_it_at_once(start: Start) -> None:
+    daemon = start().wait_ready()
+    Stream(daemon, max_tokens=4000).wait_started()
+    with ends_within(daemon, 5, 128 + signal.SIGTERM):
+        daemon.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "draining" in daemon.log, timeout_s=5, what="draining")
+        daemon.process.send_signal(signal.SIGTERM)
+
+
+def test_a_signal_while_the_model_loads_ends_it(start: Start) -> None:
+    daemon = start()
+    wait_for(lambda: len(daemon.children()) == 2, timeout_s=10, what="children")
+    with ends_within(daemon, 20, 0):
+        daemon.process.send_signal(signal.SIGTERM)
+
+
+def test_a_killed_launcher_leaves_no_orphans(start: Start) -> None:
+    daemon = start("--http-workers", "2").wait_ready()
+    Stream(daemon, max_tokens=4000).wait_started()
+    with ends_within(daemon, 5, -signal.SIGKILL):
+        daemon.process.kill()
+
+
+def test_a_killed_engine_is_told_to_every_stream_and_comes_back(start: Start) -> None:
+    daemon = start().wait_ready()
+    assert post(daemon).status_code == 200
+    tokens = daemon.metrics()["quire_generation_tokens_total"]
+    streams = [Stream(daemon, max_tokens=4000).wait_started() for _ in range(3)]
+    os.kill(daemon.child("engine.process"), signal.SIGKILL)
+    wait_for(lambda: ready_status(daemon) == 503, timeout_s=2, what="not ready")
+    for stream in streams:
+        stream.thread.join(2)
+        assert "error" in stream.wait_end()[-1]
+    metrics = daemon.metrics()
+    assert metrics["quire_num_requests_running"] == 0
+    assert metrics["quire_kv_cache_usage_ratio"] == 0
+    assert post(daemon).status_code == 503
+    wait_for(lambda: ready_status(daemon) == 200, timeout_s=30, what="ready again")
+    assert post(daemon).status_code == 200
+    metrics = daemon.metrics()
+    assert metrics["quire_engine_restarts_total"] == 1
+    assert metrics["quire_generation_tokens_total"] >= tokens + 4
+
+
+def test_a_killed_worker_comes_back(start: Start) -> None:
+    daemon = start().wait_ready()
+    assert post(daemon).status_code == 200
+    tokens = daemon.metrics()["quire_generation_tokens_total"]
+    first = daemon.child("server.worker")
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: not is_alive(first), timeout_s=5, what="worker ended")
+    wait_for(lambda: ready_status(daemon) == 200, timeout_s=20, what="ready again")
+    assert post(daemon).status_code == 200
+    assert daemon.metrics()["quire_generation_tokens_total"] == tokens + 4
+    assert daemon.metrics()["quire_engine_restarts_total"] == 0
+
+
+def test_two_workers_share_the_streams_and_count_exactly(start: Start) -> None:
+    daemon = start("--http-workers", "2").wait_ready()
+
+    async def ask(client: openai.AsyncOpenAI) -> int:
+        stream = await client.completions.create(
+            model=MODEL,
+            prompt="Count",
+            max_tokens=10,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        return [chunk async for chunk in stream][-1].usage.completion_tokens
+
+    async def ten() -> list[int]:
+        async with openai.AsyncOpenAI(base_url=f"{daemon.base_url}/v1", api_key="-", max_retries=0) as client:
+            return await asyncio.gather(*(ask(client) for _ in range(10)))
+
+    assert asyncio.run(ten()) == [10] * 10
+    for _ in range(6):  # whichever worker answers
+        metrics = daemon.metrics()
+        for prefix in ("quire_", "vllm:"):
+            assert metrics[prefix + "inter_token_latency_seconds_count"] == 90
+            assert metrics[prefix + "time_to_first_token_seconds_count"] == 10
+            assert metrics[prefix + "e2e_request_latency_seconds_count"] == 10
+            assert metrics[prefix + "generation_tokens_total"] == 100
+            assert metrics[prefix + "request_queue_time_seconds_count"] == 10
+        assert metrics["vllm:request_success_total{finished_reason=length}"] == 10
+
+    streams = [Stream(daemon, max_tokens=100) for _ in range(24)]
+    wait_for(lambda: len(daemon.connections("server.worker")) == 2, timeout_s=5, what="two workers")
+    wait_for(lambda: sum(daemon.connections("server.worker")) >= 24, timeout_s=10, what="connections")
+    assert all(num > 0 for num in daemon.connections("server.worker"))
+    for stream in streams:
+        events = stream.wait_end()
+        assert [event["choices"][0]["finish_reason"] for event in events if event["choices"]][-1] == "length"
+
+
+def test_json_log_is_json_on_every_line(start: Start) -> None:
+    daemon = start("--log-format", "json")
+    wait_for(lambda: "Ready in" in daemon.log, timeout_s=60, what="ready")
+    lines = [json.loads(line) for line in daemon.log.splitlines()]
+    assert {"time", "level", "process", "logger", "message"} <= set(lines[0])

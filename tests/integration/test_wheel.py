@@ -1,0 +1,70 @@
+"""The package as users get it: built, installed elsewhere, and served from there by its console script."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.daemon import ROOT, Daemon
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools to build")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from a copy, so that the tree stays clean."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+    for name in ("server", "engine", "models", "kernels", "benchmarks"):
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    subprocess.run([*pip, str(source)], check=True, capture_output=True, timeout=120)
+    return next(folder.glob("quire-*.whl"))
+
+
+def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    for name in (
+        "server/cli.py",
+        "server/routes/chat.py",
+        "engine/process.py",
+        "models/llama.py",
+        "kernels/attention/torch_ref.py",
+        "models/demo/checkpoint/model.safetensors",
+        "models/demo/checkpoint/chat_template.jinja",
+    ):
+        assert name in names
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
+        "server",
+        "engine",
+        "models",
+        "kernels",
+        "benchmarks",
+    }
+
+
+def test_the_installed_console_script_serves_the_demo(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run(pip, check=True, capture_output=True, timeout=120)
+    script = site / "bin" / "quire"
+    env = {"PYTHONPATH": str(site)}
+    help_text = subprocess.run(
+        [str(script), "serve", "--help"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    assert "--max-model-len" in help_text
+    with Daemon("--device", "cpu", folder=tmp_path, command=(str(script),), env=env) as daemon:
+        answer = httpx.post(
+            daemon.wait_ready().base_url + "/v1/completions", json={"prompt": "Hi", "max_tokens": 3}, timeout=30
+        )
+        assert answer.json()["usage"]["completion_tokens"] <= 3
+        engine = Path(f"/proc/{daemon.child('engine.process')}/cwd") if sys.platform == "linux" else None
+        assert engine is None or engine.resolve() == site

@@ -1,0 +1,165 @@
+"""The house stays as docs/architecture.md draws it: server → engine → models → kernels, and torch only below."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("server", "engine", "models", "kernels", "benchmarks")
+
+# what each package may import of ours
+MAY_IMPORT = {
+    "kernels": {"kernels"},
+    "models": {"models", "kernels"},
+    "engine": {"engine", "models", "kernels"},
+    "server": {"server", "engine"},
+    "benchmarks": {"benchmarks", "server", "engine", "models", "kernels"},
+}
+# the only rooms of engine that server may enter
+ENGINE_FOR_SERVER = {
+    "engine.client",
+    "engine.config",
+    "engine.control",
+    "engine.errors",
+    "engine.logs",
+    "engine.metrics",
+    "engine.process",
+    "engine.protocol",
+    "engine.transport",
+}
+# engine files that hold tensors; all others are plain Python
+ENGINE_WITH_TORCH = {
+    "connectors",
+    "cuda_graph",
+    "device_state",
+    "input_batch",
+    "kv_cache",
+    "load",
+    "model_runner",
+    "sampler",
+}
+# calls that make the host wait for the device, or copy off it; each exception with its reason
+SYNCS = {"item", "tolist", "cpu"}
+SYNC_ALLOWED = {
+    "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
+}
+
+
+def source_files() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+    """Yield every import with the dotted name it needs: for `from a import b` that is a, and a.b if it is a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node, alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node, node.module
+            for alias in node.names:
+                if (ROOT / node.module.replace(".", "/") / f"{alias.name}.py").exists():
+                    yield node, f"{node.module}.{alias.name}"
+
+
+def top_level(tree: ast.Module) -> ast.Module:
+    """Return the module without the bodies of functions and of `if TYPE_CHECKING`."""
+
+    class Strip(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+            node.body = [ast.Pass()]
+            return node
+
+        def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+            node.body = [ast.Pass()]
+            return node
+
+        def visit_If(self, node: ast.If) -> ast.AST:
+            if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+                node.body = [ast.Pass()]
+            return self.generic_visit(node)
+
+    return Strip().visit(tree)
+
+
+def is_torch_free(path: Path) -> bool:
+    package = relative(path).split("/")[0]
+    return package == "server" or (package == "engine" and path.stem not in ENGINE_WITH_TORCH)
+
+
+@pytest.mark.parametrize("path", source_files(), ids=relative)
+def test_imports_go_down_only(path: Path) -> None:
+    package = relative(path).split("/")[0]
+    for node, name in imports(ast.parse(path.read_text())):
+        top = name.split(".")[0]
+        if top in PACKAGES or top == "tests":
+            where = f"{relative(path)}:{node.lineno} imports {name}"
+            assert top in MAY_IMPORT[package], where
+            if package == "server" and top == "engine" and name != "engine":
+                assert name in ENGINE_FOR_SERVER, where
+
+
+@pytest.mark.parametrize("path", [p for p in source_files() if is_torch_free(p)], ids=relative)
+def test_plain_python_files_have_no_torch(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    for node, name in imports(tree):
+        assert name.split(".")[0] not in ("torch", "triton"), f"{relative(path)}:{node.lineno} imports {name}"
+    for node, name in imports(top_level(tree)):
+        parts = name.split(".")
+        has_torch = parts[0] in ("models", "kernels") or (
+            parts[0] == "engine" and len(parts) > 1 and parts[1] in ENGINE_WITH_TORCH
+        )
+        assert not has_torch, f"{relative(path)}:{node.lineno} imports {name}, which imports torch"
+
+
+@pytest.mark.parametrize("module", ["server.cli", "server.launch", "server.worker", "engine.process"])
+def test_process_starts_without_torch_and_transformers(module: str) -> None:
+    heavy = ["torch", "transformers"] + (["fastapi", "rich"] if module in ("server.cli", "server.launch") else [])
+    code = f"import sys, {module}; sys.exit(' '.join(m for m in {heavy!r} if m in sys.modules) or 0)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, f"{module} imports {result.stderr}"
+
+
+def test_every_init_is_empty() -> None:
+    inits = [path for path in source_files() if path.name == "__init__.py"]
+    assert len(inits) >= len(PACKAGES)
+    assert [relative(path) for path in inits if path.read_text() != ""] == []
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    assert [relative(path.parent) for path in source_files() if not (path.parent / "__init__.py").exists()] == []
+
+
+def test_no_relative_and_no_star_imports() -> None:
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path in source_files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.level > 0 or any(alias.name == "*" for alias in node.names))
+    ]
+    assert found == []
+
+
+def test_models_and_kernels_never_wait_for_the_device() -> None:
+    found = [
+        f"{relative(path)}:{node.lineno} .{node.func.attr}()"
+        for package in ("models", "kernels")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if relative(path) not in SYNC_ALLOWED
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SYNCS
+    ]
+    assert found == []
+
+
+def test_every_module_says_what_it_owns() -> None:
+    files = [path for path in source_files() if path.name != "__init__.py"]
+    assert [relative(path) for path in files if not ast.get_docstring(ast.parse(path.read_text()))] == []

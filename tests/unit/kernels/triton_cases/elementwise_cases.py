@@ -1,0 +1,80 @@
+"""Triton row ops against their torch specifications, through Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import elementwise, triton_elementwise
+from kernels.kv_write import write_kv
+
+# The interpreter truncates to bf16 instead of rounding: half precision stands for it here, bf16 is tested on the GPU
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
+DTYPES = [torch.float32, torch.float16]
+
+
+def _close(out, expected):
+    assert out.dtype == expected.dtype
+    torch.testing.assert_close(out, expected, rtol=TOLERANCE[out.dtype], atol=TOLERANCE[out.dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 48), (2, 2, 100)])
+def test_rms_norm_equals_its_specification(shape, dtype):
+    x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
+    _close(triton_elementwise.rms_norm(x, weight, 1e-6), elementwise.rms_norm(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_rms_norm_equals_its_specification_and_keeps_its_inputs(dtype):
+    x, residual, weight = torch.randn(3, 100).to(dtype), torch.randn(3, 100).to(dtype), torch.randn(100).to(dtype)
+    kept = x.clone(), residual.clone()
+    for out, expected in zip(
+        triton_elementwise.add_rms_norm(x, residual, weight, 1e-6),
+        elementwise.add_rms_norm(x, residual, weight, 1e-6),
+        strict=True,
+    ):
+        _close(out, expected)
+    assert torch.equal(x, kept[0])
+    assert torch.equal(residual, kept[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [40, 1100])
+def test_silu_and_mul_equals_its_specification(size, dtype):
+    x = (torch.randn(3, 2 * size) * 4).to(dtype)
+    _close(triton_elementwise.silu_and_mul(x), elementwise.silu_and_mul(x))
+
+
+def _fused_by_specification(qkv, weights, positions, cos_sin_cache, k_cache, v_cache, slots, num_heads):
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    if weights[0] is not None:
+        q, k = elementwise.rms_norm(q, weights[0], 1e-6), elementwise.rms_norm(k, weights[1], 1e-6)
+    q, k = elementwise.apply_rope(q, k, positions, cos_sin_cache)
+    write_kv(k, v, k_cache, v_cache, slots)
+    return q
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "rotary_dim", "has_norm"),
+    [(3, 4, 2, 16, 16, True), (2, 3, 1, 20, 20, False), (2, 6, 6, 32, 16, True), (70, 2, 1, 16, 16, True)],
+)
+def test_norm_rope_write_kv_equals_the_three_specifications(
+    num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, has_norm, dtype
+):
+    qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype)
+    weights = [torch.randn(head_dim).to(dtype) if has_norm else None for _ in range(2)]
+    positions = torch.randint(0, 50, (num_tokens,))
+    cos_sin_cache = torch.randn(50, rotary_dim)
+    slots = torch.randperm(8 * 16)[:num_tokens]
+    mine = [torch.full((8, 16, num_kv_heads, head_dim), 7.0, dtype=dtype) for _ in range(2)]
+    theirs = [cache.clone() for cache in mine]
+    q = triton_elementwise.norm_rope_write_kv(
+        qkv, *weights, 1e-6, positions, cos_sin_cache, *mine, slots, num_heads=num_heads
+    )
+    _close(q, _fused_by_specification(qkv, weights, positions, cos_sin_cache, *theirs, slots, num_heads))
+    for cache, expected in zip(mine, theirs, strict=True):
+        _close(cache, expected)

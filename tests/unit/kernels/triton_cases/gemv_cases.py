@@ -1,0 +1,41 @@
+"""The skinny GEMM against float64, through Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.triton_gemv import GemvConfig, GemvScratch, gemv, gemv_config
+from tests.unit.kernels.triton_cases.ragged import relative_error
+
+
+def _error(num_rows, n, k, *, has_bias=False, config=None):
+    x, w = torch.randn(num_rows, k).half(), torch.randn(n, k).half()
+    bias = torch.randn(n).half() if has_bias else None
+    scratch = GemvScratch.allocate(torch.device("cpu"), max_split_n=256)
+    scratch.partial.fill_(float("nan"))
+    out = gemv(x, w, bias, scratch, config=config)
+    assert int(scratch.arrivals.abs().sum()) == 0
+    expected = x.double() @ w.double().T
+    return relative_error(out, expected + bias.double() if bias is not None else expected)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 32])
+def test_gemv_with_the_chosen_config(num_rows):
+    assert _error(num_rows, 70, 1024, has_bias=num_rows > 1) < 1e-3
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_gemv_at_any_number_of_splits(num_rows, splits):
+    config = GemvConfig(block_n=16, block_k=64, splits=splits, num_warps=4, num_stages=2, uses_dot=num_rows > 1)
+    assert _error(num_rows, 40, 512, has_bias=True, config=config) < 1e-3
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 32])
+@pytest.mark.parametrize(
+    ("n", "k"), [(4096, 1024), (1024, 2048), (1024, 3072), (151936, 1024), (4096, 14336), (512, 512)]
+)
+def test_chosen_configs_divide_k(num_rows, n, k):
+    config = gemv_config(num_rows=num_rows, n=n, k=k)
+    assert k % (config.splits * config.block_k) == 0

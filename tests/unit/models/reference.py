@@ -1,0 +1,28 @@
+"""Tiny random checkpoints, and the logits that transformers computes for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+
+
+def save_checkpoint(folder: Path, config: transformers.PreTrainedConfig, *, max_shard_size: str = "1GB") -> None:
+    """Save a model whose every parameter matters: wide weights, norms that are not ones, biases that are not zero."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(0.0, 0.2)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+
+
+def reference_logits(folder: Path, token_ids: list[int], *, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[len(token_ids), vocab_size], as transformers computes them."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    with torch.inference_mode():
+        return model.eval()(torch.tensor([token_ids])).logits[0]

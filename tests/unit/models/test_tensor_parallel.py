@@ -1,0 +1,90 @@
+"""A model split over several processes (gloo) gives the logits of the whole one, on every rank."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import distributed
+from transformers import LlamaConfig, Qwen3Config
+
+from models.config import ModelConfig
+from models.layers.embedding import load_vocab_rows
+from models.parallel import TensorParallel
+from models.weights import Weights
+from tests.unit.models.checkpoints import TINY, make_configs
+from tests.unit.models.harness import CPU, PagedRunner, load
+from tests.unit.models.reference import save_checkpoint
+from tests.unit.models.tensor_parallel_rank import PROMPT
+
+TIMEOUT_S = 120
+
+
+def run_ranks(size, folders, tmp_path):
+    """Run the ranks to their end; a failed one fails the test with its output."""
+    command = [sys.executable, "-m", "tests.unit.models.tensor_parallel_rank"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(size), str(tmp_path / f"store-{size}"), *map(str, folders)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=TIMEOUT_S)
+            assert rank.returncode == 0, output
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+# Every vocabulary here is odd, so the last rank's rows are padded
+TWO_RANKS = {
+    "llama": make_configs()["llama3.1"],
+    "biases": make_configs()["llama_all_biases"],
+    "replicated_kv_head": LlamaConfig(**TINY, num_key_value_heads=1),
+    "qwen3_tied": make_configs()["qwen3"],
+    "qwen3_replicated": Qwen3Config(**TINY, num_key_value_heads=1, head_dim=24),
+}
+FOUR_RANKS = {"each_kv_head_on_two_ranks": make_configs()["llama3.1"], "qwen3_tied": make_configs()["qwen3"]}
+
+
+@pytest.mark.parametrize(("size", "configs"), [(2, TWO_RANKS), (4, FOUR_RANKS)])
+def test_split_model_gives_the_logits_of_the_whole(size, configs, tmp_path):
+    folders = [tmp_path / name for name in configs]
+    for folder, config in zip(folders, configs.values(), strict=True):
+        save_checkpoint(folder, config)
+    run_ranks(size, folders, tmp_path)
+    for folder in folders:
+        runner = PagedRunner(load(folder), ModelConfig.from_folder(folder))
+        expected = runner.step([(runner.add_row(), PROMPT)])[0]
+        for rank in range(size):
+            logits = torch.load(folder / f"logits-{size}-{rank}.pt")
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("vocab_size", "size"), [(97, 2), (97, 4), (9, 4), (8, 4), (5, 4), (1, 3)])
+def test_vocab_rows_of_all_ranks_are_the_matrix_and_zeros(vocab_size, size):
+    w = Weights.dummy(device=CPU, dtype=torch.float32) / "lm_head"
+    ranks = [TensorParallel(rank, size, distributed.GroupMember.NON_GROUP_MEMBER) for rank in range(size)]
+    rows = [load_vocab_rows(w, vocab_size=vocab_size, hidden_size=6, tp=tp) for tp in ranks]
+    assert len({shard.shape for shard in rows}) == 1
+    assert torch.equal(torch.cat(rows)[:vocab_size], w.tensor("weight", (vocab_size, 6)))
+    assert torch.cat(rows)[vocab_size:].abs().sum() == 0
+
+
+def test_a_rank_without_vocab_rows_reads_none_of_the_file(tmp_path):
+    save_checkpoint(tmp_path, LlamaConfig(**TINY | {"vocab_size": 9}, num_key_value_heads=4))
+    w = Weights.from_folder(tmp_path, device=CPU, dtype=torch.float32) / "lm_head"
+    last = TensorParallel(3, 4, distributed.GroupMember.NON_GROUP_MEMBER)
+    assert load_vocab_rows(w, vocab_size=9, hidden_size=32, tp=last).tolist() == [[0.0] * 32] * 3
+
+
+def test_one_rank_needs_no_process_group():
+    tp, x = TensorParallel(), torch.ones(2, 3)
+    assert tp.all_reduce(x) is x
+    assert tp.all_gather(x, 0) is x
+    assert tp.broadcast(x) is x

@@ -1,0 +1,140 @@
+"""A tiny model folder (byte-level BPE, ChatML) and an app on fakes."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from engine.config import ServerConfig
+from engine.metrics import Metrics
+from server.app import create_app
+from tests.fakes import FakeEngineClient, FakeSupervisor
+from tests.unit.server.templates import CHATML
+
+SENTENCES = [
+    "The quick brown fox jumps over the lazy dog.",
+    "Hello, world! How are you today? I am fine, thank you.",
+    "Schöne Grüße aus Köln, naïve café. 日本語のテキスト 😀👍🏽",
+]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def train_byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES * 4, trainer)
+    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
+    return tokenizer
+
+
+def write_model_folder(folder: Path, *, chat_template: str | None = CHATML) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    train_byte_level().save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "bos_token": None, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if chat_template is not None:
+        (folder / "chat_template.jinja").write_text(chat_template)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 2}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model_folder(tmp_path_factory.mktemp("model"))
+
+
+class Harness:
+    """An app on a FakeEngineClient, and what its tests ask for again and again."""
+
+    def __init__(self, folder: Path, client: FakeEngineClient, supervisor: FakeSupervisor, **config: object) -> None:
+        self.client = client
+        self.supervisor = supervisor
+        self.metrics = Metrics()
+        server_config = ServerConfig(model=str(folder), served_model_names=["tiny", "alias/tiny"], **config)
+        self.app = create_app(server_config, client=client, supervisor=supervisor, metrics=self.metrics)
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text).ids
+
+    def http(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://quire")
+
+    def post(self, path: str, body: object = None, **kwargs: object) -> httpx.Response:
+        """Send one request in an event loop of its own."""
+
+        async def send() -> httpx.Response:
+            async with self.http() as http:
+                if body is not None:
+                    kwargs["json"] = body
+                return await http.post(path, **kwargs)
+
+        return asyncio.run(send())
+
+    def get(self, path: str, method: str = "GET") -> httpx.Response:
+        async def send() -> httpx.Response:
+            async with self.http() as http:
+                return await http.request(method, path)
+
+        return asyncio.run(send())
+
+    def chat(self, **fields: object) -> httpx.Response:
+        return self.post("/v1/chat/completions", {"model": "tiny", "messages": USER_HI, **fields})
+
+    def complete(self, **fields: object) -> httpx.Response:
+        return self.post("/v1/completions", {"model": "tiny", "prompt": "Hello", **fields})
+
+
+USER_HI = [{"role": "user", "content": "hi"}]
+
+
+def stream_chunks(text: str) -> list[dict]:
+    """Parse an event stream; it must end with [DONE]."""
+    events = [event for event in text.split("\n\n") if event and not event.startswith(":")]
+    assert events[-1] == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+
+
+@pytest.fixture
+def harness(model_folder: Path):
+    """Make a Harness; `text` is what the engine answers with."""
+
+    def make(
+        text: str = "Hello, world!", *, folder: Path = model_folder, supervisor: FakeSupervisor | None = None,
+        engine: dict | None = None, **config: object,
+    ) -> Harness:  # fmt: skip
+        script = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+        client = FakeEngineClient(**{"script": script, **(engine or {})})
+        return Harness(folder, client, supervisor or FakeSupervisor(), **config)
+
+    return make
+
+
+@contextlib.contextmanager
+def serving(app: object) -> Iterator[str]:
+    """Serve an app with uvicorn in a thread; yield its base URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, http="h11", lifespan="off", log_config=None, access_log=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(5)

@@ -1,0 +1,218 @@
+"""Flags: every value checked in one sentence, every default as documented, help without heavy imports."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from engine.config import EngineConfig, LaunchConfig, ServerConfig
+from engine.errors import StartupError
+from server import launch, listener
+from server.cli import main
+from server.flags import size
+
+ROOT = Path(__file__).parents[3]
+
+
+class Launched(NamedTuple):
+    launch: LaunchConfig
+    engine: EngineConfig
+    server: ServerConfig
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
+    """Catch what `serve` would launch."""
+    calls: list[Launched] = []
+
+    def fake_launch(launch: LaunchConfig, engine: EngineConfig, server: ServerConfig, listeners: object) -> int:
+        calls.append(Launched(launch, engine, server))
+        return 0
+
+    monkeypatch.setattr(launch, "launch", fake_launch)
+    monkeypatch.setattr(listener, "bind", lambda config: [])
+    return calls
+
+
+def test_serve_without_flags_has_the_documented_defaults(launched: list[Launched]) -> None:
+    assert main(["serve"]) == 0
+    (config,) = launched
+    assert config.launch == LaunchConfig()
+    assert config.engine == EngineConfig(model=config.engine.model)
+    assert config.server == ServerConfig(model=config.engine.model, served_model_names=["quire-demo"])
+    assert config.engine.model.endswith("models/demo/checkpoint")
+
+
+def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}")
+    flags = (
+        "--host 0.0.0.0 --port 81 --http-workers 3 --served-model-name a --served-model-name b --device cpu "
+        "--dtype float32 --load-format dummy --max-model-len 64 --max-num-seqs 4 --max-num-batched-tokens 32 "
+        "--block-size 8 --kv-cache-memory 1.5MiB --gpu-memory-utilization 0.5 --attention-backend torch "
+        f"--no-prefix-caching --depth 1 --max-waiting 9 --chat-template {template} --strict --drain-timeout 3s "
+        "--request-timeout 60 --log-format json --log-level warning --debug"
+    )
+    assert main(["serve", *flags.split()]) == 0
+    (config,) = launched
+    assert config.launch == LaunchConfig(
+        host="0.0.0.0",
+        port=81,
+        http_workers=3,
+        drain_timeout_s=3.0,
+        log_format="json",
+        log_level="warning",
+        debug=True,
+    )
+    assert config.engine == EngineConfig(
+        model=config.engine.model,
+        load_format="dummy",
+        device="cpu",
+        dtype="float32",
+        attention_backend="torch",
+        max_model_len=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        block_size=8,
+        kv_cache_memory_bytes=1_572_864,
+        gpu_memory_utilization=0.5,
+        enable_prefix_caching=False,
+        depth=1,
+        max_waiting=9,
+    )
+    assert config.server == ServerConfig(
+        model=config.engine.model,
+        served_model_names=["a", "b"],
+        chat_template=str(template),
+        strict=True,
+        request_timeout_s=60.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--port", "65536"),
+        ("--port", "-1"),
+        ("--port", "http"),
+        ("--http-workers", "0"),
+        ("--device", "tpu"),
+        ("--dtype", "int3"),
+        ("--load-format", "pickle"),
+        ("--max-model-len", "0"),
+        ("--max-num-seqs", "1.5"),
+        ("--max-num-batched-tokens", "many"),
+        ("--block-size", "0"),
+        ("--kv-cache-memory", "4 parsecs"),
+        ("--kv-cache-memory", "0"),
+        ("--kv-cache-memory", "9" * 400),
+        ("--gpu-memory-utilization", "1.01"),
+        ("--gpu-memory-utilization", "0"),
+        ("--gpu-memory-utilization", "nan"),
+        ("--depth", "3"),
+        ("--max-waiting", "0"),
+        ("--drain-timeout", "-1"),
+        ("--request-timeout", "inf"),
+        ("--served-model-name", " "),
+        ("--log-format", "xml"),
+        ("--log-level", "loud"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence_that_names_flag_and_value(
+    flag: str, value: str, launched: list[Launched], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["serve", f"{flag}={value}"])
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2
+    assert error.count("\n") == 1
+    assert flag in error
+    assert value.strip() in error
+    assert launched == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--max-num-seqs", "8", "--max-num-batched-tokens", "4"], "--max-num-batched-tokens 4"),
+        (["--chat-template", "/no/such.jinja"], "--chat-template /no/such.jinja cannot be read"),
+        (["--revision", "main"], "--revision main needs a hub id"),
+        (["no-such-model"], "no-such-model"),
+    ],
+)
+def test_flags_that_do_not_fit_together_are_wrong_usage(
+    arguments: list[str], words: str, launched: list[Launched], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("quire: error: ")
+    assert error.count("\n") == 1
+    assert words in error
+    assert launched == []
+
+
+def test_an_internal_error_shows_its_traceback_only_with_debug(
+    monkeypatch: pytest.MonkeyPatch, launched: list[Launched], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(config: LaunchConfig) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(listener, "bind", broken)
+    assert main(["serve"]) == 3
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "oops" in error
+    with pytest.raises(ZeroDivisionError):
+        main(["serve", "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("4GiB", 4 * 2**30), ("512MB", 512 * 10**6), ("512mb", 512 * 10**6), ("4096", 4096), ("1.5 kib", 1536)],
+)
+def test_sizes_are_read_in_decimal_and_binary_units(text: str, num_bytes: int) -> None:
+    assert size(text) == num_bytes
+
+
+def test_a_port_that_is_taken_is_a_failed_start_that_names_the_flag() -> None:
+    (taken,) = listener.bind(LaunchConfig(port=0))
+    with taken:
+        port = taken.getsockname()[1]
+        for http_workers in (1, 2):
+            with pytest.raises(StartupError, match=f"Port {port} on 127.0.0.1 is in use.*--port") as caught:
+                listener.bind(LaunchConfig(port=port, http_workers=http_workers))
+            assert caught.value.exit_code == 3
+
+
+def test_workers_share_one_port_that_nobody_else_gets() -> None:
+    listeners = listener.bind(LaunchConfig(port=0, http_workers=2))
+    ports = {one.getsockname()[1] for one in listeners}
+    assert len(ports) == 1
+    with pytest.raises(StartupError, match="is in use"):
+        listener.bind(LaunchConfig(port=ports.pop(), http_workers=2))
+    for one in listeners:
+        one.close()
+
+
+@pytest.mark.parametrize(("host", "code"), [("no.such.host.invalid", 2), ("203.0.113.1", 3)])
+def test_a_host_that_cannot_be_listened_on_is_named(host: str, code: int) -> None:
+    with pytest.raises(StartupError, match=host) as caught:
+        listener.bind(LaunchConfig(host=host, port=0))
+    assert caught.value.exit_code == code
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["--version"]])
+def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "server", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 0
+    assert "quire" in result.stdout
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert imported.isdisjoint({"torch", "transformers", "fastapi", "rich", "asyncio", "msgspec", "huggingface_hub"})

@@ -1,0 +1,115 @@
+"""Detokenizer: the pieces joined are the whole decode; no character comes out in parts."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from server.detokenizer import _BYTE_OF_CHAR, ByteLevelDetokenizer, WindowDetokenizer
+from server.tokenizer import Tokenizer as ServerTokenizer
+from server.tokenizer import load_tokenizer
+from tests.unit.server.conftest import SENTENCES, train_byte_level
+
+BYTE_LEVEL = train_byte_level()
+
+
+def train_sentencepiece_like() -> Tokenizer:
+    """Llama 2's form: ▁ for spaces, bytes as <0xNN>, one leading space stripped."""
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.train_from_iterator(SENTENCES[:2] * 4, trainer)
+    tokenizer.add_tokens([AddedToken(f"<0x{byte:02X}>", special=False, normalized=False) for byte in range(256)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def byte_fallback_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encode with bytes for every character outside the vocabulary, as byte_fallback would."""
+    ids = []
+    for char in "▁" + text.replace(" ", "▁"):
+        token_id = tokenizer.token_to_id(char)
+        ids += [token_id] if token_id is not None else [tokenizer.token_to_id(f"<0x{b:02X}>") for b in char.encode()]
+    return ids
+
+
+SENTENCEPIECE = train_sentencepiece_like()
+METASPACE = Tokenizer.from_str(SENTENCEPIECE.to_str())
+METASPACE.decoder = decoders.Metaspace(prepend_scheme="first")
+
+
+def streamed(tokenizer: Tokenizer, token_ids: list[int], cuts: list[int], *, skip_special_tokens: bool = True) -> str:
+    detokenizer = ServerTokenizer(tokenizer, named_tokens={}, chat_template=None).detokenizer(
+        skip_special_tokens=skip_special_tokens
+    )
+    borders = [0, *sorted(cut % (len(token_ids) + 1) for cut in cuts), len(token_ids)]
+    parts = [detokenizer.push(token_ids[a:b]) for a, b in pairwise(borders)]
+    return "".join([*parts, detokenizer.finish()])
+
+
+CUTS = st.lists(st.integers(0, 100), max_size=12)
+
+
+@given(st.text(max_size=40), CUTS)
+def test_byte_level_text_comes_back_however_it_is_split(text, cuts):
+    assert streamed(BYTE_LEVEL, BYTE_LEVEL.encode(text).ids, cuts) == text.replace("<|im_end|>", "")
+
+
+@given(st.lists(st.integers(0, 420), max_size=30), CUTS, st.booleans())
+def test_byte_level_equals_whole_decode_for_any_ids(ids, cuts, skip):
+    """Also for ids that are no UTF-8 and ids beyond the vocabulary."""
+    assert streamed(BYTE_LEVEL, ids, cuts, skip_special_tokens=skip) == BYTE_LEVEL.decode(ids, skip_special_tokens=skip)
+
+
+@given(st.text(alphabet="abe lo日é😀\n", max_size=25), CUTS)
+def test_byte_fallback_text_comes_back_however_it_is_split(text, cuts):
+    ids = byte_fallback_ids(SENTENCEPIECE, text)
+    assert SENTENCEPIECE.decode(ids) == text
+    assert streamed(SENTENCEPIECE, ids, cuts) == text
+
+
+@given(st.lists(st.integers(0, 299), max_size=30), CUTS, st.booleans())
+def test_metaspace_equals_whole_decode_for_any_ids(ids, cuts, skip):
+    assert streamed(METASPACE, ids, cuts, skip_special_tokens=skip) == METASPACE.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("text", ["😀", "👍🏽", "日本語", "👨‍👩‍👧", "é"])
+def test_a_character_is_never_given_in_parts(text):
+    tokenizer = ServerTokenizer(BYTE_LEVEL, named_tokens={}, chat_template=None)
+    detokenizer = tokenizer.detokenizer(skip_special_tokens=True)
+    by_byte = [BYTE_LEVEL.token_to_id(byte_char(byte)) for byte in text.encode()]
+    parts = [detokenizer.push([token_id]) for token_id in by_byte]
+    assert "\ufffd" not in "".join(parts)
+    assert "".join(parts) == text
+    assert [part for part in parts if part] == list(text)
+
+
+def byte_char(byte: int) -> str:
+    return {value: char for char, value in _BYTE_OF_CHAR.items()}[byte]
+
+
+def test_special_tokens_are_shown_when_asked_for():
+    ids = [*BYTE_LEVEL.encode("a").ids, BYTE_LEVEL.token_to_id("<|im_end|>"), *BYTE_LEVEL.encode("b").ids]
+    assert streamed(BYTE_LEVEL, ids, [1, 2]) == "ab"
+    assert streamed(BYTE_LEVEL, ids, [1, 2], skip_special_tokens=False) == "a<|im_end|>b"
+
+
+def test_the_cheap_detokenizer_is_chosen_for_byte_level(model_folder: Path):
+    tokenizer = load_tokenizer(model_folder)
+    assert isinstance(tokenizer.detokenizer(skip_special_tokens=True), ByteLevelDetokenizer)
+    other = ServerTokenizer(SENTENCEPIECE, named_tokens={}, chat_template=None)
+    assert isinstance(other.detokenizer(skip_special_tokens=True), WindowDetokenizer)
+
+
+def test_token_bytes_joined_are_the_text(model_folder: Path):
+    tokenizer = load_tokenizer(model_folder)
+    ids = tokenizer.encode("naïve 日本 😀!")
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == "naïve 日本 😀!"
+    other = ServerTokenizer(SENTENCEPIECE, named_tokens={}, chat_template=None)
+    ids = byte_fallback_ids(SENTENCEPIECE, "a 日é")
+    assert b"".join(map(other.token_bytes, ids)).decode() == " a 日é"

@@ -1,0 +1,96 @@
+"""The metrics page: every name from the start, exact sums, aliases, and what happens when the engine goes."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.metrics import METRICS, Metrics, MetricsDelta
+from server.exposition import Exposition
+
+
+def page(exposition: Exposition) -> dict[tuple[str, str], float]:
+    """Return {(sample name, its second label's value or ""): value}, as a Prometheus server would parse the page."""
+    samples = {}
+    for family in text_string_to_metric_families(exposition.render().decode()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            labels.pop("model_name", None)
+            samples[sample.name, next(iter(labels.values()), "")] = sample.value
+    return samples
+
+
+@pytest.fixture
+def exposition() -> Exposition:
+    return Exposition(model_name="tiny", version="1.2.3")
+
+
+def test_every_metric_and_label_exists_at_zero_before_anything_happened(exposition: Exposition) -> None:
+    samples = page(exposition)
+    for metric in METRICS.values():
+        for name in filter(None, (f"quire_{metric.name}", metric.alias)):
+            if metric.kind == "histogram":
+                assert samples[f"{name}_count", ""] == 0
+                assert samples[f"{name}_bucket", "+Inf"] == 0
+            else:
+                for label in metric.label_values or ("",):
+                    assert samples[name, label] == 0
+
+
+def test_deltas_of_two_processes_add_up_under_both_names(exposition: Exposition) -> None:
+    for _ in range(2):
+        metrics = Metrics()
+        metrics.count("prompt_tokens_total", 7)
+        metrics.count("requests_finished_total", label="stop")
+        metrics.observe("inter_token_latency_seconds", 0.004, 9)
+        metrics.observe("inter_token_latency_seconds", 99.0)
+        exposition.merge(metrics.drain())
+    samples = page(exposition)
+    for prefix in ("quire_", "vllm:"):
+        assert samples[prefix + "prompt_tokens_total", ""] == 14
+        assert samples[prefix + "inter_token_latency_seconds_count", ""] == 20
+        assert samples[prefix + "inter_token_latency_seconds_sum", ""] == pytest.approx(2 * (9 * 0.004 + 99))
+        assert samples[prefix + "inter_token_latency_seconds_bucket", "0.003"] == 0
+        assert samples[prefix + "inter_token_latency_seconds_bucket", "0.005"] == 18
+        assert samples[prefix + "inter_token_latency_seconds_bucket", "5.0"] == 18
+        assert samples[prefix + "inter_token_latency_seconds_bucket", "+Inf"] == 20
+    assert samples["vllm:request_success_total", "stop"] == 2
+    assert samples["vllm:request_success_total", "length"] == 0
+
+
+def test_counters_survive_the_engine_and_gauges_do_not(exposition: Exposition) -> None:
+    metrics = Metrics()
+    metrics.count("generation_tokens_total", 5)
+    metrics.gauge("num_requests_running", 3)
+    exposition.merge(metrics.drain())
+    assert page(exposition)["vllm:num_requests_running", ""] == 3
+    exposition.reset_gauges()
+    exposition.count("engine_restarts_total")
+    samples = page(exposition)
+    assert samples["vllm:num_requests_running", ""] == 0
+    assert samples["quire_generation_tokens_total", ""] == 5
+    assert samples["quire_engine_restarts_total", ""] == 1
+
+
+def test_cache_config_and_build_are_told_as_labels(exposition: Exposition) -> None:
+    assert b"cache_config_info" not in exposition.render()
+    exposition.set_cache_config(block_size=16, num_blocks=4096)
+    text = exposition.render().decode()
+    assert 'vllm:cache_config_info{block_size="16",model_name="tiny",num_gpu_blocks="4096"} 1.0' in text
+    assert 'quire_build_info{version="1.2.3"} 1.0' in text
+
+
+def test_model_name_is_the_only_common_label_and_is_escaped() -> None:
+    text = Exposition(model_name='a"b\\c\nd', version="1").render().decode()
+    assert 'quire_prompt_tokens_total{model_name="a\\"b\\\\c\\nd"} 0.0' in text
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        MetricsDelta(counters={("no_such_total", ""): 1.0}),
+        MetricsDelta(gauges={"no_such": 1.0}),
+        MetricsDelta(counters={("num_requests_running", ""): 1.0}),
+    ],
+)
+def test_names_outside_the_table_are_refused(exposition: Exposition, delta: MetricsDelta) -> None:
+    with pytest.raises(KeyError):
+        exposition.merge(delta)

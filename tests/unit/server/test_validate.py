@@ -1,0 +1,223 @@
+"""Bodies and limits: what is let in, and that a refusal names field, value and limit."""
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InvalidParameter, PromptTooLong, RequestError, UnsupportedFeature
+from server.body import parse_json
+from server.errors import MalformedBody
+from server.messages import template_messages
+from server.model_info import GenerationDefaults
+from server.schemas import ChatBody, CompletionBody, parse_body
+from server.validate import (
+    Moment,
+    chat_spec,
+    check_chat,
+    check_completion,
+    completion_spec,
+    ignored_fields,
+)
+from tests.fakes import READY
+
+DEFAULTS = GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, eos_token_ids=(2, 3))
+MOMENT = Moment(arrival_s=100.0, timeout_s=None, seed=7)
+HI = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields):
+    body = parse_body(ChatBody, {"messages": HI, **fields})
+    check_chat(body)
+    return chat_spec(body, [5] * 10, limits=READY, defaults=DEFAULTS, moment=MOMENT)
+
+
+def completion(**fields):
+    body = parse_body(CompletionBody, {"prompt": "x", **fields})
+    check_completion(body)
+    prompts = body.prompt if isinstance(body.prompt[0], list) else [[5] * 10] * len(body.prompt)
+    return completion_spec(body, prompts, limits=READY, defaults=DEFAULTS, moment=MOMENT)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0), ("n", 129), ("n", "3"), ("n", True), ("n", 1.0), ("temperature", -0.1), ("temperature", 2.1),
+        ("temperature", True), ("temperature", "1"), ("top_p", 1.1), ("top_p", -1), ("top_k", -2), ("top_k", 2**40),
+        ("min_p", 1.5), ("repetition_penalty", 0), ("presence_penalty", 2.5), ("frequency_penalty", -2.5),
+        ("max_tokens", 0), ("max_tokens", 2**70), ("max_completion_tokens", 0), ("min_tokens", -1), ("seed", 2**63),
+        ("seed", 1.5), ("stop", ["a"] * 5), ("stop", ""), ("stop", ["x" * 1025]), ("stop", 3), ("stop", [3]),
+        ("logit_bias", {"x": 1}), ("logit_bias", {"1": 101}), ("logit_bias", {"-1": 1}), ("logit_bias", {"512": 1}),
+        ("logit_bias", {str(i): 0 for i in range(1025)}), ("logit_bias", []), ("top_logprobs", 21),
+        ("stop_token_ids", [512]), ("stop_token_ids", [-1]), ("stop_token_ids", [True]), ("stream", "yes"),
+        ("stream", 1), ("messages", []), ("messages", "hi"), ("messages", [{"role": "wizard", "content": "x"}]),
+        ("messages", None), ("priority", 2**31), ("timeout", 0), ("timeout", 10**9), ("cache_salt", "x" * 513),
+        ("stream_options", {"include_usage": 1}), ("model", 3), ("chat_template_kwargs", {"messages": []}),
+        ("min_tokens", 250),
+    ],
+)  # fmt: skip
+def test_values_outside_their_limits_are_refused_by_name(field, value):
+    with pytest.raises(InvalidParameter) as info:
+        chat(**{field: value})
+    assert info.value.param is not None
+    assert info.value.param.split("[")[0].split(".")[0] == field
+    assert field in info.value.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("functions", [{}]),
+        ("reasoning_effort", "low"),
+        ("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"}), ("audio", {}),
+        ("modalities", ["audio"]), ("prompt_logprobs", 1), ("best_of", 2), ("prediction", {}),
+        ("web_search_options", {}),
+    ],
+)  # fmt: skip
+def test_features_of_later_are_refused_by_name(field, value):
+    with pytest.raises(UnsupportedFeature) as info:
+        chat(**{field: value})
+    assert info.value.param == field
+
+
+def test_defaults_of_refused_features_are_fine():
+    chat(tools=[], tool_choice="none", functions=[], response_format={"type": "text"}, modalities=["text"], best_of=2,
+         n=2, parallel_tool_calls=False, store=False, metadata={"a": "b"}, user="u", service_tier="auto")  # fmt: skip
+    completion(suffix="", best_of=1)
+
+
+def test_null_means_absent():
+    fields = [name for name in ChatBody.model_fields if name != "messages"]
+    assert chat(**dict.fromkeys(fields)) == chat()
+    fields = [name for name in CompletionBody.model_fields if name != "prompt"]
+    assert completion(**dict.fromkeys(fields)) == completion()
+
+
+def test_the_models_defaults_apply_and_the_request_wins():
+    params = chat().params
+    assert (params.temperature, params.top_p, params.top_k, params.stop_token_ids) == (0.6, 0.9, 20, [2, 3])
+    params = chat(temperature=0, top_p=1, top_k=-1, stop_token_ids=[3, 9]).params
+    assert (params.temperature, params.top_p, params.top_k, params.stop_token_ids) == (0.0, 1.0, 0, [2, 3, 9])
+    assert chat(ignore_eos=True).params.stop_token_ids == []
+    assert chat(top_p=0).params.top_k == 1
+    assert chat(temperature=1e-300).params.is_greedy
+
+
+def test_max_tokens_is_the_rest_of_the_context_for_chat_and_16_for_completions():
+    assert chat().params.max_tokens == 246
+    assert chat(max_tokens=5).params.max_tokens == 5
+    assert chat(max_tokens=5, max_completion_tokens=6).params.max_tokens == 6
+    assert completion().params.max_tokens == 16
+    assert completion(prompt=[[1] * 250, [1]]).params.max_tokens == 6
+
+
+def test_what_does_not_fit_the_context_is_refused_with_numbers():
+    with pytest.raises(PromptTooLong, match=r"256 tokens.*257.*10 in the prompt.*247"):
+        chat(max_tokens=247)
+    with pytest.raises(PromptTooLong, match=r"256 tokens.*256 tokens"):
+        completion(prompt=[[1] * 256])
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [[]], [1, "a"], [1.5], [True], {}, 3, None, [[1], "a"], [[512]], [-1], ["a"] * 1025]
+)
+def test_prompts_of_other_forms_are_refused(prompt):
+    with pytest.raises(InvalidParameter, match="prompt"):
+        completion(prompt=prompt)
+
+
+def test_too_many_choices_in_all_are_refused():
+    with pytest.raises(InvalidParameter, match="1024"):
+        completion(prompt=["a"] * 100, n=11)
+
+
+def test_seeds_are_kept_or_drawn():
+    assert chat().params.seed == 7
+    assert chat(seed=5).params.seed == 5
+    assert 0 <= chat(seed=-1).params.seed < 2**63
+
+
+def test_the_shorter_deadline_counts():
+    assert chat().deadline_s is None
+    assert chat(timeout=5).deadline_s == 105.0
+
+
+def test_unknown_fields_are_named():
+    body = parse_body(
+        ChatBody,
+        {
+            "messages": [{**HI[0], "cache_control": {}}],
+            "foo": 1,
+            "store": True,
+            "stream": True,
+            "stream_options": {"x": 1},
+        },
+    )
+    assert ignored_fields(body) == ["foo", "store", "messages[0].cache_control", "stream_options.x"]
+
+
+def messages_of(*messages):
+    return template_messages(parse_body(ChatBody, {"messages": list(messages)}), knows_developer=False)
+
+
+def test_messages_become_what_templates_expect():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    assert messages_of(
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "n"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "annotations": []},
+        {"role": "tool", "content": "r", "tool_call_id": "c"},
+        {"role": "assistant", "content": "x", "reasoning": "why"},
+    ) == [
+        {"role": "system", "content": "d"},
+        {"role": "user", "content": "a\nb", "name": "n"},
+        {"role": "assistant", "tool_calls": [{**call, "function": {"name": "f", "arguments": {"a": 1}}}]},
+        {"role": "tool", "content": "r", "tool_call_id": "c"},
+        {"role": "assistant", "content": "x", "reasoning_content": "why"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, 3, {}, [3], [{"type": "image_url", "image_url": {"url": "http://x"}}], [{"text": "a"}], [{"type": "text"}]],
+)
+def test_content_that_is_no_text_is_refused(content):
+    with pytest.raises(RequestError) as info:
+        messages_of({"role": "user", "content": content})
+    assert "messages[0].content" in info.value.message
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(ChatBody.model_fields)), JSON, max_size=4))
+def test_any_json_is_a_spec_or_a_request_error(fields):
+    """Nothing a client can send raises anything else."""
+    with contextlib.suppress(RequestError):
+        chat(**fields)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"3", b"null", b'{"a": NaN}', b'{"a": Infinity}', b'{"a": 1e999}', b'{"a": "\\ud800"}',
+        b'{"a": "\xff"}', b'\xef\xbb\xbf{}', b"{'a': 1}", b'{"a": 1,}', b"[" * 100_000,
+        b'{"a":' * 65 + b"1" + b"}" * 65,
+    ],
+)  # fmt: skip
+def test_bodies_that_are_no_json_object_are_refused(body):
+    with pytest.raises(MalformedBody):
+        parse_json(body)
+
+
+def test_depth_64_is_still_fine():
+    assert parse_json(b'{"a":' * 64 + b"1" + b"}" * 64)
+    wide = msgspec.json.encode({"a": [{"b": [i]} for i in range(1000)]})
+    assert len(parse_json(wide)["a"]) == 1000
