@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import kernels_attention, kernels_linear
+from benchmarks import kernels_attention, kernels_layers, kernels_linear
 from benchmarks.kernel_timing import compile_ahead, machine_facts
 
-PARTS = ("elementwise", "decode", "prefill", "gemv")
+PARTS = ("elementwise", "decode", "prefill", "gemv", "layers")
 
 
 def main() -> None:
@@ -44,6 +44,8 @@ def _run(part: str, *, sweep: bool) -> list[dict[str, object]]:
     torch.manual_seed(0)
     if part == "elementwise":
         return kernels_linear.bench_elementwise()
+    if part == "layers":
+        return kernels_layers.bench_layers()
     if part == "gemv":
         return kernels_linear.bench_gemv(sweep=sweep)
     return {"decode": kernels_attention.bench_decode, "prefill": kernels_attention.bench_prefill}[part](sweep=sweep)

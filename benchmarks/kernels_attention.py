@@ -15,13 +15,15 @@ from kernels.attention.triton_prefill import PrefillConfig, prefill_attention, p
 
 HEAD_DIM = 128
 DECODE_CONFIGS = [
-    DecodeConfig(64, 4, 3), DecodeConfig(64, 4, 5), DecodeConfig(128, 4, 3), DecodeConfig(128, 8, 3),
-    DecodeConfig(32, 4, 5), DecodeConfig(32, 2, 5), DecodeConfig(64, 2, 3), DecodeConfig(64, 8, 5),
+    DecodeConfig(64, 2, 3), DecodeConfig(64, 2, 5), DecodeConfig(128, 4, 3), DecodeConfig(128, 4, 5),
+    DecodeConfig(128, 2, 3),
 ]  # fmt: skip
 PREFILL_CONFIGS = [
-    PrefillConfig(128, 128, 8, 2), PrefillConfig(128, 128, 8, 3), PrefillConfig(128, 64, 8, 3),
-    PrefillConfig(128, 64, 8, 5), PrefillConfig(64, 64, 4, 3), PrefillConfig(64, 128, 4, 3),
-    PrefillConfig(128, 64, 8, 2), PrefillConfig(64, 64, 4, 2), PrefillConfig(128, 32, 8, 5),
+    PrefillConfig(128, 64, 8, 5), PrefillConfig(128, 128, 8, 3), PrefillConfig(64, 64, 4, 2),
+    PrefillConfig(64, 64, 4, 3), *(PrefillConfig(m, n, w, s, maxnreg=128) for m, n, w, s in (
+        (128, 64, 8, 3), (128, 32, 8, 3), (64, 32, 4, 3))),
+    *(PrefillConfig(m, n, w, s, uses_tma=True, maxnreg=r) for m, n, w, s, r in (
+        (64, 64, 4, 2, None), (128, 64, 8, 2, 128), (128, 64, 8, 3, 128), (128, 32, 8, 3, 128), (64, 32, 4, 3, 128))),
 ]  # fmt: skip
 
 
@@ -114,11 +116,11 @@ def bench_decode(*, sweep: bool) -> list[dict[str, object]]:
             rows=rows, query_len=1, seq_len=seq_len, num_heads=num_heads, num_kv_heads=8, block_size=16,
             copies=num_copies(num_bytes),
         )  # fmt: skip
-        default_splits = problem.scratch.num_splits(num_rows=rows, num_kv_heads=8)
+        default_splits = problem.scratch.num_splits(num_pairs=rows * 8)
         variants: list[tuple[DecodeConfig, int, bool]] = [
-            (decode_config(HEAD_DIM, torch.bfloat16), default_splits, pdl) for pdl in (True, False)
+            (_default_decode(rows), default_splits, pdl) for pdl in (True, False)
         ]
-        if sweep and num_heads == 16:
+        if sweep:
             splits = sorted({max(1, default_splits * f // 4) for f in (1, 2, 4, 6, 8)} | {1 if rows > 8 else 16})
             variants += [(c, s, True) for c in DECODE_CONFIGS for s in splits if rows * 8 * s <= 4 * 132]
         for config, num_splits, pdl in variants:
@@ -136,7 +138,7 @@ def bench_prefill(*, sweep: bool) -> list[dict[str, object]]:
     results: list[dict[str, object]] = []
     cases = [(1, 512, 512), (1, 4096, 4096), (4, 4096, 4096), (1, 16384, 16384), (32, 512, 512), (1, 2048, 16384)]
     for num_heads, block_size, (rows, query_len, seq_len) in [
-        (heads, block_size, case) for heads, block_size in ((16, 16), (32, 16), (32, 128)) for case in cases
+        (heads, block_size, case) for heads, block_size in ((16, 16), (32, 16), (16, 64), (32, 64)) for case in cases
     ]:
         problem = make_paged(
             rows=rows, query_len=query_len, seq_len=seq_len, num_heads=num_heads, num_kv_heads=8,
@@ -144,8 +146,8 @@ def bench_prefill(*, sweep: bool) -> list[dict[str, object]]:
         )  # fmt: skip
         pairs = rows * query_len * (seq_len - query_len + (query_len + 1) / 2)
         flops = 4 * num_heads * HEAD_DIM * pairs
-        default = prefill_config(HEAD_DIM, torch.bfloat16, max_rows=query_len * num_heads // 8)
-        swept = PREFILL_CONFIGS if sweep and num_heads == 32 and rows * query_len >= 4096 else []
+        default = _default_prefill(num_heads, block_size, rows * query_len, query_len)
+        swept = [c for c in PREFILL_CONFIGS if _fits(c, block_size)] if sweep and num_heads == 32 else []
         for config, pdl in [(default, True), *((c, True) for c in swept)]:
             error = check(problem, prefill_call(problem, -1, config=config, pdl=pdl))
             call = functools.partial(prefill_call, problem, config=config, pdl=pdl)
@@ -169,13 +171,34 @@ def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
         (decode_call if query_len == 1 else prefill_call)(problem, 0, **options)
 
     jobs: list[Callable[[], object]] = []
-    for config in {decode_config(HEAD_DIM, torch.bfloat16), *(DECODE_CONFIGS if sweep else [])}:
+    for config in {*(_default_decode(rows) for rows in (1, 8, 256)), *(DECODE_CONFIGS if sweep else [])}:
         for num_heads, splits, pdl in [(h, s, p) for h in (16, 32) for s in (1, 4) for p in (True, False)]:
             jobs.append(functools.partial(run, num_heads, 16, 1, config=config, num_splits=splits, pdl=pdl))
-    for config in {prefill_config(HEAD_DIM, torch.bfloat16, max_rows=999), *(PREFILL_CONFIGS if sweep else [])}:
-        for num_heads, block_size in ((16, 16), (32, 16), (32, 128)):
+    defaults = {_default_prefill(16, bs, tokens, tokens) for bs in (16, 64) for tokens in (512, 4096)}
+    for config in {*defaults, *(PREFILL_CONFIGS if sweep else [])}:
+        for num_heads, block_size in ((16, 16), (32, 16), (16, 64), (32, 64)):
+            if not _fits(config, block_size):
+                continue
             jobs.append(functools.partial(run, num_heads, block_size, 256, config=config, pdl=True))
     return jobs
+
+
+def _default_decode(rows: int) -> DecodeConfig:
+    return decode_config(HEAD_DIM, torch.bfloat16, num_pairs=rows * 8, is_split=rows < 50)
+
+
+def _default_prefill(num_heads: int, block_size: int, num_tokens: int, query_len: int) -> PrefillConfig:
+    return prefill_config(
+        HEAD_DIM,
+        torch.bfloat16,
+        block_size=block_size,
+        max_rows=query_len * num_heads // 8,
+        total_rows=num_tokens * num_heads,
+    )
+
+
+def _fits(config: PrefillConfig, block_size: int) -> bool:
+    return not config.uses_tma or block_size % config.block_n == 0
 
 
 def _time_sdpa(rows: int, seq_len: int, num_heads: int) -> float:

@@ -24,30 +24,31 @@ _BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
 
 def gemv_candidates(num_rows: int, n: int, k: int) -> list[GemvConfig]:
     """The cuts worth timing for a shape."""
-    dots = [(64, 128, 4, 4), (64, 128, 4, 6), (64, 256, 4, 3), (32, 256, 4, 4), (16, 256, 4, 4), (128, 128, 8, 4),
-            (32, 512, 4, 3), (16, 512, 4, 4), (32, 128, 4, 6)]  # fmt: skip
+    dots = [(64, 128, 4, 6), (64, 256, 4, 3), (32, 256, 4, 4), (32, 512, 4, 3), (32, 256, 4, 6), (64, 128, 4, 4),
+            (16, 512, 4, 4)]  # fmt: skip
+    cuts = [(bn, bk, s, warps, stages) for bn, bk, warps, stages in dots for s in (1, 2, 4)]
     found = [
-        GemvConfig(bn, bk, s, warps, stages)
-        for bn, bk, warps, stages in dots
-        for s in (1, 2, 4, 8)
-        if k % (s * bk) == 0 and (s == 1 or n // bn * s <= 1100) and n // bn * s >= 60
+        GemvConfig(*cut, prefetch=prefetch)
+        for cut in cuts
+        for prefetch in (0, 256, 512)
+        if k % (cut[2] * cut[1]) == 0 and (cut[2] == 1 or n // cut[0] * cut[2] <= 600) and n // cut[0] * cut[2] >= 60
     ]
-    if num_rows == 1:
-        fmas = [(8, 512, 1, 4, 4), (8, 512, 1, 4, 6), (8, 1024, 1, 4, 1), (4, 1024, 1, 4, 1), (16, 512, 1, 4, 3),
-                (8, 512, 2, 4, 4), (4, 512, 1, 2, 4), (4, 1024, 1, 4, 3), (8, 1024, 1, 8, 3), (4, 512, 1, 4, 6),
-                (16, 256, 1, 4, 6)]  # fmt: skip
-        found += [
-            GemvConfig(*cut, uses_dot=False)
-            for cut in fmas
-            if k % (cut[1] * cut[2]) == 0 and (cut[2] == 1 or n <= 16384)
-        ]
-    return found
+    if num_rows > 1:
+        return found
+    fmas = [(8, 512, 1, 4, 4), (8, 512, 1, 4, 6), (8, 1024, 1, 4, 1), (4, 1024, 1, 4, 1), (16, 512, 1, 4, 4),
+            (4, 512, 1, 2, 6), (4, 1024, 1, 4, 3), (16, 256, 1, 4, 6), (8, 256, 1, 2, 8)]  # fmt: skip
+    return [
+        GemvConfig(*cut, uses_dot=False, prefetch=prefetch)
+        for cut in fmas
+        for prefetch in (0, 512, 1024, 2048, 4096)
+        if k % cut[1] == 0 and prefetch <= k
+    ]
 
 
 def bench_gemv(*, sweep: bool) -> list[dict[str, object]]:
     """µs of x @ w.T per shape and rows, for the chosen cut, cuBLAS, and with `sweep` every candidate."""
     results: list[dict[str, object]] = []
-    scratch = GemvScratch.allocate(torch.device("cuda"))
+    scratch = GemvScratch.allocate(torch.device("cuda"), capacity=1 << 22)
     pool = torch.randn(128256 * 4096 * 2, **_BF16) * 0.05
     for name, (n, k) in GEMV_SHAPES.items():
         copies = num_copies(n * k * 2)
@@ -90,7 +91,7 @@ def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
 
     def run(config: GemvConfig, num_rows: int, pdl: bool) -> None:
         k = config.block_k * config.splits * 2
-        scratch = GemvScratch.allocate(torch.device("cuda"), max_split_n=1024)
+        scratch = GemvScratch.allocate(torch.device("cuda"))
         gemv(torch.randn(num_rows, k, **_BF16), torch.randn(256, k, **_BF16), None, scratch, config=config, pdl=pdl)
 
     wanted: dict[tuple[GemvConfig, int, bool], None] = {}

@@ -1,7 +1,7 @@
 """One load-generating process: streams completions from an OpenAI-compatible server over raw asyncio sockets.
 
 An HTTP library costs 5 to 11 µs an event, which would make the client the limit at tens of thousands of tokens a
-second; here a chunk costs one scan. It speaks just enough HTTP/1.1: keep-alive POST, chunked or length-delimited replies.
+second; here a chunk costs one scan. It speaks just enough HTTP/1.1: keep-alive POST, chunked replies.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""The offline workloads, exactly, by name: [(prompt_token_ids, output_len)]. Deterministic: every engine gets the same."""
+"""The offline workloads by name: [(prompt_token_ids, output_len)]. Deterministic: every engine gets the same."""
+
 from random import Random
 
 

@@ -52,8 +52,8 @@ class EngineClient(Protocol):
         """
         ...
 
-    def abort(self, request_id: str) -> None:
-        """Ask the engine to end a request; its iterator then ends with finish_reason "abort"."""
+    def abort(self, request_id: str, *, reason: str = "abort") -> None:
+        """Ask the engine to end a request; its iterator then ends with that finish_reason ("abort" | "stop")."""
         ...
 
     async def aclose(self) -> None:
@@ -98,10 +98,10 @@ class SocketEngineClient:
             if self._mailboxes.pop(request.request_id, None) is not None:
                 self.abort(request.request_id)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, *, reason: str = "abort") -> None:
         """See EngineClient.abort."""
         if self._writer is not None:
-            self._writer.write(encode_frame(AbortRequest(request_id)))
+            self._writer.write(encode_frame(AbortRequest(request_id, reason)))
 
     async def aclose(self) -> None:
         """See EngineClient.aclose."""

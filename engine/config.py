@@ -23,6 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.9  # share of the device's memory the daemon may fill
     enable_prefix_caching: bool = True
+    enforce_eager: bool = False  # no CUDA graphs: for debugging
     depth: int | None = None  # steps in flight: 2 overlaps host and device (default on cuda), 1 does not
     max_waiting: int = 2048  # requests queued before new ones are refused
 

@@ -104,10 +104,10 @@ class Engine:
                     self._stats.record_failed()
                     failed = RequestFailed(message.request_id, error.code, error.message, error.param)
                     self._transport.send(client_id, failed)
-            case AbortRequest(request_id):
+            case AbortRequest(request_id, reason):
                 request = self.scheduler.requests.get(request_id)
                 if request is not None and request.client_id == client_id:
-                    self._abort(request_id)
+                    self._abort(request_id, "stop" if reason == "stop" else "abort")
             case ClientGone():
                 self.abort_all(client_id)
                 self._outbox.pop(client_id, None)
@@ -131,11 +131,11 @@ class Engine:
             )
         )
 
-    def _abort(self, request_id: str) -> None:
-        request = self.scheduler.abort(request_id)
+    def _abort(self, request_id: str, reason: str = "abort") -> None:
+        request = self.scheduler.abort(request_id, reason)
         if request is not None:
             events = self._events_for(request)
-            events.finished.append(Finished(len(events.request_ids), "abort", None))
+            events.finished.append(Finished(len(events.request_ids), reason, None))
             events.request_ids.append(request_id)
             events.num_tokens.append(0)
             self._stats.record_finished(request)

@@ -20,6 +20,7 @@ from engine.kv_cache import GIB, KVCachePlan, allocate_kv_cache, free_bytes, pla
 from engine.model_runner import ModelRunner
 from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.torch_ref import TorchAttention
+from kernels.attention.triton_backend import TritonAttention
 from models.config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
@@ -28,8 +29,10 @@ from models.weights import Weights
 
 logger = logging.getLogger(__name__)
 
-BACKENDS: tuple[type[AttentionBackend], ...] = (TorchAttention,)
+BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, TorchAttention)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# Below this, waking a second thread costs more than it computes (docs/performance.md)
+_ONE_THREAD_PARAMETERS = 20_000_000
 OnStage = Callable[[Stage], None]
 
 
@@ -70,6 +73,8 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
         )
     detail = f"{model_config.architecture}, {model_config.num_layers} layers, {_name(dtype)} on {device.type}"
 
+    if device.type == "cpu" and model_config.num_parameters < _ONE_THREAD_PARAMETERS:
+        torch.set_num_threads(1)
     started = time.monotonic()
     model, num_bytes = _load_weights(config, model_config, device, dtype, on_stage, detail)
     weights_s = time.monotonic() - started
@@ -95,6 +100,8 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
         vocab_size=model_config.vocab_size,
         device=device,
     )
+    if device.type == "cuda" and backend.is_graph_safe and not config.enforce_eager:
+        runner.capture_graphs(lambda done, total: on_stage(Stage("graphs", done, total, unit="graphs", detail=detail)))
     scheduler_config = SchedulerConfig(
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
@@ -178,7 +185,8 @@ def _describe_device(device: torch.device) -> str:
         return f"{properties.name}, {properties.total_memory / GIB:.0f} GiB"
     if device.type == "mps":
         return "mps (Apple GPU; untested path)"
-    return f"cpu, {torch.get_num_threads()} threads"
+    num_threads = torch.get_num_threads()
+    return f"cpu, {num_threads} thread{'s' * (num_threads != 1)}"
 
 
 def _describe_pool(plan: KVCachePlan) -> str:

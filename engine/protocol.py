@@ -55,9 +55,13 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
 
 
 class AbortRequest(msgspec.Struct, tag=True):
-    """End a request; unknown ids are ignored (it may have ended on its own). No reply but `finished` or silence."""
+    """End a request; unknown ids are ignored (it may have ended on its own). No reply but `finished` or silence.
+
+    reason: "abort", or "stop" when the server found a stop string: an ordinary end, and counted as one.
+    """
 
     request_id: str
+    reason: str = "abort"
 
 
 class ClientGone(msgspec.Struct, tag=True):

@@ -87,11 +87,11 @@ class Scheduler:
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=_sort_key)
 
-    def abort(self, request_id: str) -> Request | None:
+    def abort(self, request_id: str, reason: str = "abort") -> Request | None:
         """End a request now; tokens of it still in flight are dropped. Returns it, or None if it is not known."""
         request = self.requests.get(request_id)
         if request is not None:
-            self._finish(request, "abort")
+            self._finish(request, reason)
         return request
 
     def schedule(self, now: float) -> StepPlan | None:

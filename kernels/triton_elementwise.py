@@ -89,6 +89,8 @@ def norm_rope_write_kv(
         REST=head_dim - 2 * half, REST_PAD=triton.next_power_of_2(max(1, head_dim - 2 * half)),
         BLOCK_H=block_heads, HAS_NORM=q_weight is not None, PDL=pdl,
         num_warps=max(1, block_heads // 4), launch_pdl=pdl,
+        # Else x1 * cos - x2 * sin becomes one bf16 fma, which skips a rounding of the specification
+        enable_fp_fusion=False,
     )  # fmt: skip
     return q
 

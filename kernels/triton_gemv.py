@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.attention.triton_common import prefetch_l2
+
 MAX_ROWS = 32
 _MAX_SPLITS = 16
 
@@ -29,6 +31,7 @@ class GemvConfig:
     num_warps: int
     num_stages: int
     uses_dot: bool = True  # tensor cores; False (one row only): fp32 multiply-adds
+    prefetch: int = 256  # columns of each row of w that a program asks L2 for before it waits; 0: none
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,11 @@ class GemvScratch:
     arrivals: torch.Tensor
 
     @classmethod
-    def allocate(cls, device: torch.device, *, max_split_n: int = 16384) -> GemvScratch:
-        """Allocate for products of up to max_split_n output features; wider ones fill the device without a split."""
+    def allocate(cls, device: torch.device, *, capacity: int = 1 << 19) -> GemvScratch:
+        """Allocate capacity fp32 sums (2 MB): enough for every cut that gemv_config chooses."""
         return cls(
-            partial=torch.empty(max_split_n * MAX_ROWS * _MAX_SPLITS, dtype=torch.float32, device=device),
-            arrivals=torch.zeros(max_split_n // 8, dtype=torch.int32, device=device),
+            partial=torch.empty(capacity, dtype=torch.float32, device=device),
+            arrivals=torch.zeros(4096, dtype=torch.int32, device=device),
         )
 
 
@@ -63,14 +66,30 @@ def can_gemv(x: torch.Tensor, w: torch.Tensor) -> bool:
 
 
 def gemv_config(*, num_rows: int, n: int, k: int) -> GemvConfig:
-    """The tuned cut of a shape class (benchmarks/notes.md says how it was measured)."""
+    """The cut of a shape class, tuned on an H100 (benchmarks/notes.md). k: a multiple of 512."""
     if num_rows == 1:
-        return GemvConfig(block_n=8, block_k=512, splits=1, num_warps=4, num_stages=4, uses_dot=False)
-    splits = 1
-    # Two programs of 64 rows on each of about 132 multiprocessors
-    while splits < _MAX_SPLITS and n // 64 * splits < 200 and k % (splits * 2 * 128) == 0:
-        splits *= 2
-    return GemvConfig(block_n=64, block_k=128, splits=splits, num_warps=4, num_stages=4)
+        return _one_row_config(n, k)
+    if n < 2048 and k % 1024 == 0:
+        if num_rows <= 8:
+            return GemvConfig(32, 256, 4, num_warps=4, num_stages=4, prefetch=512)
+        return GemvConfig(64, 128, 4, num_warps=4, num_stages=4, prefetch=512)
+    if num_rows <= 8:
+        if k < 4096:
+            return GemvConfig(32, 256, 1, num_warps=4, num_stages=4)
+        if 6144 <= n < 8192:
+            return GemvConfig(64, 128, 1, num_warps=4, num_stages=6, prefetch=0)
+        return GemvConfig(32, 512, 1, num_warps=4, num_stages=3)
+    return GemvConfig(64, 128, 2 if n < 6144 and k >= 4096 else 1, num_warps=4, num_stages=6)
+
+
+def _one_row_config(n: int, k: int) -> GemvConfig:
+    if k % 1024 != 0:
+        return GemvConfig(8, 512, 1, num_warps=4, num_stages=6, uses_dot=False, prefetch=512)
+    if k >= 4096:
+        return GemvConfig(8, 1024, 1, num_warps=4, num_stages=1, uses_dot=False, prefetch=512)
+    if n >= 6144:
+        return GemvConfig(4, 1024, 1, num_warps=4, num_stages=1, uses_dot=False, prefetch=1024)
+    return GemvConfig(4, 512, 1, num_warps=2, num_stages=6, uses_dot=False, prefetch=2048 if k >= 2048 else 1024)
 
 
 def gemv(
@@ -97,7 +116,7 @@ def gemv(
         x, w, bias, out, scratch.partial, scratch.arrivals, num_rows, n, k, k // config.splits, x.stride(0),
         M_PAD=m_pad, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
         EVEN_N=n % config.block_n == 0, USES_DOT=config.uses_dot, HAS_BIAS=bias is not None,
-        STAGES=config.num_stages, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
+        STAGES=config.num_stages, PREFETCH=config.prefetch, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -106,7 +125,8 @@ def gemv(
 def _gemv_kernel(
     x_ptr, w_ptr, bias_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, n, k, split_k, stride_x,
     M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, EVEN_N: tl.constexpr,
-    USES_DOT: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    USES_DOT: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """One (tile of output features, split of K)."""
     tile = tl.program_id(0)
@@ -116,7 +136,9 @@ def _gemv_kernel(
     sources = features if EVEN_N else tl.minimum(features, n - 1)
     w_ptrs = w_ptr + sources.to(tl.int64) * k + split * split_k
     if PDL:
-        _prefetch(w_ptrs, split_k, 1024)
+        # Programs past the first wave start when the wait is long over
+        if PREFETCH > 0 and tile * SPLITS + split < 528:
+            _prefetch(w_ptrs, split_k, PREFETCH)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     rows = tl.arange(0, M_PAD)
@@ -178,10 +200,7 @@ def _fma_slab(
 def _prefetch(w_ptrs, split_k, COLUMNS: tl.constexpr) -> None:
     """Ask L2 for the first COLUMNS of each row, a 128-byte line at a time; past the end, for the last line again."""
     lines = tl.minimum(tl.arange(0, COLUMNS // 64) * 64, split_k - 64)
-    addresses = (w_ptrs[:, None] + lines[None, :]).to(tl.uint64, bitcast=True)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
-    )
+    prefetch_l2(w_ptrs[:, None] + lines[None, :])
 
 
 @triton.jit

@@ -106,6 +106,7 @@ def _add_memory_flags(group: argparse._ArgumentGroup) -> None:
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of GPU memory (0.9)")
     add("--no-prefix-caching", action="store_true", help="do not reuse the KV of shared prefixes")
     add("--depth", type=integer(1, 2), metavar="N", help="steps in flight (2 on cuda, else 1)")
+    add("--enforce-eager", action="store_true", help="no CUDA graphs, for debugging")
     add("--max-waiting", type=integer(1, 2**20), default=2048, metavar="N", help="requests queued at most (2048)")
 
 
@@ -205,6 +206,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig"
         kv_cache_memory_bytes=arguments.kv_cache_memory,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         enable_prefix_caching=not arguments.no_prefix_caching,
+        enforce_eager=arguments.enforce_eager,
         depth=arguments.depth,
         max_waiting=arguments.max_waiting,
     )
@@ -241,7 +243,7 @@ class _Version(argparse.Action):
     """--version; looks the version up only when asked."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import version
+        from server.version import package_version
 
-        print(f"quire {version('quire')}")
+        print(f"quire {package_version()}")
         parser.exit(0)

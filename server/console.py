@@ -1,16 +1,15 @@
 """What a person sees while the daemon starts: stages, then one panel. Imports engine.control; rich only on a terminal.
 
-TerminalConsole draws bars; LogConsole writes one log line per stage, text or JSON. Both go to stderr. Life: stage …
-→ ready, or stop when the start ends otherwise.
+TerminalConsole draws bars; LogConsole writes log lines, text or JSON. Life: stage … → ready, or stop when the start
+fails.
 """
 
 import json
 import logging
 import os
 import shlex
-import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from engine.control import Stage
 
@@ -68,10 +67,10 @@ class Console(Protocol):
         ...
 
 
-def make_console(log_format: str) -> Console:
-    """Return bars on a terminal when the format is "auto", log lines otherwise."""
-    is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb"
-    return TerminalConsole() if log_format == "auto" and is_terminal else LogConsole()
+def make_console(log_format: str, stream: TextIO) -> Console:
+    """Return bars on `stream` when the format is "auto" and it is a terminal, log lines otherwise."""
+    is_terminal = stream.isatty() and os.environ.get("TERM", "") != "dumb"
+    return TerminalConsole(stream) if log_format == "auto" and is_terminal else LogConsole()
 
 
 class LogConsole:
@@ -103,10 +102,10 @@ class LogConsole:
 class TerminalConsole:
     """Bars while it loads, then a panel. rich honours NO_COLOR by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: TextIO) -> None:
         from rich.console import Console as RichConsole
 
-        self._rich = RichConsole(stderr=True, highlight=False)
+        self._rich = RichConsole(file=stream, highlight=False)
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
 

@@ -103,7 +103,10 @@ class Generation:
     async def _drive(self, child: "_Child") -> AsyncGenerator[Event, None]:
         async with aclosing(self._client.submit(child.add_request())) as deltas:  # closing it early aborts
             while not child.finish_reason:
-                for event in child.feed(await self._next(deltas)):
+                events = child.feed(await self._next(deltas))
+                if child.is_stopped_early:
+                    self._client.abort(child.request_id, reason="stop")
+                for event in events:
                     yield event
 
     async def _next(self, deltas: AsyncIterator[Delta]) -> Delta:
@@ -166,6 +169,11 @@ class _Child:
         self._metrics = metrics
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=spec.skip_special_tokens)
         self._stop = StopChecker(spec.stop, include_in_output=spec.include_stop_str_in_output) if spec.stop else None
+
+    @property
+    def is_stopped_early(self) -> bool:
+        """True once a stop string was found: the engine, which knows no text, must be told to end."""
+        return self._stop is not None and self._stop.matched is not None
 
     def add_request(self) -> AddRequest:
         """Return what the engine gets."""

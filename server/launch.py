@@ -7,11 +7,11 @@ or SIGINT: workers finish their streams, then the engine goes. A second signal e
 """
 
 import asyncio
-import importlib.metadata
 import logging
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Coroutine, Sequence
@@ -32,6 +32,7 @@ from server.console import Summary, make_console
 from server.control_server import ControlServer
 from server.exposition import Exposition
 from server.listener import is_ready, server_url
+from server.version import package_version
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,10 @@ def launch(
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
+ChildKey = tuple[str, int]  # role ("engine" | "worker"), index
+_ENGINE: ChildKey = ("engine", 0)
+
+
 class Launcher:
     """One daemon. `run` is its whole life."""
 
@@ -83,21 +88,20 @@ class Launcher:
         self._started_s = time.monotonic()
         self._engine_socket = str(run_dir / "engine.sock")
         self._control_socket = str(run_dir / "control.sock")
-        self._exposition = Exposition(
-            model_name=server_config.served_model_names[0], version=importlib.metadata.version("quire")
-        )
+        self._exposition = Exposition(model_name=server_config.served_model_names[0], version=package_version())
         self._control = ControlServer(exposition=self._exposition, on_message=self._on_message)
-        self._console = make_console(config.log_format)
+        self._console = make_console(config.log_format, sys.stderr)
         self._url = server_url(config.host, listeners[0])
-        self._engine: asyncio.subprocess.Process | None = None
-        self._workers: dict[int, asyncio.subprocess.Process] = {}
-        self._failures: dict[tuple[str, int], EngineFailed] = {}
-        self._greeted_workers: set[int] = set()
+        self._children: dict[ChildKey, asyncio.subprocess.Process] = {}
+        self._failures: dict[ChildKey, EngineFailed] = {}
+        self._started_once: set[ChildKey] = set()  # an engine that was ready, a worker that said hello
         self._facts: dict[str, str] = {}
-        self._has_engine_been_ready = False
         self._is_announced = False
-        self._drain_until_s: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def _is_draining(self) -> bool:
+        return self._control.state.is_draining
 
     async def run(self) -> int:
         """Start the children and keep them until a signal; return the exit code. Raises StartupError."""
@@ -107,6 +111,7 @@ class Launcher:
             loop.add_signal_handler(number, self._on_signal, number)
         await self._control.start(self._control_socket)
         logger.info("listening url=%s", self._url)
+        self._console.stage(self._control.state.stage)
         self._spawn(self._keep_engine())
         for index in range(self._config.http_workers):
             self._spawn(self._keep_worker(index))
@@ -117,109 +122,91 @@ class Launcher:
             for task in self._tasks:
                 task.cancel()
             await self._control.aclose()
-            children = [process for process in (self._engine, *self._workers.values()) if process is not None]
-            for process in children:
+            for process in self._children.values():
                 kill_child(process)
-            await asyncio.gather(*(process.wait() for process in children))
+            await asyncio.gather(*(process.wait() for process in self._children.values()))
 
     async def _keep_engine(self) -> None:
-        """Start the engine, and again whenever it ends, with back-off. A first start that fails ends the daemon."""
-        path = self._write_config(
-            "engine.json",
-            EngineProcessConfig(
-                engine=self._engine_config,
-                engine_socket=self._engine_socket,
-                control_socket=self._control_socket,
-                log_level=self._config.log_level,
-                log_format=self._child_log_format(),
-                debug=self._config.debug,
-            ),
+        config = EngineProcessConfig(
+            engine=self._engine_config,
+            engine_socket=self._engine_socket,
+            control_socket=self._control_socket,
+            log_level=self._config.log_level,
+            log_format=self._child_log_format(),
+            debug=self._config.debug,
         )
-        backoff = Backoff()
-        while True:
-            started_s = time.monotonic()
-            self._engine = await start_child(self._engine_module, path)
-            returncode = await self._engine.wait()
-            if self._drain_until_s is not None:
-                return
-            if self._has_engine_been_ready:
-                self._control.set_state(stage=Stage("restarting"))
-            await self._control.settle("engine", 0)
-            failure = self._failures.pop(("engine", 0), None)
-            reason = failure.message if failure else f"The engine process {describe_exit(returncode)}."
-            if not self._has_engine_been_ready:
-                self._fail(reason, failure.exit_code if failure else 3)
-                return
-            self._exposition.reset_gauges()
-            self._control.set_state(stage=Stage("restarting", detail=reason))
-            delay_s = backoff.next(uptime_s=time.monotonic() - started_s)
-            logger.error("engine ended, restarting delay_s=%g reason=%r", delay_s, reason)
-            await asyncio.sleep(delay_s)
-            self._exposition.count("engine_restarts_total")
+        await self._keep(_ENGINE, self._engine_module, self._write_config("engine.json", config))
 
     async def _keep_worker(self, index: int) -> None:
-        """Start an HTTP worker, and again whenever it ends. A first start that fails ends the daemon."""
         listener = self._listeners[index % len(self._listeners)]
-        path = self._write_config(
-            f"worker-{index}.json",
-            WorkerConfig(
-                server=msgspec.structs.replace(
-                    self._server_config,
-                    engine_socket=self._engine_socket,
-                    control_socket=self._control_socket,
-                    worker_index=index,
-                ),
-                listen_fd=listener.fileno(),
-                log_level=self._config.log_level,
-                log_format=self._child_log_format(),
-                debug=self._config.debug,
+        config = WorkerConfig(
+            server=msgspec.structs.replace(
+                self._server_config,
+                engine_socket=self._engine_socket,
+                control_socket=self._control_socket,
+                worker_index=index,
             ),
+            listen_fd=listener.fileno(),
+            log_level=self._config.log_level,
+            log_format=self._child_log_format(),
+            debug=self._config.debug,
         )
+        path = self._write_config(f"worker-{index}.json", config)
+        await self._keep(("worker", index), _WORKER_MODULE, path, pass_fds=[listener.fileno()])
+        if len(self._listeners) > 1:
+            listener.close()  # or the kernel would go on giving this worker's share of connections to nobody
+
+    async def _keep(self, child: ChildKey, module: str, config: Path, *, pass_fds: Sequence[int] = ()) -> None:
+        """Start a child, and again whenever it ends, until drain. A first start that fails ends the daemon."""
         backoff = Backoff()
-        while True:
+        while not self._is_draining:
+            if child == _ENGINE and child in self._started_once:
+                self._exposition.count("engine_restarts_total")
             started_s = time.monotonic()
-            worker = self._workers[index] = await start_child(_WORKER_MODULE, path, pass_fds=[listener.fileno()])
-            returncode = await worker.wait()
-            if self._drain_until_s is not None:
-                if len(self._listeners) > 1:
-                    listener.close()  # or the kernel would go on giving this worker's share to nobody
+            process = self._children[child] = await start_child(module, config, pass_fds=pass_fds)
+            returncode = await process.wait()
+            if self._is_draining:
                 return
-            await self._control.settle("worker", index)
-            failure = self._failures.pop(("worker", index), None)
-            reason = failure.message if failure else f"HTTP worker {index} {describe_exit(returncode)}."
-            if not self._is_announced and (failure is not None or index not in self._greeted_workers):
+            if child == _ENGINE and child in self._started_once:
+                self._control.set_state(stage=Stage("restarting"))
+            await self._control.settle(*child)
+            if child == _ENGINE:
+                self._exposition.reset_gauges()
+            failure = self._failures.pop(child, None)
+            reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
+            if child not in self._started_once or (failure is not None and not self._is_announced):
                 self._fail(reason, failure.exit_code if failure else 3)
                 return
             delay_s = backoff.next(uptime_s=time.monotonic() - started_s)
-            logger.error("worker ended, restarting worker=%d delay_s=%g reason=%r", index, delay_s, reason)
+            logger.error("%s %d ended, restarting delay_s=%g reason=%r", *child, delay_s, reason)
             await asyncio.sleep(delay_s)
 
     def _on_message(self, hello: Hello, message: Any) -> None:
+        child = (hello.role, hello.index)
         match message:
-            case Hello(role="worker", index=index):
-                self._greeted_workers.add(index)
-                if self._drain_until_s is not None:
-                    remaining_s = max(self._drain_until_s - time.monotonic(), 0.0)
-                    self._control.send(Drain(remaining_s), role="worker", index=index)
-            case Stage() if hello.role == "engine":
+            case Hello(role="worker"):
+                self._started_once.add(child)
+                if self._is_draining:
+                    self._control.send(Drain(0.0), role="worker", index=hello.index)
+            case Stage() if child == _ENGINE:
                 self._control.set_state(stage=message)
-                if not self._has_engine_been_ready:
+                if not self._is_announced:
                     self._console.stage(message)
                 if message.name == "ready":
                     self._spawn(self._learn_limits())
-                    if not self._has_engine_been_ready:
-                        self._has_engine_been_ready = True
+                    if child not in self._started_once:
+                        self._started_once.add(child)
                         self._spawn(self._announce())
             case Facts(rows):
                 self._facts = rows
             case EngineFailed():
-                self._failures[hello.role, hello.index] = message
+                self._failures[child] = message
 
     async def _announce(self) -> None:
         """Show the closing panel once, when a client would find the daemon ready."""
         while not await is_ready(self._listeners[0]):
             await asyncio.sleep(_PROBE_INTERVAL_S)
-        if self._is_announced or self._drain_until_s is not None:
+        if self._is_announced or self._is_draining:
             return
         self._is_announced = True
         self._console.ready(
@@ -247,7 +234,8 @@ class Launcher:
             writer.close()
 
     def _on_signal(self, number: int) -> None:
-        if self._drain_until_s is None:
+        if not self._is_draining:
+            self._control.set_state(is_draining=True)
             self._spawn(self._drain())
         elif not self._exit.done():
             logger.warning("second signal, ending now")
@@ -256,18 +244,15 @@ class Launcher:
     async def _drain(self) -> None:
         """Let every stream finish or time out, then end the engine."""
         timeout_s = self._config.drain_timeout_s
-        self._drain_until_s = time.monotonic() + timeout_s
         self._console.stop()
         logger.info("draining timeout_s=%g; a second signal ends it now", timeout_s)
-        self._control.set_state(is_draining=True)
         self._control.send(Drain(timeout_s), role="worker")
-        await asyncio.gather(
-            *(end_child(worker, timeout_s=timeout_s + _DRAIN_GRACE_S) for worker in self._workers.values())
-        )
+        workers = [process for child, process in self._children.items() if child != _ENGINE]
+        await asyncio.gather(*(end_child(worker, timeout_s=timeout_s + _DRAIN_GRACE_S) for worker in workers))
         await self._control.aclose()
-        if self._engine is not None:
+        if (engine := self._children.get(_ENGINE)) is not None:
             is_serving = self._control.state.stage.name == "ready"  # one that loads hears nothing
-            await end_child(self._engine, timeout_s=_ENGINE_END_S if is_serving else 0.0)
+            await end_child(engine, timeout_s=_ENGINE_END_S if is_serving else 0.0)
         logger.info("stopped")
         if not self._exit.done():
             self._exit.set_result(0)

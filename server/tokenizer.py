@@ -175,7 +175,8 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None = None) -> Tokeni
     except StartupError:
         raise
     except Exception as error:  # tokenizers raises bare Exception
-        raise StartupError(f"The tokenizer in {folder} cannot be loaded: {error}.") from error
+        reason = str(error).strip().split("\n", 1)[0].rstrip(".:")
+        raise StartupError(f"The tokenizer in {folder} cannot be loaded: {reason}.") from error
     try:
         return Tokenizer(backend, named_tokens=named_tokens, chat_template=source)
     except jinja2.TemplateSyntaxError as error:

@@ -47,7 +47,10 @@ async def serve(config: WorkerConfig) -> int:
     supervisor = ControlSupervisor(
         config.server.control_socket, worker_index=config.server.worker_index, metrics=metrics
     )
-    await supervisor.start()
+    try:
+        await supervisor.start()
+    except OSError:
+        return 1  # the launcher is gone already
     client = SocketEngineClient(config.server.engine_socket)
     await client.start()
     try:

@@ -85,7 +85,7 @@ class FakeEngineClient:
             if request.request_id not in self.finished and not has_failed:
                 self.abort(request.request_id)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, *, reason: str = "abort") -> None:
         if request_id not in self.aborted and request_id not in self.finished:
             self.aborted.append(request_id)
         self._aborting.add(request_id)

@@ -23,7 +23,7 @@ class AttentionMetadata:
     query_start_loc: torch.Tensor
     # [R] tokens of each request including this step's
     seq_lens: torch.Tensor
-    # [R, max_blocks] pool block of each block of the request; entries past the request's last block are arbitrary valid ids
+    # [R, max_blocks] pool block of each block of the request; entries past its last block are arbitrary valid ids
     block_table: torch.Tensor
     # [T] int64: block_id * block_size + offset, where each query token's key and value are written
     slot_mapping: torch.Tensor
@@ -53,6 +53,7 @@ class AttentionBackend(Protocol):
 
     name: str
     block_size_multiple: int
+    is_graph_safe: bool  # decode rows make no sync and read no host value that changes
 
     @classmethod
     def refuse(cls, spec: AttentionSpec) -> str | None:

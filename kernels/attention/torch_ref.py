@@ -17,6 +17,7 @@ class TorchAttention:
 
     name = "torch"
     block_size_multiple = 1
+    is_graph_safe = False  # the gather is as wide as the bound, so a graph would always pay for the longest
 
     def __init__(self) -> None:
         self._keys = _Scratch()

@@ -26,7 +26,8 @@ class TritonAttention:
     """
 
     name = "triton"
-    block_size_multiple = 16
+    block_size_multiple = 64  # one bulk copy per tile of keys; blocks of 16 and 32 work too, prefill is slower
+    is_graph_safe = True
 
     def __init__(self) -> None:
         self._scratch: DecodeScratch | None = None

@@ -37,3 +37,12 @@ def cap_logits(logits, softcap):
     """softcap * tanh(logits / softcap), tanh by exp2: libdevice has no twin in the interpreter."""
     grown = tl.exp2(logits * (2.0 * LOG2_E / softcap))
     return softcap * (1.0 - 2.0 / (grown + 1.0))
+
+
+@triton.jit
+def prefetch_l2(pointers) -> None:
+    """Ask L2 for the line of each pointer. Any address of the pool will do: L2 is where all writers meet."""
+    addresses = pointers.to(tl.uint64, bitcast=True)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
+    )

@@ -16,9 +16,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, page_offsets
+from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, page_offsets, prefetch_l2
 
 MAX_SPLITS = 128
+_FEW_PAIRS = 16  # (row, KV head) pairs of one or two rows: latency, not bandwidth, bounds them
 
 
 @dataclass(frozen=True)
@@ -40,31 +41,34 @@ class DecodeScratch:
     lse: torch.Tensor
     # [capacity] int32: splits arrived per (row, KV head); zero between launches
     arrivals: torch.Tensor
-    target_programs: int
+    num_sms: int
 
     @classmethod
     def allocate(cls, *, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> DecodeScratch:
         """Allocate for any number of rows: splits shrink as rows grow, so their product is bounded."""
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
-        target_programs = 2 * num_sms
-        # num_splits rounds up, so rows * KV heads * splits stays under twice the target
-        capacity = 2 * target_programs * (num_heads // num_kv_heads)
+        # num_splits aims at 3 programs per SM and rounds up, so rows * KV heads * splits stays under twice that
+        num_programs = 6 * num_sms
+        num_entries = num_programs * (num_heads // num_kv_heads)
         return cls(
-            partial=torch.empty(capacity, head_dim, dtype=torch.float32, device=device),
-            lse=torch.empty(capacity, dtype=torch.float32, device=device),
-            arrivals=torch.zeros(2 * target_programs, dtype=torch.int32, device=device),
-            target_programs=target_programs,
+            partial=torch.empty(num_entries, head_dim, dtype=torch.float32, device=device),
+            lse=torch.empty(num_entries, dtype=torch.float32, device=device),
+            arrivals=torch.zeros(num_programs, dtype=torch.int32, device=device),
+            num_sms=num_sms,
         )
 
-    def num_splits(self, *, num_rows: int, num_kv_heads: int) -> int:
-        """Enough splits to fill the device; 1 once rows and heads fill it alone. A host-side number."""
-        return max(1, min(MAX_SPLITS, -(-self.target_programs // (num_rows * num_kv_heads))))
+    def num_splits(self, *, num_pairs: int) -> int:
+        """Splits of each of num_pairs (row, KV head) pairs, a host-side number: 1 once pairs fill the device alone."""
+        target = self.num_sms if num_pairs <= _FEW_PAIRS else 3 * self.num_sms
+        return max(1, min(MAX_SPLITS, -(-target // num_pairs)))
 
 
-def decode_config(head_dim: int, dtype: torch.dtype) -> DecodeConfig:
-    """Tiles of 16 KiB of keys, three in flight."""
+def decode_config(head_dim: int, dtype: torch.dtype, *, num_pairs: int, is_split: bool) -> DecodeConfig:
+    """Choose tiles (benchmarks/notes.md): 32 KiB of keys where latency rules, 16 where programs share an SM."""
     row_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
-    return DecodeConfig(block_n=min(128, max(16, 16384 // row_bytes)), num_warps=4, num_stages=3)
+    if num_pairs <= _FEW_PAIRS:
+        return DecodeConfig(block_n=min(128, max(16, 32768 // row_bytes)), num_warps=4, num_stages=3)
+    return DecodeConfig(block_n=min(128, max(16, 16384 // row_bytes)), num_warps=2, num_stages=5 if is_split else 3)
 
 
 def decode_attention(
@@ -89,17 +93,19 @@ def decode_attention(
     q, out: [R, num_heads, head_dim], the last two dimensions dense; caches as AttentionBackend.forward;
     block_table: [>= R, max_blocks] int32; seq_lens: [>= R] int32, 0 for a padding row (its output is zeros).
     max_seq_len: an upper bound of seq_lens, spares empty splits; num_splits, config: override the choice (benchmarks).
-    pdl: launch early, under the kernel before it (Hopper's programmatic dependent launch).
+    pdl: launch early, under the kernel before it (Hopper's programmatic dependent launch), and ask L2 for the first
+    keys meanwhile: block_table and seq_lens must then come from a kernel earlier than that one.
     """
     num_rows, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
-    config = config or decode_config(head_dim, k_cache.dtype)
+    num_pairs = num_rows * num_kv_heads
     if num_splits is None:
-        num_splits = scratch.num_splits(num_rows=num_rows, num_kv_heads=num_kv_heads)
+        num_splits = scratch.num_splits(num_pairs=num_pairs)
+    config = config or decode_config(head_dim, k_cache.dtype, num_pairs=num_pairs, is_split=num_splits > 1)
     if max_seq_len is not None:
         num_splits = max(1, min(num_splits, -(-max_seq_len // config.block_n)))
     group = num_heads // num_kv_heads
-    assert num_rows * num_kv_heads * num_splits * group <= scratch.lse.shape[0] or num_splits == 1
+    assert num_pairs * num_splits * group <= scratch.lse.shape[0] or num_splits == 1
     assert k_cache.stride() == v_cache.stride()
     assert k_cache.stride(3) == 1
     _decode_kernel[(num_kv_heads, num_splits, num_rows)](
@@ -128,17 +134,33 @@ def _decode_kernel(
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.program_id(2)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     seq_len = tl.load(seq_lens_ptr + row)
     oldest = tl.maximum(seq_len - window, 0) if HAS_WINDOW else 0
     first_tile = oldest // BLOCK_N
     num_tiles = tl.maximum(tl.cdiv(seq_len, BLOCK_N) - first_tile, 1)
-    tiles_per_split = tl.cdiv(num_tiles, tl.num_programs(1))
-    if split * tiles_per_split >= num_tiles:
-        return
+    # At least 128 keys: below that, merging costs more than a split saves
+    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, tl.num_programs(1)), tl.cdiv(128, BLOCK_N))
     used_splits = tl.cdiv(num_tiles, tiles_per_split)
+    start = (first_tile + split * tiles_per_split) * BLOCK_N
+    end = tl.minimum(start + tiles_per_split * BLOCK_N, seq_len)
+    table_row_ptr = table_ptr + row.to(tl.int64) * stride_table
+    if PDL:
+        if SPLIT and split < used_splits:
+            _prefetch_keys(
+                k_ptr + kv_head * stride_head,
+                v_ptr + kv_head * stride_head,
+                table_row_ptr,
+                start,
+                end,
+                stride_block,
+                stride_slot,
+                HEAD_DIM,
+                BLOCK_SIZE,
+            )
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if split >= used_splits:
+        return
 
     heads = tl.arange(0, BLOCK_G)
     dims = tl.arange(0, D_PAD)
@@ -146,10 +168,8 @@ def _decode_kernel(
     in_group = (kv_head * GROUP + heads[:, None]) * HEAD_DIM + dims[None, :]
     q = tl.load(q_ptr + row.to(tl.int64) * stride_q_row + in_group, mask=in_tile, other=0.0)
     acc, lse = _attend_range(
-        q, k_ptr + kv_head * stride_head, v_ptr + kv_head * stride_head, table_ptr + row.to(tl.int64) * stride_table,
-        (first_tile + split * tiles_per_split) * BLOCK_N,
-        tl.minimum((first_tile + (split + 1) * tiles_per_split) * BLOCK_N, seq_len),
-        oldest, scale, softcap, stride_block, stride_slot,
+        q, k_ptr + kv_head * stride_head, v_ptr + kv_head * stride_head, table_row_ptr,
+        start, end, oldest, scale, softcap, stride_block, stride_slot,
         HEAD_DIM, D_PAD, BLOCK_G, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
     )  # fmt: skip
 
@@ -174,6 +194,20 @@ def _decode_kernel(
                 _merge_splits(
                     out_row_ptr, partial_ptr, lse_ptr, entries, used_splits, GROUP, HEAD_DIM, D_PAD, MAX_SPLITS
                 )
+
+
+@triton.jit
+def _prefetch_keys(
+    k_ptr, v_ptr, table_ptr, start, end, stride_block, stride_slot,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Ask L2 for the first 128 keys and values, line by line. Only a hint: the newest may not be written yet."""
+    LINES: tl.constexpr = triton.next_power_of_2((HEAD_DIM * k_ptr.dtype.element_ty.primitive_bitwidth + 1023) // 1024)
+    keys = start + tl.arange(0, 128)
+    offsets = page_offsets(table_ptr, keys, keys < end, stride_block, stride_slot, BLOCK_SIZE)
+    offsets = offsets[:, None] + (tl.arange(0, LINES) * (HEAD_DIM // LINES))[None, :]
+    prefetch_l2(k_ptr + offsets)
+    prefetch_l2(v_ptr + offsets)
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, page_offsets
 
@@ -26,17 +27,29 @@ class PrefillConfig:
     block_n: int  # keys per tile
     num_warps: int
     num_stages: int
+    uses_tma: bool = False  # one bulk copy per tile; block_size must be a multiple of block_n
+    maxnreg: int | None = None
 
 
-def prefill_config(head_dim: int, dtype: torch.dtype, *, max_rows: int) -> PrefillConfig:
-    """Choose tiles. max_rows: query tokens x group of the longest row; short rows take a smaller tile."""
+def prefill_config(
+    head_dim: int, dtype: torch.dtype, *, block_size: int, max_rows: int, total_rows: int
+) -> PrefillConfig:
+    """Choose tiles (benchmarks/notes.md). Rows here are query tokens x heads: of the longest row, and of all.
+
+    Capped at 128 registers, two tiles of 128 rows share an SM and one's softmax hides behind the other's products.
+    """
     if dtype == torch.float32:
         return PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=1)
-    if max_rows <= 64:
-        return PrefillConfig(block_m=64, block_n=64 if head_dim <= 128 else 32, num_warps=4, num_stages=3)
+    uses_tma = block_size % 64 == 0
     if head_dim > 128:
-        return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=2)
-    return PrefillConfig(block_m=128, block_n=128 if head_dim > 64 else 64, num_warps=8, num_stages=2)
+        if max_rows <= 64:
+            return PrefillConfig(block_m=64, block_n=32, num_warps=4, num_stages=2, uses_tma=uses_tma)
+        return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=2, uses_tma=uses_tma)
+    if max_rows <= 64 or total_rows <= 264 * 128:  # fewer tiles of 128 rows than two for each of 132 SMs
+        return PrefillConfig(block_m=64, block_n=64, num_warps=4, num_stages=2, uses_tma=uses_tma)
+    if uses_tma:
+        return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=2, uses_tma=True, maxnreg=128)
+    return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=5)
 
 
 def prefill_attention(
@@ -66,7 +79,13 @@ def prefill_attention(
     total_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
-    config = config or prefill_config(head_dim, q.dtype, max_rows=max_query_len * group)
+    config = config or prefill_config(
+        head_dim,
+        q.dtype,
+        block_size=block_size,
+        max_rows=max_query_len * group,
+        total_rows=total_tokens * num_heads,
+    )
     tokens_per_tile = max(1, config.block_m // group)
     num_rows = seq_lens.shape[0] - first_row
     num_tokens = total_tokens - first_row if num_tokens is None else num_tokens
@@ -75,58 +94,67 @@ def prefill_attention(
     assert k_cache.stride() == v_cache.stride()
     assert k_cache.stride(3) == 1
     assert group <= config.block_m
+    sources = (_describe(k_cache, config), _describe(v_cache, config)) if config.uses_tma else (k_cache, v_cache)
     _prefill_kernel[(num_kv_heads, num_tiles)](
-        q, k_cache, v_cache, out, block_table, query_start_loc, seq_lens, first_row, num_rows,
+        q, *sources, out, block_table, query_start_loc, seq_lens, first_row, num_rows, num_rows.bit_length(),
         scale * math.log2(math.e) if softcap == 0.0 else scale, softcap, sliding_window or 0,
         q.stride(0), out.stride(0), *k_cache.stride()[:3], block_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, D_PAD=triton.next_power_of_2(head_dim), BLOCK_SIZE=block_size,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, TOKENS=tokens_per_tile,
         HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
-        num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        USES_TMA=config.uses_tma, PDL=pdl,
+        num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl, maxnreg=config.maxnreg,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["first_row", "num_rows"])
+def _describe(cache: torch.Tensor, config: PrefillConfig) -> TensorDescriptor:
+    """A TMA descriptor of block_n keys of one head; head_dim is padded with zeros by the copy."""
+    box = [1, config.block_n, 1, triton.next_power_of_2(cache.shape[3])]
+    return TensorDescriptor(cache, list(cache.shape), list(cache.stride()), box)
+
+
+@triton.jit(do_not_specialize=["first_row", "num_rows", "search_steps"])
 def _prefill_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, query_start_ptr, seq_lens_ptr, first_row, num_rows,
+    q_ptr, k_source, v_source, out_ptr, table_ptr, query_start_ptr, seq_lens_ptr, first_row, num_rows, search_steps,
     scale, softcap, window,  # scale holds log2(e) unless logits are capped
     stride_q_token, stride_out_token, stride_block, stride_slot, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TOKENS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    USES_TMA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (KV head, tile of a row). A row's last tiles, which see the most keys, start first."""
     kv_head = tl.program_id(0)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    row, tile = _find_tile(query_start_ptr, first_row, num_rows, TOKENS)
+    row, tile = _find_tile(query_start_ptr, first_row, num_rows, search_steps, TOKENS)
     query_start = tl.load(query_start_ptr + row)
     query_len = tl.load(query_start_ptr + row + 1) - query_start
     num_tiles = tl.cdiv(query_len, TOKENS)
-    if tile >= num_tiles:
-        return
-    first_token = (num_tiles - 1 - tile) * TOKENS
+    # No early return: a tile past the row's end has no key to read and nothing to store
+    is_live = tile < num_tiles
+    first_token = tl.maximum(num_tiles - 1 - tile, 0) * TOKENS
     seq_len = tl.load(seq_lens_ptr + row)
     context_len = seq_len - query_len
 
     members = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, D_PAD)
     tokens = first_token + members // GROUP
-    in_row = (tokens < query_len) & (members < TOKENS * GROUP)
+    in_row = is_live & (tokens < query_len) & (members < TOKENS * GROUP)
     in_tile = in_row[:, None] & (dims < HEAD_DIM)[None, :]
     token_index = (query_start + tokens).to(tl.int64)
     in_heads = ((kv_head * GROUP + members % GROUP) * HEAD_DIM)[:, None] + dims[None, :]
     q = tl.load(q_ptr + (token_index * stride_q_token)[:, None] + in_heads, mask=in_tile, other=0.0)
 
     first_position = context_len + first_token
-    end = tl.minimum(first_position + TOKENS, seq_len)
-    full_end = (first_position + 1) // BLOCK_N * BLOCK_N
+    end = tl.where(is_live, tl.minimum(first_position + TOKENS, seq_len), 0)
+    full_end = tl.where(is_live, (first_position + 1) // BLOCK_N * BLOCK_N, 0)
     positions = context_len + tokens
     view = (
-        q, k_ptr + kv_head * stride_head, v_ptr + kv_head * stride_head, table_ptr + row.to(tl.int64) * stride_table,
-        positions, seq_len, scale, softcap, window, stride_block, stride_slot,
+        q, k_source, v_source, kv_head, table_ptr + row.to(tl.int64) * stride_table, positions, seq_len,
+        scale, softcap, window, stride_block, stride_slot, stride_head,
     )  # fmt: skip
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -138,15 +166,15 @@ def _prefill_kernel(
         full_start = tl.minimum(full_start, tl.cdiv(end, BLOCK_N) * BLOCK_N)
         acc, maximum, total = _attend_tiles(
             acc, maximum, total, start, full_start, view,
-            HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, MASK=True,
+            HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, USES_TMA, MASK=True,
         )  # fmt: skip
     acc, maximum, total = _attend_tiles(
         acc, maximum, total, full_start, full_end, view,
-        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, MASK=False,
+        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, USES_TMA, MASK=False,
     )  # fmt: skip
     acc, maximum, total = _attend_tiles(
         acc, maximum, total, tl.maximum(full_start, full_end), end, view,
-        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, MASK=True,
+        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, USES_TMA, MASK=True,
     )  # fmt: skip
     acc = acc / total[:, None]
     tl.store(
@@ -155,19 +183,17 @@ def _prefill_kernel(
 
 
 @triton.jit
-def _find_tile(query_start_ptr, first_row, num_rows, TOKENS: tl.constexpr):
+def _find_tile(query_start_ptr, first_row, num_rows, search_steps, TOKENS: tl.constexpr):
     """This program's row and its tile there: the last row i whose first tile, start // TOKENS + i, is not past ours."""
     flat = tl.program_id(1)
     base = tl.load(query_start_ptr + first_row)
     low = 0
     high = num_rows
-    while high - low > 1:
-        middle = (low + high) // 2
+    for _ in range(0, search_steps):
+        middle = tl.minimum((low + high) // 2, num_rows - 1)
         first_tile = (tl.load(query_start_ptr + first_row + middle) - base) // TOKENS + middle
-        if first_tile <= flat:
-            low = middle
-        else:
-            high = middle
+        low = tl.where(first_tile <= flat, middle, low)
+        high = tl.where(first_tile <= flat, high, middle)
     first_tile = (tl.load(query_start_ptr + first_row + low) - base) // TOKENS + low
     return first_row + low, flat - first_tile
 
@@ -176,36 +202,48 @@ def _find_tile(query_start_ptr, first_row, num_rows, TOKENS: tl.constexpr):
 def _attend_tiles(
     acc, maximum, total, start, end, view,
     HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, MASK: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    USES_TMA: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over keys [start, end). MASK: causal, window and row-end borders may cross these tiles."""
-    q, k_ptr, v_ptr, table_ptr, positions, seq_len, scale, softcap, window, stride_block, stride_slot = view
-    dims = tl.arange(0, D_PAD)
-    in_head = (dims < HEAD_DIM)[None, :]
+    (q, k_source, v_source, kv_head, table_ptr, positions, seq_len,
+     scale, softcap, window, stride_block, stride_slot, stride_head) = view  # fmt: skip
     for tile_start in range(start, end, BLOCK_N):
         keys = tile_start + tl.arange(0, BLOCK_N)
-        if MASK:
-            in_row = keys < seq_len
-            offsets = page_offsets(table_ptr, keys, in_row, stride_block, stride_slot, BLOCK_SIZE)
-            in_tile = in_row[:, None] & in_head
+        if USES_TMA:
+            block = tl.load(table_ptr + tile_start // BLOCK_SIZE)
+            k = k_source.load([block, tile_start % BLOCK_SIZE, kv_head, 0]).reshape([BLOCK_N, D_PAD])
         else:
-            offsets = page_offsets(table_ptr, keys, None, stride_block, stride_slot, BLOCK_SIZE)
-            in_tile = (keys >= 0)[:, None] & in_head
-        tile = offsets[:, None] + dims[None, :]
-        k = _load_tile(k_ptr + tile, in_tile, MASK or HEAD_DIM != D_PAD)
-        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            if MASK:
+                offsets = page_offsets(table_ptr, keys, keys < seq_len, stride_block, stride_slot, BLOCK_SIZE)
+            else:
+                offsets = page_offsets(table_ptr, keys, None, stride_block, stride_slot, BLOCK_SIZE)
+            dims = tl.arange(0, D_PAD)
+            tile = (offsets + kv_head * stride_head)[:, None] + dims[None, :]
+            in_tile = (keys < seq_len)[:, None] & (dims < HEAD_DIM)[None, :]
+            k = _load_tile(k_source + tile, in_tile, MASK or HEAD_DIM != D_PAD)
+        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if HAS_SOFTCAP:
-            logits = cap_logits(logits, softcap) * LOG2_E
+            logits = cap_logits(logits * scale, softcap)
+            scale_log2 = LOG2_E
+        else:
+            scale_log2 = scale
         if MASK:
             visible = keys[None, :] <= positions[:, None]
             if HAS_WINDOW:
                 visible = visible & (keys[None, :] > positions[:, None] - window)
             logits = tl.where(visible, logits, MASKED)
-        new_maximum = tl.maximum(maximum, tl.max(logits, 1))
+        new_maximum = tl.maximum(maximum, tl.max(logits, 1) * scale_log2)
         shrink = tl.exp2(maximum - new_maximum)
-        weights = tl.exp2(logits - new_maximum[:, None])
+        weights = tl.exp2(logits * scale_log2 - new_maximum[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        v = _load_tile(v_ptr + tile, in_tile, MASK or HEAD_DIM != D_PAD)
+        if USES_TMA:
+            v = v_source.load([block, tile_start % BLOCK_SIZE, kv_head, 0]).reshape([BLOCK_N, D_PAD])
+            if MASK:
+                # A slot past the row's end may hold NaN, and 0 * NaN is NaN
+                v = tl.where((keys < seq_len)[:, None], v, 0.0).to(v.dtype)
+        else:
+            v = _load_tile(v_source + tile, in_tile, MASK or HEAD_DIM != D_PAD)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         maximum = new_maximum

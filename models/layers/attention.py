@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kernels.elementwise import apply_rope
-from kernels.kv_write import write_kv
+from kernels.ops import norm_rope_write_kv
 from models.config import ModelConfig
 from models.context import ForwardContext
 from models.layers.linear import QKVLinear, RowLinear
@@ -38,6 +37,7 @@ class Attention(nn.Module):
         self.num_kv_heads = config.num_kv_heads_per_rank(tp.size)
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
+        self.eps = config.rms_norm_eps
         self.sliding_window = config.sliding_windows[layer_index]
         self.cos_sin_cache = cos_sin_cache
         self.q_norm = q_norm
@@ -48,15 +48,19 @@ class Attention(nn.Module):
 
         Returns [T, num_heads * head_dim].
         """
-        heads = qkv.unflatten(-1, (-1, self.head_dim))
-        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        if self.q_norm is not None:
-            q = self.q_norm(q)
-        if self.k_norm is not None:
-            k = self.k_norm(k)
-        q, k = apply_rope(q, k, ctx.positions, self.cos_sin_cache)
         k_cache, v_cache = ctx.kv_caches[self.layer_index]
-        write_kv(k, v, k_cache, v_cache, ctx.attention.slot_mapping)
+        q = norm_rope_write_kv(
+            qkv,
+            None if self.q_norm is None else self.q_norm.weight,
+            None if self.k_norm is None else self.k_norm.weight,
+            self.eps,
+            ctx.positions,
+            self.cos_sin_cache,
+            k_cache,
+            v_cache,
+            ctx.attention.slot_mapping,
+            num_heads=self.num_heads,
+        )
         out = ctx.backend.forward(
             q, k_cache, v_cache, ctx.attention, scale=self.scale, sliding_window=self.sliding_window
         )

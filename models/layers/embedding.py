@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kernels.ops import DenseLinear
 from models.parallel import TensorParallel
 from models.weights import Weights
 
@@ -40,10 +41,11 @@ class LMHead(nn.Module):
         self.tp = tp
         self.weight = weight
         self.vocab_size = vocab_size
+        self._linear = DenseLinear()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden_size] → [N, vocab_size], the same on every rank."""
-        return self.tp.all_gather(functional.linear(hidden, self.weight), dim=-1)[:, : self.vocab_size]
+        return self.tp.all_gather(self._linear(hidden, self.weight, None), dim=-1)[:, : self.vocab_size]
 
 
 def load_vocab_rows(w: Weights, *, vocab_size: int, hidden_size: int, tp: TensorParallel) -> torch.Tensor:

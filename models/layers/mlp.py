@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kernels.elementwise import silu_and_mul
+from kernels.ops import silu_and_mul
 from models.config import ModelConfig
 from models.layers.linear import MergedColumnLinear, RowLinear
 from models.parallel import TensorParallel

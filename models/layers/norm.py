@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kernels.elementwise import add_rms_norm, rms_norm
+from kernels.ops import add_rms_norm, rms_norm
 from models.weights import Weights
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional
 
+from kernels.ops import DenseLinear
 from models.quantization.base import LinearParams, LinearPart
 from models.weights import Weights
 
 
 class Unquantized:
     """LinearMethod: one dense [out, in] matrix."""
+
+    def __init__(self) -> None:
+        self._linear = DenseLinear()
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> LinearParams:
         """Read each `<name>.weight`; see LinearMethod.load."""
@@ -26,4 +29,4 @@ class Unquantized:
 
     def apply(self, params: LinearParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
-        return functional.linear(x, params["weight"], bias)
+        return self._linear(x, params["weight"], bias)

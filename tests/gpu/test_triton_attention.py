@@ -72,6 +72,13 @@ def test_long_rows_among_short_ones():
     assert _error([1, 1, 1, 700], [30_000, 0, 17, 9_000], num_kv_heads=1, group=4) < TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_prompts_long_enough_for_the_large_tiles(block_size):
+    error = _error([1, 1, 1, 2500, 701], [9, 100, 2000, 0, 1500], num_kv_heads=8, block_size=block_size)
+    assert error < TOLERANCE[torch.bfloat16]
+    assert _error([2500], [700], num_kv_heads=8, block_size=block_size, sliding_window=999) < TOLERANCE[torch.bfloat16]
+
+
 def test_one_graph_serves_all_lengths():
     shape = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 128, "block_size": 16, "dtype": torch.bfloat16}
     q, k_cache, v_cache, metadata = make_problem(

@@ -39,7 +39,8 @@ class Daemon:
             self.process = subprocess.Popen(
                 [*(command or (sys.executable, "-m", "server")), "serve", "--port", "0", *arguments],
                 cwd=ROOT if command is None else folder,
-                env={**os.environ, **(env or {})},
+                # one thread suits the tiny model, and two would wait for each other on cores that the tests share
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -91,8 +92,9 @@ class Daemon:
         return []
 
     def child(self, module: str) -> int:
-        """Return the pid of the first child that runs a module."""
-        return next(pid for pid in self.children() if module in _proc(pid, "cmdline").split("\0"))
+        """Return the pid of the first child that runs a module, once there is one."""
+        wait_for(lambda: self._running(module), timeout_s=10, what=f"a child that runs {module}")
+        return self._running(module)[0]
 
     def connections(self, module: str) -> list[int]:
         """Return, per child that runs a module, how many TCP connections it holds on our port."""
@@ -101,8 +103,7 @@ class Daemon:
         inodes = {row[9] for row in rows if row[1].endswith(port) and row[3] == "01"}
         return [
             sum(link.removeprefix("socket:[").removesuffix("]") in inodes for link in _open_files(pid))
-            for pid in self.children()
-            if module in _proc(pid, "cmdline").split("\0")
+            for pid in self._running(module)
         ]
 
     def get(self, path: str) -> httpx.Response:
@@ -117,6 +118,9 @@ class Daemon:
                 labels = [f"{key}={value}" for key, value in sample.labels.items() if key != "model_name"]
                 samples[sample.name + ("{" + ",".join(labels) + "}" if labels else "")] = sample.value
         return samples
+
+    def _running(self, module: str) -> list[int]:
+        return [pid for pid in self.children() if module in _proc(pid, "cmdline").split("\0")]
 
 
 def is_alive(pid: int) -> bool:

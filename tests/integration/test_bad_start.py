@@ -31,7 +31,6 @@ def start_fails(*arguments: str, env: dict[str, str] | None = None) -> tuple[int
     assert len(errors) == 1, output
     assert output.splitlines()[-1] == errors[0]
     assert errors[0].startswith("quire")
-    print(errors[0])
     return result.returncode, errors[0]
 
 

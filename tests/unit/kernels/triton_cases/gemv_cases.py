@@ -12,7 +12,7 @@ from tests.unit.kernels.triton_cases.ragged import relative_error
 def _error(num_rows, n, k, *, has_bias=False, config=None):
     x, w = torch.randn(num_rows, k).half(), torch.randn(n, k).half()
     bias = torch.randn(n).half() if has_bias else None
-    scratch = GemvScratch.allocate(torch.device("cpu"), max_split_n=256)
+    scratch = GemvScratch.allocate(torch.device("cpu"))
     scratch.partial.fill_(float("nan"))
     out = gemv(x, w, bias, scratch, config=config)
     assert int(scratch.arrivals.abs().sum()) == 0
@@ -39,3 +39,14 @@ def test_gemv_at_any_number_of_splits(num_rows, splits):
 def test_chosen_configs_divide_k(num_rows, n, k):
     config = gemv_config(num_rows=num_rows, n=n, k=k)
     assert k % (config.splits * config.block_k) == 0
+
+
+def test_the_scratch_holds_every_chosen_split():
+    scratch = GemvScratch.allocate(torch.device("cpu"))
+    for num_rows in range(1, 33):
+        for n in range(16, 8192, 48):
+            for k in (512, 1024, 2048, 3072, 4096, 14336):
+                config = gemv_config(num_rows=num_rows, n=n, k=k)
+                tiles, padded = -(-n // config.block_n), max(8, 1 << (num_rows - 1).bit_length())
+                fits = tiles * config.splits * config.block_n * padded <= scratch.partial.numel()
+                assert config.splits == 1 or (fits and tiles <= scratch.arrivals.numel())

@@ -1,0 +1,100 @@
+"""The ops that models call. Each picks its Triton twin on a CUDA device where Triton is installed, else torch.
+
+Specifications: kernels/elementwise.py and kernels/kv_write.py; tests/gpu shows the twins equal. Under Hopper's
+programmatic dependent launch (pdl) a kernel starts while the one before it drains.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch.nn import functional
+
+from kernels import elementwise
+from kernels.kv_write import write_kv
+
+try:
+    from kernels import triton_elementwise
+    from kernels.triton_gemv import GemvScratch, can_gemv, gemv
+
+    HAS_TRITON = True
+except ImportError:
+    HAS_TRITON = False
+
+_MAX_SKINNY_ROWS = 16  # above, cuBLAS is as fast (benchmarks/notes.md)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.elementwise.rms_norm."""
+    if HAS_TRITON and x.is_cuda:
+        return triton_elementwise.rms_norm(x, weight, eps, pdl=_has_pdl(x.device))
+    return elementwise.rms_norm(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.elementwise.add_rms_norm."""
+    if HAS_TRITON and x.is_cuda:
+        return triton_elementwise.add_rms_norm(x, residual, weight, eps, pdl=_has_pdl(x.device))
+    return elementwise.add_rms_norm(x, residual, weight, eps)
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """See kernels.elementwise.silu_and_mul."""
+    if HAS_TRITON and x.is_cuda:
+        return triton_elementwise.silu_and_mul(x, pdl=_has_pdl(x.device))
+    return elementwise.silu_and_mul(x)
+
+
+def norm_rope_write_kv(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    num_heads: int,
+) -> torch.Tensor:
+    """Split qkv, normalise each head of q and k (unless the weights are None), rotate them, store k and v.
+
+    qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; weights: [head_dim]; positions, slot_mapping: [T] int64;
+    cos_sin_cache: [max_positions, rotary_dim]; caches: as write_kv, written in place. Returns q [T, H, D].
+    """
+    if HAS_TRITON and qkv.is_cuda:
+        return triton_elementwise.norm_rope_write_kv(
+            qkv, q_weight, k_weight, eps, positions, cos_sin_cache, k_cache, v_cache, slot_mapping,
+            num_heads=num_heads, pdl=_has_pdl(qkv.device),
+        )  # fmt: skip
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    q, k, v = qkv.unflatten(-1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    if q_weight is not None and k_weight is not None:
+        q, k = elementwise.rms_norm(q, q_weight, eps), elementwise.rms_norm(k, k_weight, eps)
+    q, k = elementwise.apply_rope(q, k, positions, cos_sin_cache)
+    write_kv(k, v, k_cache, v_cache, slot_mapping)
+    return q
+
+
+class DenseLinear:
+    """x @ w.T + bias: cuBLAS, or the skinny GEMM where that measured faster. Owns the latter's scratch: one stream."""
+
+    def __init__(self) -> None:
+        self._scratch: GemvScratch | None = None
+
+    def __call__(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x: [T, K]; w: [N, K]; bias: [N] or None; returns [T, N]."""
+        if not (HAS_TRITON and x.shape[0] <= _MAX_SKINNY_ROWS and can_gemv(x, w)):
+            return functional.linear(x, w, bias)
+        if self._scratch is None:
+            self._scratch = GemvScratch.allocate(x.device)
+        return gemv(x, w, bias, self._scratch, pdl=_has_pdl(x.device))
+
+
+@functools.cache
+def _has_pdl(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0)

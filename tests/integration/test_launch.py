@@ -1,0 +1,72 @@
+"""The launcher with an engine that misbehaves: first starts that fail, restarts with back-off, loads that never end."""
+
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from server.resolve import DEMO_FOLDER
+from tests.integration.conftest import needs_proc
+from tests.integration.daemon import Daemon, is_alive, wait_for
+
+pytestmark = needs_proc
+
+
+def stub(tmp_path: Path, mode: str) -> Daemon:
+    """Start the launcher around a stub engine that behaves as `mode` says."""
+    folder = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "model"))
+    (folder / "mode").write_text(mode)
+    command = (sys.executable, "-m", "tests.integration.stub_daemon", str(folder))
+    return Daemon(folder=tmp_path, command=command, env={"PYTHONPATH": str(Path(__file__).parents[2])})
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "words"), [("crash", 3, "ended with exit code 7"), ("fail", 2, "The moon is in the wrong phase.")]
+)
+def test_an_engine_that_cannot_start_ends_the_daemon_with_its_reason(
+    tmp_path: Path, mode: str, code: int, words: str
+) -> None:
+    with stub(tmp_path, mode) as daemon:
+        assert daemon.process.wait(20) == code
+        assert daemon.log.splitlines()[-1].startswith("quire: error: ")
+        assert words in daemon.log.splitlines()[-1]
+        assert "Traceback" not in daemon.log
+
+
+def test_an_engine_that_keeps_dying_is_restarted_more_and_more_slowly(tmp_path: Path) -> None:
+    with stub(tmp_path, "flaky") as daemon:
+        wait_for(lambda: "delay_s=2 " in daemon.log, timeout_s=30, what="third death")
+        assert daemon.log.index("delay_s=0.5") < daemon.log.index("delay_s=1 ") < daemon.log.index("delay_s=2 ")
+        assert daemon.get("/ready").status_code == 503
+        assert daemon.get("/ready").json()["stage"] == "restarting"
+        assert daemon.get("/health").status_code == 503
+        assert daemon.metrics()["quire_engine_restarts_total"] == 2
+        assert daemon.process.poll() is None
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(10) == 0
+
+
+def test_an_engine_that_loads_for_ever_holds_up_neither_metrics_nor_the_end(tmp_path: Path) -> None:
+    with stub(tmp_path, "hang") as daemon:
+        wait_for(lambda: daemon.get("/ready").json()["stage"] == "weights", timeout_s=20, what="stage")
+        assert daemon.get("/ready").json()["done"] == 0.25
+        start_s = time.monotonic()
+        assert daemon.metrics()["quire_engine_restarts_total"] == 0
+        assert time.monotonic() - start_s < 0.9  # the worker's own limit, beyond which it would be an error
+        children = daemon.children()
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(10) == 0
+        assert not any(is_alive(pid) for pid in children)
+
+
+def test_the_run_directory_is_private_and_goes_with_the_daemon(tmp_path: Path) -> None:
+    with stub(tmp_path, "hang") as daemon:
+        wait_for(lambda: len(daemon.children()) == 2, timeout_s=20, what="children")
+        command = Path(f"/proc/{daemon.child('server.worker')}/cmdline").read_text().split("\0")
+        run_dir = Path(command[3]).parent
+        assert run_dir.stat().st_mode & 0o777 == 0o700
+        assert {"control.sock", "engine.json", "worker-0.json"} <= {path.name for path in run_dir.iterdir()}
+    assert not run_dir.exists()
