@@ -20,10 +20,9 @@ DECODE_CONFIGS = [
 ]  # fmt: skip
 PREFILL_CONFIGS = [
     PrefillConfig(128, 64, 8, 5), PrefillConfig(128, 128, 8, 3), PrefillConfig(64, 64, 4, 2),
-    PrefillConfig(64, 64, 4, 3), *(PrefillConfig(m, n, w, s, maxnreg=128) for m, n, w, s in (
-        (128, 64, 8, 3), (128, 32, 8, 3), (64, 32, 4, 3))),
-    *(PrefillConfig(m, n, w, s, uses_tma=True, maxnreg=r) for m, n, w, s, r in (
-        (64, 64, 4, 2, None), (128, 64, 8, 2, 128), (128, 64, 8, 3, 128), (128, 32, 8, 3, 128), (64, 32, 4, 3, 128))),
+    *(PrefillConfig(m, n, w, s, maxnreg=128) for m, n, w, s in (
+        (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 5), (128, 32, 8, 3), (64, 32, 4, 3))),
+    PrefillConfig(64, 64, 4, 3, maxnreg=168), PrefillConfig(64, 32, 4, 3, maxnreg=160),
 ]  # fmt: skip
 
 
@@ -146,8 +145,8 @@ def bench_prefill(*, sweep: bool) -> list[dict[str, object]]:
         )  # fmt: skip
         pairs = rows * query_len * (seq_len - query_len + (query_len + 1) / 2)
         flops = 4 * num_heads * HEAD_DIM * pairs
-        default = _default_prefill(num_heads, block_size, rows * query_len, query_len)
-        swept = [c for c in PREFILL_CONFIGS if _fits(c, block_size)] if sweep and num_heads == 32 else []
+        default = _default_prefill(num_heads, rows * query_len, query_len)
+        swept = PREFILL_CONFIGS if sweep and num_heads == 32 else []
         for config, pdl in [(default, True), *((c, True) for c in swept)]:
             error = check(problem, prefill_call(problem, -1, config=config, pdl=pdl))
             call = functools.partial(prefill_call, problem, config=config, pdl=pdl)
@@ -174,11 +173,9 @@ def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
     for config in {*(_default_decode(rows) for rows in (1, 8, 256)), *(DECODE_CONFIGS if sweep else [])}:
         for num_heads, splits, pdl in [(h, s, p) for h in (16, 32) for s in (1, 4) for p in (True, False)]:
             jobs.append(functools.partial(run, num_heads, 16, 1, config=config, num_splits=splits, pdl=pdl))
-    defaults = {_default_prefill(16, bs, tokens, tokens) for bs in (16, 64) for tokens in (512, 4096)}
+    defaults = {_default_prefill(16, tokens, tokens) for tokens in (512, 4096)}
     for config in {*defaults, *(PREFILL_CONFIGS if sweep else [])}:
         for num_heads, block_size in ((16, 16), (32, 16), (16, 64), (32, 64)):
-            if not _fits(config, block_size):
-                continue
             jobs.append(functools.partial(run, num_heads, block_size, 256, config=config, pdl=True))
     return jobs
 
@@ -187,18 +184,13 @@ def _default_decode(rows: int) -> DecodeConfig:
     return decode_config(HEAD_DIM, torch.bfloat16, num_pairs=rows * 8, is_split=rows < 50)
 
 
-def _default_prefill(num_heads: int, block_size: int, num_tokens: int, query_len: int) -> PrefillConfig:
+def _default_prefill(num_heads: int, num_tokens: int, query_len: int) -> PrefillConfig:
     return prefill_config(
         HEAD_DIM,
         torch.bfloat16,
-        block_size=block_size,
         max_rows=query_len * num_heads // 8,
         total_rows=num_tokens * num_heads,
     )
-
-
-def _fits(config: PrefillConfig, block_size: int) -> bool:
-    return not config.uses_tma or block_size % config.block_n == 0
 
 
 def _time_sdpa(rows: int, seq_len: int, num_heads: int) -> float:

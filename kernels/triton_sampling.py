@@ -104,8 +104,8 @@ def sample(
         logits, req_index, positions, state.temperature, state.seeds, cuts.cut, cuts.cut_id, cuts.floor,
         scratch.partial_score, scratch.partial_id, scratch.arrivals, state.last_token, out,
         logits.stride(0), size, tokens_per_split,
-        TILE=config.tile, SPLITS_PAD=triton.next_power_of_2(config.num_splits), HAS_TRUNCATION=has_truncation, PDL=pdl,
-        num_warps=config.num_warps, launch_pdl=pdl,
+        TILE=config.tile, SPLITS_PAD=triton.next_power_of_2(config.num_splits), HAS_TRUNCATION=has_truncation,
+        ON_GPU=logits.is_cuda, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -113,7 +113,8 @@ def sample(
 def _sample_kernel(
     logits_ptr, req_index_ptr, positions_ptr, temperature_ptr, seeds_ptr, cut_ptr, cut_id_ptr, floor_ptr,
     partial_score_ptr, partial_id_ptr, arrivals_ptr, last_token_ptr, out_ptr, stride_row, size, tokens_per_split,
-    TILE: tl.constexpr, SPLITS_PAD: tl.constexpr, HAS_TRUNCATION: tl.constexpr, PDL: tl.constexpr,
+    TILE: tl.constexpr, SPLITS_PAD: tl.constexpr, HAS_TRUNCATION: tl.constexpr, ON_GPU: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One (split, row). Splits vary fastest: neighbours in memory run together."""
     split, row = tl.program_id(0), tl.program_id(1)
@@ -133,7 +134,7 @@ def _sample_kernel(
         if HAS_TRUNCATION:
             cut, cut_id, floor = tl.load(cut_ptr + row), tl.load(cut_id_ptr + row), tl.load(floor_ptr + row)
         score, token = _draw(
-            row_ptr, start, end, temperature, key_0, key_1, cut, cut_id, floor, TILE, HAS_TRUNCATION
+            row_ptr, start, end, temperature, key_0, key_1, cut, cut_id, floor, TILE, HAS_TRUNCATION, ON_GPU
         )  # fmt: skip
     else:
         score, token = _take_largest(row_ptr, start, end, TILE)
@@ -152,9 +153,7 @@ def _sample_kernel(
             splits = tl.arange(0, SPLITS_PAD)
             is_there = splits < num_splits
             # Loads skip L1: other SMs wrote these
-            scores = tl.load(
-                partial_score_ptr + entries + splits, mask=is_there, other=MINUS_INF, cache_modifier=".cg"
-            )
+            scores = tl.load(partial_score_ptr + entries + splits, mask=is_there, other=MINUS_INF, cache_modifier=".cg")
             tokens = tl.load(partial_id_ptr + entries + splits, mask=is_there, other=size, cache_modifier=".cg")
             _, token = _best(scores, tokens, size)
             tl.store(out_ptr + row, token.to(tl.int64))
@@ -179,7 +178,7 @@ def _take_largest(row_ptr, start, end, TILE: tl.constexpr):
 @triton.jit
 def _draw(
     row_ptr, start, end, temperature, key_0, key_1, cut, cut_id, floor,
-    TILE: tl.constexpr, HAS_TRUNCATION: tl.constexpr,
+    TILE: tl.constexpr, HAS_TRUNCATION: tl.constexpr, ON_GPU: tl.constexpr,
 ):  # fmt: skip
     """(largest score, its token id) of a range, a score being logit / temperature + noise. Masked logits never win."""
     lanes = tl.arange(0, TILE)
@@ -192,12 +191,12 @@ def _draw(
             if tl.max(x, 0) >= cut:
                 scaled = divide(x, temperature)
                 is_kept = ((x > cut) | ((x == cut) & (ids <= cut_id))) & (scaled >= floor)
-                score = scaled + _noise(ids, key_0, key_1)
+                score = scaled + _noise(ids, key_0, key_1, ON_GPU)
                 is_better = is_kept & (score > scores)
                 scores = tl.where(is_better, score, scores)
                 tokens = tl.where(is_better, ids, tokens)
         else:
-            score = divide(x, temperature) + _noise(ids, key_0, key_1)
+            score = divide(x, temperature) + _noise(ids, key_0, key_1, ON_GPU)
             is_better = score > scores  # false for the NaN that divide makes of -inf
             scores = tl.where(is_better, score, scores)
             tokens = tl.where(is_better, ids, tokens)
@@ -219,7 +218,7 @@ def _noise_keys(seed, position):
 
 
 @triton.jit
-def _noise(ids, key_0, key_1):
+def _noise(ids, key_0, key_1, ON_GPU: tl.constexpr):
     """sampling.gumbel_noise of token ids: -log(-log(uniform)), the uniform number out of a hash."""
     bits = _mix(_mix(ids.to(tl.uint32) ^ key_0) + key_1)
     uniform = ((bits >> 8).to(tl.int32).to(tl.float32) + 0.5) * 5.9604644775390625e-08
@@ -227,8 +226,18 @@ def _noise(ids, key_0, key_1):
     # Near 1, where the large noise comes from, log2 is inexact: the series of log(1 - rest); 1 - uniform is exact
     rest = 1.0 - uniform
     series = 1.0 + rest * (0.5 + rest * (1.0 / 3.0 + rest * (0.25 + rest * (0.2 + rest * (1.0 / 6.0)))))
-    exponential = tl.where(rest < 0.0625, rest * series, tl.log2(uniform) * -_LN_2)
-    return tl.log2(exponential) * -_LN_2
+    exponential = tl.where(rest < 0.0625, rest * series, _log2(uniform, ON_GPU) * -_LN_2)
+    return _log2(exponential, ON_GPU) * -_LN_2
+
+
+@triton.jit
+def _log2(x, ON_GPU: tl.constexpr):
+    """log2 of a normal number by the hardware's one instruction, which Triton's tl.log2 is not."""
+    if ON_GPU:
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )  # fmt: skip
+    return tl.log2(x)
 
 
 @triton.jit

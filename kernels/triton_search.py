@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN202, ANN201  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 """Finding the largest entry of a row such that entries at and above it weigh enough, without a sort.
 
 A weight is 1 (top-k: a count) or the entry's probability relative to the most likely one (top-p: a mass). Rows are

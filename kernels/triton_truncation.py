@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 """Where top-k, top-p and min-p cut a row of logits, found without a sort: the first two launches of a truncated batch.
 
 Entries are ordered by (logit descending, token id ascending), so what a row keeps is one place in that order: a logit
@@ -215,7 +215,7 @@ def _find_cut(
         row_ptr, live_row_ptr, num_live, size, target, bound, unknown if IS_COUNT else mass, maximum, scale, 64,
         IS_COUNT=IS_COUNT, IS_DENSE=False, TILE_CHUNKS=TILE_CHUNKS,
     )  # fmt: skip
-    weight = tl.maximum(weigh(found, maximum, scale, IS_COUNT), 1.0e-38)
+    weight = tl.maximum(weigh(found, maximum, scale, IS_COUNT), 1.0e-30)
     num_ties = tl.clamp(tl.ceil((target - value_above) / weight), 1.0, 1.0e9)
     found_id = tl.full([], 0, tl.int32) + size
     # A mass search needs no look at the ties where it keeps them all, as it does where logits are distinct

@@ -26,7 +26,7 @@ class TritonAttention:
     """
 
     name = "triton"
-    block_size_multiple = 64  # one bulk copy per tile of keys; blocks of 16 and 32 work too, prefill is slower
+    block_size_multiple = 16
     is_graph_safe = True
 
     def __init__(self) -> None:

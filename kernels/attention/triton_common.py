@@ -6,6 +6,7 @@ Imports triton at once; only modules that already need it import this one.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
@@ -13,6 +14,11 @@ import triton.language as tl
 # visible key's maximum then scales that tile's garbage by exp2(MASKED - maximum) = 0 exactly.
 MASKED = tl.constexpr(-1.0e30)
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+def is_wide(cache: torch.Tensor) -> bool:
+    """Whether element offsets into that cache overflow int32."""
+    return cache.shape[0] * cache.stride(0) >= 2**31
 
 
 @triton.jit
@@ -23,13 +29,16 @@ def page_offsets(
     stride_block,
     stride_slot,
     BLOCK_SIZE: tl.constexpr,
+    IS_WIDE: tl.constexpr,
 ):
-    """Element offset of each key's slot, int64: a pool is larger than 2^31 elements."""
+    """Element offset of each key's slot; int64 (IS_WIDE) only for pools of 2^31 elements: it costs registers."""
     if in_row is None:
         blocks = tl.load(table_ptr + keys // BLOCK_SIZE)
     else:
         blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=in_row, other=0)
-    return blocks.to(tl.int64) * stride_block + (keys % BLOCK_SIZE) * stride_slot
+    if IS_WIDE:
+        blocks = blocks.to(tl.int64)
+    return blocks * stride_block + (keys % BLOCK_SIZE) * stride_slot
 
 
 @triton.jit

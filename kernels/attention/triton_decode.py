@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, page_offsets, prefetch_l2
+from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, is_wide, page_offsets, prefetch_l2
 
 MAX_SPLITS = 128
 _FEW_PAIRS = 16  # (row, KV head) pairs of one or two rows: latency, not bandwidth, bounds them
@@ -59,8 +59,9 @@ class DecodeScratch:
 
     def num_splits(self, *, num_pairs: int) -> int:
         """Splits of each of num_pairs (row, KV head) pairs, a host-side number: 1 once pairs fill the device alone."""
-        target = self.num_sms if num_pairs <= _FEW_PAIRS else 3 * self.num_sms
-        return max(1, min(MAX_SPLITS, -(-target // num_pairs)))
+        if num_pairs <= _FEW_PAIRS:
+            return max(1, min(MAX_SPLITS, self.num_sms // num_pairs))
+        return min(MAX_SPLITS, -(-3 * self.num_sms // num_pairs))
 
 
 def decode_config(head_dim: int, dtype: torch.dtype, *, num_pairs: int, is_split: bool) -> DecodeConfig:
@@ -114,6 +115,7 @@ def decode_attention(
         q.stride(0), out.stride(0), *k_cache.stride()[:3], block_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, D_PAD=triton.next_power_of_2(head_dim),
         BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_N=config.block_n, BLOCK_SIZE=block_size,
+        IS_WIDE=is_wide(k_cache),
         SPLIT=num_splits > 1, MAX_SPLITS=MAX_SPLITS, HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
@@ -126,7 +128,7 @@ def _decode_kernel(
     scale, softcap, window,  # scale holds log2(e) unless logits are capped
     stride_q_row, stride_out_row, stride_block, stride_slot, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
     SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -147,16 +149,9 @@ def _decode_kernel(
     if PDL:
         if SPLIT and split < used_splits:
             _prefetch_keys(
-                k_ptr + kv_head * stride_head,
-                v_ptr + kv_head * stride_head,
-                table_row_ptr,
-                start,
-                end,
-                stride_block,
-                stride_slot,
-                HEAD_DIM,
-                BLOCK_SIZE,
-            )
+                k_ptr + kv_head * stride_head, v_ptr + kv_head * stride_head, table_row_ptr, start, end,
+                stride_block, stride_slot, HEAD_DIM, BLOCK_SIZE, IS_WIDE,
+            )  # fmt: skip
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if split >= used_splits:
@@ -170,7 +165,7 @@ def _decode_kernel(
     acc, lse = _attend_range(
         q, k_ptr + kv_head * stride_head, v_ptr + kv_head * stride_head, table_row_ptr,
         start, end, oldest, scale, softcap, stride_block, stride_slot,
-        HEAD_DIM, D_PAD, BLOCK_G, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
+        HEAD_DIM, D_PAD, BLOCK_G, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
     )  # fmt: skip
 
     out_row_ptr = out_ptr + row.to(tl.int64) * stride_out_row + kv_head * GROUP * HEAD_DIM
@@ -199,12 +194,12 @@ def _decode_kernel(
 @triton.jit
 def _prefetch_keys(
     k_ptr, v_ptr, table_ptr, start, end, stride_block, stride_slot,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Ask L2 for the first 128 keys and values, line by line. Only a hint: the newest may not be written yet."""
     LINES: tl.constexpr = triton.next_power_of_2((HEAD_DIM * k_ptr.dtype.element_ty.primitive_bitwidth + 1023) // 1024)
     keys = start + tl.arange(0, 128)
-    offsets = page_offsets(table_ptr, keys, keys < end, stride_block, stride_slot, BLOCK_SIZE)
+    offsets = page_offsets(table_ptr, keys, keys < end, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
     offsets = offsets[:, None] + (tl.arange(0, LINES) * (HEAD_DIM // LINES))[None, :]
     prefetch_l2(k_ptr + offsets)
     prefetch_l2(v_ptr + offsets)
@@ -214,7 +209,7 @@ def _prefetch_keys(
 def _attend_range(
     q, k_ptr, v_ptr, table_ptr, start, end, oldest, scale, softcap, stride_block, stride_slot,
     HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    IS_WIDE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Softmax over keys [start, end): normalised output [BLOCK_G, D_PAD] fp32 and log2 of the denominator [BLOCK_G]."""
     dims = tl.arange(0, D_PAD)
@@ -224,7 +219,7 @@ def _attend_range(
     for tile_start in range(start, end, BLOCK_N):
         keys = tile_start + tl.arange(0, BLOCK_N)
         in_row = keys < end
-        offsets = page_offsets(table_ptr, keys, in_row, stride_block, stride_slot, BLOCK_SIZE)
+        offsets = page_offsets(table_ptr, keys, in_row, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
         tile = offsets[:, None] + dims[None, :]
         in_tile = in_row[:, None] & (dims < HEAD_DIM)[None, :]
         k = tl.load(k_ptr + tile, mask=in_tile, other=0.0)

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, page_offsets
+from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, is_wide, page_offsets
 
 
 @dataclass(frozen=True)
@@ -27,29 +26,23 @@ class PrefillConfig:
     block_n: int  # keys per tile
     num_warps: int
     num_stages: int
-    uses_tma: bool = False  # one bulk copy per tile; block_size must be a multiple of block_n
     maxnreg: int | None = None
 
 
-def prefill_config(
-    head_dim: int, dtype: torch.dtype, *, block_size: int, max_rows: int, total_rows: int
-) -> PrefillConfig:
+def prefill_config(head_dim: int, dtype: torch.dtype, *, max_rows: int, total_rows: int) -> PrefillConfig:
     """Choose tiles (benchmarks/notes.md). Rows here are query tokens x heads: of the longest row, and of all.
 
     Capped at 128 registers, two tiles of 128 rows share an SM and one's softmax hides behind the other's products.
     """
     if dtype == torch.float32:
         return PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=1)
-    uses_tma = block_size % 64 == 0
     if head_dim > 128:
         if max_rows <= 64:
-            return PrefillConfig(block_m=64, block_n=32, num_warps=4, num_stages=2, uses_tma=uses_tma)
-        return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=2, uses_tma=uses_tma)
+            return PrefillConfig(block_m=64, block_n=32, num_warps=4, num_stages=2)
+        return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=2)
     if max_rows <= 64 or total_rows <= 264 * 128:  # fewer tiles of 128 rows than two for each of 132 SMs
-        return PrefillConfig(block_m=64, block_n=64, num_warps=4, num_stages=2, uses_tma=uses_tma)
-    if uses_tma:
-        return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=2, uses_tma=True, maxnreg=128)
-    return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=5)
+        return PrefillConfig(block_m=64, block_n=64, num_warps=4, num_stages=2)
+    return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3, maxnreg=128)
 
 
 def prefill_attention(
@@ -82,7 +75,6 @@ def prefill_attention(
     config = config or prefill_config(
         head_dim,
         q.dtype,
-        block_size=block_size,
         max_rows=max_query_len * group,
         total_rows=total_tokens * num_heads,
     )
@@ -94,35 +86,28 @@ def prefill_attention(
     assert k_cache.stride() == v_cache.stride()
     assert k_cache.stride(3) == 1
     assert group <= config.block_m
-    sources = (_describe(k_cache, config), _describe(v_cache, config)) if config.uses_tma else (k_cache, v_cache)
     _prefill_kernel[(num_kv_heads, num_tiles)](
-        q, *sources, out, block_table, query_start_loc, seq_lens, first_row, num_rows, num_rows.bit_length(),
+        q, k_cache, v_cache, out, block_table, query_start_loc, seq_lens, first_row, num_rows, num_rows.bit_length(),
         scale * math.log2(math.e) if softcap == 0.0 else scale, softcap, sliding_window or 0,
         q.stride(0), out.stride(0), *k_cache.stride()[:3], block_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, D_PAD=triton.next_power_of_2(head_dim), BLOCK_SIZE=block_size,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, TOKENS=tokens_per_tile,
         HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        USES_TMA=config.uses_tma, PDL=pdl,
+        IS_WIDE=is_wide(k_cache), PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl, maxnreg=config.maxnreg,
     )  # fmt: skip
 
 
-def _describe(cache: torch.Tensor, config: PrefillConfig) -> TensorDescriptor:
-    """A TMA descriptor of block_n keys of one head; head_dim is padded with zeros by the copy."""
-    box = [1, config.block_n, 1, triton.next_power_of_2(cache.shape[3])]
-    return TensorDescriptor(cache, list(cache.shape), list(cache.stride()), box)
-
-
 @triton.jit(do_not_specialize=["first_row", "num_rows", "search_steps"])
 def _prefill_kernel(
-    q_ptr, k_source, v_source, out_ptr, table_ptr, query_start_ptr, seq_lens_ptr, first_row, num_rows, search_steps,
+    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, query_start_ptr, seq_lens_ptr, first_row, num_rows, search_steps,
     scale, softcap, window,  # scale holds log2(e) unless logits are capped
     stride_q_token, stride_out_token, stride_block, stride_slot, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TOKENS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    USES_TMA: tl.constexpr, PDL: tl.constexpr,
+    IS_WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (KV head, tile of a row). A row's last tiles, which see the most keys, start first."""
     kv_head = tl.program_id(0)
@@ -153,8 +138,9 @@ def _prefill_kernel(
     full_end = tl.where(is_live, (first_position + 1) // BLOCK_N * BLOCK_N, 0)
     positions = context_len + tokens
     view = (
-        q, k_source, v_source, kv_head, table_ptr + row.to(tl.int64) * stride_table, positions, seq_len,
-        scale, softcap, window, stride_block, stride_slot, stride_head,
+        q, k_ptr + kv_head.to(tl.int64) * stride_head, v_ptr + kv_head.to(tl.int64) * stride_head,
+        table_ptr + row.to(tl.int64) * stride_table, positions, seq_len,
+        scale, softcap, window, stride_block, stride_slot,
     )  # fmt: skip
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -166,15 +152,15 @@ def _prefill_kernel(
         full_start = tl.minimum(full_start, tl.cdiv(end, BLOCK_N) * BLOCK_N)
         acc, maximum, total = _attend_tiles(
             acc, maximum, total, start, full_start, view,
-            HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, USES_TMA, MASK=True,
+            HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=True,
         )  # fmt: skip
     acc, maximum, total = _attend_tiles(
         acc, maximum, total, full_start, full_end, view,
-        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, USES_TMA, MASK=False,
+        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=False,
     )  # fmt: skip
     acc, maximum, total = _attend_tiles(
         acc, maximum, total, tl.maximum(full_start, full_end), end, view,
-        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, USES_TMA, MASK=True,
+        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=True,
     )  # fmt: skip
     acc = acc / total[:, None]
     tl.store(
@@ -203,25 +189,20 @@ def _attend_tiles(
     acc, maximum, total, start, end, view,
     HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    USES_TMA: tl.constexpr, MASK: tl.constexpr,
+    IS_WIDE: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over keys [start, end). MASK: causal, window and row-end borders may cross these tiles."""
-    (q, k_source, v_source, kv_head, table_ptr, positions, seq_len,
-     scale, softcap, window, stride_block, stride_slot, stride_head) = view  # fmt: skip
+    q, k_ptr, v_ptr, table_ptr, positions, seq_len, scale, softcap, window, stride_block, stride_slot = view
+    dims = tl.arange(0, D_PAD)
     for tile_start in range(start, end, BLOCK_N):
         keys = tile_start + tl.arange(0, BLOCK_N)
-        if USES_TMA:
-            block = tl.load(table_ptr + tile_start // BLOCK_SIZE)
-            k = k_source.load([block, tile_start % BLOCK_SIZE, kv_head, 0]).reshape([BLOCK_N, D_PAD])
+        if MASK:
+            offsets = page_offsets(table_ptr, keys, keys < seq_len, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
         else:
-            if MASK:
-                offsets = page_offsets(table_ptr, keys, keys < seq_len, stride_block, stride_slot, BLOCK_SIZE)
-            else:
-                offsets = page_offsets(table_ptr, keys, None, stride_block, stride_slot, BLOCK_SIZE)
-            dims = tl.arange(0, D_PAD)
-            tile = (offsets + kv_head * stride_head)[:, None] + dims[None, :]
-            in_tile = (keys < seq_len)[:, None] & (dims < HEAD_DIM)[None, :]
-            k = _load_tile(k_source + tile, in_tile, MASK or HEAD_DIM != D_PAD)
+            offsets = page_offsets(table_ptr, keys, None, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
+        tile = offsets[:, None] + dims[None, :]
+        in_tile = (keys < seq_len)[:, None] & (dims < HEAD_DIM)[None, :]
+        k = _load_tile(k_ptr + tile, in_tile, MASK or HEAD_DIM != D_PAD)
         logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if HAS_SOFTCAP:
             logits = cap_logits(logits * scale, softcap)
@@ -237,13 +218,7 @@ def _attend_tiles(
         shrink = tl.exp2(maximum - new_maximum)
         weights = tl.exp2(logits * scale_log2 - new_maximum[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        if USES_TMA:
-            v = v_source.load([block, tile_start % BLOCK_SIZE, kv_head, 0]).reshape([BLOCK_N, D_PAD])
-            if MASK:
-                # A slot past the row's end may hold NaN, and 0 * NaN is NaN
-                v = tl.where((keys < seq_len)[:, None], v, 0.0).to(v.dtype)
-        else:
-            v = _load_tile(v_source + tile, in_tile, MASK or HEAD_DIM != D_PAD)
+        v = _load_tile(v_ptr + tile, in_tile, MASK or HEAD_DIM != D_PAD)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         maximum = new_maximum

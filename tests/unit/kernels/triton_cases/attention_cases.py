@@ -116,10 +116,3 @@ def test_prefill_with_tiles_wider_than_blocks_and_full_tiles_before_the_border()
     config = PrefillConfig(block_m=16, block_n=64, num_warps=4, num_stages=1)
     assert _prefill([40, 9], [150, 0], config=config, block_size=32) < 1e-5
     assert _prefill([40, 9], [150, 0], config=config, block_size=32, sliding_window=150) < 1e-5
-
-
-@pytest.mark.parametrize("head_dim", [16, 20])
-def test_prefill_through_tensor_descriptors(head_dim):
-    config = PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=1, uses_tma=True)
-    assert _prefill([40, 1, 9], [150, 20, 0], config=config, block_size=32, head_dim=head_dim) < 1e-5
-    assert _prefill([40, 9], [30, 0], config=config, block_size=16, head_dim=head_dim, sliding_window=9) < 1e-5

@@ -1,0 +1,95 @@
+"""Sampling and the gathering of decode inputs against their torch specifications, through Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import batch_inputs, triton_batch_inputs
+from kernels.triton_sampling import SamplingConfig
+from tests.unit.kernels.triton_cases.sampling_problem import (
+    Parameters,
+    assert_kept_equal,
+    assert_tokens_equal,
+    make_problem,
+    run_triton,
+)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_greedy_and_drawn_rows_equal_the_specification_at_any_number_of_splits(num_splits, dtype):
+    problem = make_problem([Parameters(0.0), Parameters(1.0), Parameters(0.3), Parameters(2.5)], 2500, dtype=dtype)
+    assert_tokens_equal(problem, config=SamplingConfig(tile=1024, num_splits=num_splits, num_warps=4))
+
+
+def test_the_lowest_of_equal_logits_wins():
+    problem = make_problem([Parameters(0.0), Parameters(0.0)], 2500)
+    problem.logits[:] = -1.0
+    problem.logits[0, [700, 1500, 2400]] = 2.0
+    assert run_triton(problem, config=SamplingConfig(1024, 3, 4)).tolist() == [700, 0]
+
+
+MIXED = [
+    Parameters(1.0, top_k=1), Parameters(0.7, top_k=5), Parameters(1.5, top_k=70), Parameters(1.0, top_k=6000),
+    Parameters(1.0, top_p=0.9), Parameters(0.8, top_p=0.3), Parameters(1.0, top_p=0.0), Parameters(1.3, top_p=0.99),
+    Parameters(1.0, min_p=0.1), Parameters(1.0, min_p=1.0), Parameters(1.0, top_k=50, top_p=0.8),
+    Parameters(0.6, top_k=20, top_p=0.95, min_p=0.05), Parameters(0.0, top_k=3, top_p=0.5), Parameters(1.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [100, 5000])
+@pytest.mark.parametrize("spread", [0.5, 8.0])
+def test_truncated_rows_equal_the_specification(size, spread):
+    problem = make_problem(MIXED, size, spread=spread)
+    assert_tokens_equal(problem)
+    assert_kept_equal(problem)
+
+
+@pytest.mark.parametrize("step", [0.5, 0.1])
+def test_ties_at_a_cut_are_kept_by_token_id(step):
+    problem = make_problem(MIXED, 5000)
+    problem.logits.copy_((problem.logits / step).round() * step)
+    assert_kept_equal(problem)
+
+
+def test_banned_tokens_are_never_drawn():
+    problem = make_problem([Parameters(1.0), Parameters(1.0, top_k=10), Parameters(1.0, top_p=0.999)] * 4, 700)
+    problem.logits[:, 3:] = float("-inf")
+    assert run_triton(problem).max() < 3
+
+
+def test_gathered_inputs_equal_the_specification():
+    rows, max_blocks, block_size = 9, 1030, 16
+    table = torch.arange(rows * max_blocks, dtype=torch.int32).view(rows, max_blocks)
+    lengths = torch.tensor([0, 5, 15, 16, 17, 600, 16000, max_blocks * block_size - 1, 0])
+    state = {"last_token": torch.arange(100, 100 + rows), "block_table": table, "block_size": block_size}
+    req_index = torch.tensor([7, 2, 6, 0, 8, 3, 8])
+    results = []
+    for gather in (batch_inputs.gather_decode_inputs, triton_batch_inputs.gather_decode_inputs):
+        out = batch_inputs.DecodeInputs.allocate(max_rows=9, max_blocks=max_blocks, device=torch.device("cpu"))
+        advanced = lengths.clone()
+        gather(req_index, num_computed=advanced, padding_row=8, out=out, **state)
+        results.append((out, advanced))
+    (expected, expected_lengths), (out, advanced) = results
+    assert advanced.equal(expected_lengths)
+    for name in ("input_ids", "positions", "seq_lens", "slot_mapping"):
+        assert getattr(out, name).equal(getattr(expected, name)), name
+    for row, length in enumerate(lengths[req_index].tolist()):
+        num_blocks = length // block_size + 1
+        assert out.block_table[row, :num_blocks].equal(expected.block_table[row, :num_blocks])
+        assert not out.block_table[row, num_blocks:].any()
+
+
+def test_gathering_advances_like_the_decode_batch():
+    lengths = torch.tensor([4, 31, 0])
+    out = batch_inputs.DecodeInputs.allocate(max_rows=2, max_blocks=4, device=torch.device("cpu"))
+    batch_inputs.gather_decode_inputs(
+        torch.tensor([1, 2]), last_token=torch.tensor([7, 8, 9]), num_computed=lengths,
+        block_table=torch.tensor([[0, 0], [5, 6], [0, 0]], dtype=torch.int32).repeat(1, 2), block_size=16,
+        padding_row=2, out=out,
+    )  # fmt: skip
+    assert lengths.tolist() == [4, 32, 0]
+    assert out.input_ids.tolist() == [8, 9]
+    assert out.seq_lens.tolist() == [32, 1]
+    assert out.slot_mapping.tolist() == [6 * 16 + 15, 0]
