@@ -17,12 +17,9 @@ import torch
 
 from benchmarks.workloads import workload
 from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.generate import LocalTransport, generate
 from engine.load import LoadedEngine, load_engine
-from engine.metrics import Metrics
+from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
-from engine.scheduler import Scheduler
 
 _SHAPES = Path(__file__).parent / "shapes"
 
@@ -86,19 +83,11 @@ def versions() -> dict[str, str]:
 
 
 def _run(loaded: LoadedEngine, requests: list[tuple[list[int], int]]) -> dict:
-    transport, scheduler = LocalTransport(), Scheduler(loaded.scheduler_config)
-    engine = Engine(
-        executor=loaded.runner,
-        scheduler=scheduler,
-        transport=transport,
-        metrics=Metrics(),
-        clock=time.monotonic,
-        vocab_size=loaded.vocab_size,
-        depth=loaded.depth,
-    )
+    offline = OfflineEngine(loaded)
+    scheduler = offline.engine.scheduler
     params = [SamplingParams(max_tokens=num_tokens, temperature=0.0) for _, num_tokens in requests]
     started_s = time.perf_counter()
-    generations = generate(engine, transport, [prompt for prompt, _ in requests], params)
+    generations = offline.generate([prompt for prompt, _ in requests], params)
     seconds = time.perf_counter() - started_s
     num_output = sum(len(generation.token_ids) for generation in generations)
     assert num_output == sum(num_tokens for _, num_tokens in requests), "a request ended early"

@@ -18,11 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.offline import versions
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.generate import LocalTransport
 from engine.load import LoadedEngine, load_engine
-from engine.metrics import Metrics
+from engine.offline import OfflineEngine
 from engine.protocol import AddRequest, SamplingParams
-from engine.scheduler import Scheduler
 
 _SHAPES = Path(__file__).parent / "shapes"
 _STEPS = 20
@@ -54,22 +52,9 @@ def main() -> int:
     return 0
 
 
-def _engine(loaded: LoadedEngine) -> tuple[Engine, LocalTransport]:
-    transport = LocalTransport()
-    engine = Engine(
-        executor=loaded.runner,
-        scheduler=Scheduler(loaded.scheduler_config),
-        transport=transport,
-        metrics=Metrics(),
-        clock=time.monotonic,
-        vocab_size=loaded.vocab_size,
-        depth=loaded.depth,
-    )
-    return engine, transport
-
-
 def _decode(loaded: LoadedEngine, batch: int, context: int) -> dict:
-    engine, transport = _engine(loaded)
+    offline = OfflineEngine(loaded)
+    engine, transport = offline.engine, offline.transport
     params = SamplingParams(max_tokens=10_000, temperature=0.0)
     for i in range(batch):
         prompt = [(i * 31 + j) % 9000 for j in range(context)]
@@ -86,7 +71,8 @@ def _decode(loaded: LoadedEngine, batch: int, context: int) -> dict:
 
 
 def _prompt(loaded: LoadedEngine, prompt_len: int) -> dict:
-    engine, transport = _engine(loaded)
+    offline = OfflineEngine(loaded)
+    engine, transport = offline.engine, offline.transport
     per_step = max(loaded.scheduler_config.max_num_batched_tokens // prompt_len, 1)
     for i in range(per_step * (_STEPS * 2 + 8)):
         prompt = [(i * 31 + j) % 9000 for j in range(prompt_len)]

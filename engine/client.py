@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 import msgspec
 
-from engine.errors import EngineDead, ServiceError, error_from_code
+from engine.errors import EngineDead, ServiceError, ShuttingDown, error_from_code
 from engine.protocol import AbortRequest, AddRequest, EngineReady, FromEngine, RequestFailed, StepEvents, TokenLogprobs
 from engine.transport import encode_frame, read_messages
 
@@ -48,7 +48,7 @@ class EngineClient(Protocol):
     def submit(self, request: AddRequest) -> AsyncGenerator[Delta, None]:
         """Iterate the deltas of a request, which is sent when iteration starts.
 
-        Raises Overloaded, EngineDead, EngineError, RequestError. aclose() (or a cancel) before the end aborts it.
+        Raises Overloaded, EngineDead, ShuttingDown, EngineError, RequestError. aclose() (or a cancel) before the end aborts it.
         """
         ...
 
@@ -57,7 +57,7 @@ class EngineClient(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Close the connection; open requests end with EngineDead."""
+        """Close the connection for good; open requests end with ShuttingDown, and so do later ones."""
         ...
 
 
@@ -70,6 +70,7 @@ class SocketEngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._mailboxes: dict[str, _Mailbox] = {}
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     @property
     def ready(self) -> EngineReady | None:
@@ -82,8 +83,10 @@ class SocketEngineClient:
 
     async def submit(self, request: AddRequest) -> AsyncGenerator[Delta, None]:
         """See EngineClient.submit."""
+        if self._is_closed:
+            raise _shutting_down()
         if self._writer is None or self._ready is None:
-            raise EngineDead("the engine is not serving; try again shortly")
+            raise EngineDead("The engine is not serving; try again shortly.")
         mailbox = self._mailboxes[request.request_id] = _Mailbox()
         self._writer.write(encode_frame(request))
         try:
@@ -105,11 +108,12 @@ class SocketEngineClient:
 
     async def aclose(self) -> None:
         """See EngineClient.aclose."""
+        self._is_closed = True
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        self._disconnected()
+        self._disconnected(_shutting_down)
 
     async def _run(self) -> None:
         while True:
@@ -123,16 +127,16 @@ class SocketEngineClient:
                     self._dispatch(message, time.monotonic())
             except (OSError, msgspec.MsgspecError) as error:
                 logger.warning("engine connection lost error=%r", str(error))
-            self._disconnected()
+            self._disconnected(_engine_dead)
             await asyncio.sleep(_RECONNECT_S)
 
-    def _disconnected(self) -> None:
+    def _disconnected(self, make_error: Callable[[], ServiceError]) -> None:
         if self._writer is not None:
             self._writer.close()
         self._writer = self._ready = None
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
-            mailbox.fail(EngineDead("the engine stopped while it served this request; it is being restarted"))
+            mailbox.fail(make_error())
 
     def _dispatch(self, message: FromEngine, now: float) -> None:
         if isinstance(message, StepEvents):
@@ -164,6 +168,14 @@ class SocketEngineClient:
                     delta.finish_reason, delta.stop_token_id = finished[row].reason, finished[row].stop_token_id
                 mailbox.put(delta)
             start = end
+
+
+def _engine_dead() -> EngineDead:
+    return EngineDead("The engine stopped while it served this request; it is being restarted.")
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("The server is shutting down and cannot finish this request.")
 
 
 class _Mailbox:

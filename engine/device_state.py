@@ -25,8 +25,8 @@ class DeviceState:
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
         # [rows] int64: tokens whose keys and values are in the pool; the position of a decode row's token
         self.num_computed = torch.zeros(rows, dtype=torch.int64, device=device)
-        # [rows, max_blocks] int32: block ids in order; stale entries are valid ids that nobody reads
-        self.block_table = torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
+        # [rows, max_blocks, rounded up] int32: block ids in order; stale entries are valid ids that nobody reads
+        self.block_table = torch.zeros(rows, -(-max_blocks // 16) * 16, dtype=torch.int32, device=device)
         # [rows] float32 each, and int64
         self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = torch.zeros(
             len(_FLOATS), rows, dtype=torch.float32, device=device

@@ -6,7 +6,7 @@ only moves the commit above schedule(): the oracle of the tests and the debuggin
 Every AddRequest ends exactly once: by a `finished` row, by RequestFailed, or by its client's own end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from engine.engine_stats import EngineStats
@@ -31,8 +31,8 @@ from engine.scheduler import RowOutput, Scheduler
 class Transport(Protocol):
     """Messages to and from the clients of the engine (engine/transport.py; LocalTransport in engine/generate.py)."""
 
-    def receive(self, timeout_s: float | None) -> list[tuple[int, ToEngine | ClientGone]]:
-        """Return what arrived, with the client's id. None may block until something arrives; 0 polls."""
+    def receive(self, timeout_s: float | None) -> Iterable[tuple[int, ToEngine | ClientGone]]:
+        """Give what arrived, with the client's id. None may block until something arrives; 0 polls."""
         ...
 
     def send(self, client_id: int, message: FromEngine) -> None:
@@ -94,6 +94,10 @@ class Engine:
         for request in list(self.scheduler.requests.values()):
             if client_id is None or request.client_id == client_id:
                 self._abort(request.request_id)
+
+    def record_gauges(self) -> None:
+        """Bring the gauges up to date, which else happens at the end of a turn."""
+        self._stats.record_gauges()
 
     def _handle(self, client_id: int, message: ToEngine | ClientGone) -> None:
         match message:

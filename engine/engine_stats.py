@@ -24,7 +24,7 @@ class EngineStats:
         self._num_prompt_tokens = 0  # since the last log line
         self._num_output_tokens = 0
         metrics.gauge("kv_cache_blocks_total", scheduler.blocks.num_usable)
-        self._record_gauges()
+        self.record_gauges()
 
     def record_started(self, request: Request) -> tuple[float, float]:
         """Count a request whose first token is out; return its queue and prefill times in seconds."""
@@ -66,7 +66,7 @@ class EngineStats:
         self._count_up_to("num_preemptions_total", scheduler.num_preemptions)
         self._count_up_to("prefix_cache_queries_total", blocks.num_queried_tokens)
         self._count_up_to("prefix_cache_hits_total", blocks.num_hit_tokens)
-        self._record_gauges()
+        self.record_gauges()
         if self._logged_s is None:
             self._logged_s = now
         elif now - self._logged_s >= _LOG_INTERVAL_S:
@@ -75,18 +75,19 @@ class EngineStats:
         if not scheduler.has_work:
             self._last_commit_s = self._logged_s = None
 
-    def _count_up_to(self, name: str, total: int) -> None:
-        counted = self._counted.get(name, 0)
-        if total != counted:
-            self._metrics.count(name, total - counted)
-            self._counted[name] = total
-
-    def _record_gauges(self) -> None:
+    def record_gauges(self) -> None:
+        """Set what is held now."""
         scheduler, blocks = self._scheduler, self._scheduler.blocks
         self._metrics.gauge("num_requests_running", len(scheduler.running) + len(scheduler.retiring))
         self._metrics.gauge("num_requests_waiting", len(scheduler.waiting))
         self._metrics.gauge("kv_cache_blocks_used", blocks.num_used)
         self._metrics.gauge("kv_cache_usage_ratio", blocks.num_used / blocks.num_usable)
+
+    def _count_up_to(self, name: str, total: int) -> None:
+        counted = self._counted.get(name, 0)
+        if total != counted:
+            self._metrics.count(name, total - counted)
+            self._counted[name] = total
 
     def _log(self, elapsed_s: float) -> None:
         scheduler, blocks = self._scheduler, self._scheduler.blocks

@@ -10,6 +10,7 @@
     ├── RequestAborted                ended by its client or by an operator
     ├── EngineError                   the engine failed this request
     ├── EngineDead                    the engine process is gone; it is being restarted
+    ├── ShuttingDown                  the daemon is ending, and with it whatever is still open
     └── StartupError                  the daemon cannot start (bad folder, no memory, port in use, ...)
 
 Every class has a stable `code` for programs; every message is one sentence that names the value and the limit.
@@ -86,6 +87,12 @@ class EngineDead(ServiceError):
     code = "engine_dead"
 
 
+class ShuttingDown(ServiceError):
+    """The daemon ended before the request did."""
+
+    code = "server_shutting_down"
+
+
 class StartupError(ServiceError):
     """The daemon cannot start. `exit_code`: 2 for wrong usage, 3 for a start that failed."""
 
@@ -108,9 +115,16 @@ ERRORS_BY_CODE: dict[str, type[ServiceError]] = {
         RequestAborted,
         EngineError,
         EngineDead,
+        ShuttingDown,
         StartupError,
     )
 }
+
+
+def sentence(text: str) -> str:
+    """Return another program's words as the end of a sentence of ours: with one full stop, unless they end with more."""
+    text = text.strip()
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def error_from_code(code: str, message: str, param: str | None = None) -> ServiceError:

@@ -121,8 +121,8 @@ class InputBatchBuilder:
         return InputBatch(input_ids, all_positions, metadata, all_req_index, (query_start_loc[1:] - 1).to(torch.int64))
 
     def _tables(self, req_index: torch.Tensor, max_seq_len: int) -> torch.Tensor:
-        """The block tables of rows, as wide as the longest needs."""
-        num_blocks = -(-max_seq_len // self._block_size)
+        """The block tables of rows, as wide as the longest needs, by 16s: kernels specialise on such strides."""
+        num_blocks = -(-max_seq_len // self._block_size // 16) * 16
         return self._state.block_table[:, :num_blocks].index_select(0, req_index)
 
     def _slots(self, token_req_index: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

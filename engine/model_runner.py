@@ -7,12 +7,13 @@ their copy to the host; wait() is the only sync.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from engine.cuda_graph import DecodeGraphs
+from engine.cuda_graph import DecodeGraphs, MixedGraphs
 from engine.device_state import DeviceState
 from engine.input_batch import InputBatch, InputBatchBuilder, SampleRows
 from engine.kv_cache import KVCachePlan
@@ -50,19 +51,31 @@ class ModelRunner:
         )
         self._builder = InputBatchBuilder(self._state, block_size=plan.block_size)
         self._sampler = Sampler(self._state)
-        self._graphs: DecodeGraphs | None = None
+        self._block_size = plan.block_size
+        self._decode_graphs: DecodeGraphs | None = None
+        self._mixed_graphs: MixedGraphs | None = None
 
     def capture_graphs(self, on_progress: Callable[[int, int], None]) -> None:
-        """Capture decode steps as CUDA graphs; from then on they are replayed. Blocks for seconds."""
-        graphs = DecodeGraphs(
+        """Capture decode steps and short mixed steps as CUDA graphs; from then on they are replayed. Blocks."""
+        decode = DecodeGraphs(
             lambda req_index: self._run_decode(req_index, self._max_model_len),
             max_num_seqs=self._max_num_seqs,
             padding_row=self._state.padding_row,
             device=self.device,
         )
+        mixed = MixedGraphs(
+            self._last_hidden,
+            max_num_seqs=self._max_num_seqs,
+            max_model_len=self._max_model_len,
+            block_size=self._block_size,
+            device=self.device,
+        )
+        pool = torch.cuda.graph_pool_handle()
+        done = itertools.count(1)
         with torch.inference_mode():
-            graphs.capture(on_progress)
-        self._graphs = graphs
+            for graphs in (mixed, decode):  # the larger first
+                graphs.capture(pool, lambda: on_progress(next(done), mixed.num_graphs + decode.num_graphs))
+        self._decode_graphs, self._mixed_graphs = decode, mixed
 
     def forward(self, plan: StepPlan) -> _Step:
         """See Executor.forward."""
@@ -73,45 +86,49 @@ class ModelRunner:
             num_decodes = sum(1 for row in plan.rows if not row.token_ids)
             if num_decodes == len(plan.rows):
                 req_index = self._builder.decode_req_index(plan.rows)
-                if self._graphs is not None:
-                    logits = self._graphs.replay(req_index)
+                if self._decode_graphs is not None:
+                    hidden = self._decode_graphs.replay(req_index)
                 else:
-                    logits = self._run_decode(req_index, max(row.start + 1 for row in plan.rows))
+                    hidden = self._run_decode(req_index, max(row.start + 1 for row in plan.rows))
                 sampling = SampleRows(plan.rows, req_index, self._state.num_computed[req_index])
             else:
-                logits, sampling = self._run_mixed(plan, num_decodes)
+                hidden, sampling = self._run_mixed(plan, num_decodes)
+            logits = self._model.compute_logits(hidden) if sampling.rows else hidden
         return _Step(plan.step_id, sampling, logits, self._sampler, self.device)
 
     def close(self) -> None:
         """Release the pool, the graphs and the weights."""
         self._kv_caches = []
-        self._graphs = None
+        self._decode_graphs = self._mixed_graphs = None
         del self._model
 
     def _run_decode(self, req_index: torch.Tensor, max_seq_len: int) -> torch.Tensor:
-        """One token of each row; req_index: [R] int64 → logits [R, V]."""
+        """One token of each row; req_index: [R] int64 → hidden [R, hidden_size]."""
         batch = self._builder.decode_batch(req_index, max_seq_len=max_seq_len)
-        return self._model.compute_logits(self._forward(batch))
+        hidden = self._last_hidden(batch)
+        self._state.advance(batch.req_index, batch.attention.seq_lens)
+        return hidden
 
     def _run_mixed(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SampleRows]:
-        """Rows of any kind → (logits [S, V] of those that sample, S possibly 0, and what they are)."""
+        """Rows of any kind → (hidden [S, hidden_size] of those that sample, S possibly 0, and what they are)."""
         batch = self._builder.mixed_batch(plan.rows, num_decodes)
-        hidden = self._forward(batch)
-        last_tokens, req_index, positions = batch.last_tokens, batch.req_index, batch.attention.seq_lens
+        if self._mixed_graphs is not None and self._mixed_graphs.has_room(batch):
+            hidden = self._mixed_graphs.replay(batch)
+        else:
+            hidden = self._last_hidden(batch)
+        req_index, seq_lens = batch.req_index, batch.attention.seq_lens
+        self._state.advance(req_index, seq_lens)
         rows = [row for row in plan.rows if row.samples]
         if len(rows) < len(plan.rows):
             samples = torch.tensor([i for i, row in enumerate(plan.rows) if row.samples], dtype=torch.int64)
             samples = samples.to(self.device, non_blocking=True)
-            last_tokens, req_index, positions = last_tokens[samples], req_index[samples], positions[samples]
-        logits = self._model.compute_logits(hidden[last_tokens])
-        return logits, SampleRows(rows, req_index, positions.to(torch.int64))
+            hidden, req_index, seq_lens = hidden[samples], req_index[samples], seq_lens[samples]
+        return hidden, SampleRows(rows, req_index, seq_lens.to(torch.int64))
 
-    def _forward(self, batch: InputBatch) -> torch.Tensor:
-        """Run the layers and note what is computed; returns hidden states [T, hidden_size]."""
+    def _last_hidden(self, batch: InputBatch) -> torch.Tensor:
+        """Run the layers; returns the hidden states [R, hidden_size] of each row's last token."""
         ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_caches)
-        hidden = self._model(batch.input_ids, ctx)
-        self._state.advance(batch.req_index, batch.attention.seq_lens)
-        return hidden
+        return self._model(batch.input_ids, ctx)[batch.last_tokens]
 
 
 class _Step:

@@ -24,10 +24,9 @@ from engine.config import EngineConfig
 from engine.control import Drain, EngineFailed, Facts, Flush, Flushed, FromLauncher, Heartbeat, Hello, Stage
 from engine.engine import Engine
 from engine.errors import StartupError
-from engine.generate import LocalTransport, generate
 from engine.logs import configure_logging
 from engine.metrics import Metrics
-from engine.protocol import EngineReady, SamplingParams
+from engine.protocol import EngineReady
 from engine.scheduler import Scheduler
 from engine.transport import Connection, SocketTransport
 
@@ -82,11 +81,12 @@ class EngineProcess:
         return 0
 
     def _load(self) -> Engine:
-        from engine.load import load_engine  # torch comes in here, after the launcher knows that this process lives
+        from engine.offline import OfflineEngine  # torch comes in here: the launcher knows that this process lives
 
-        loaded = load_engine(self._config.engine, self._control.send)
+        offline = OfflineEngine.load(self._config.engine, self._control.send)
+        loaded = offline.loaded
         self._control.send(Stage("self_test"))
-        _self_test(loaded.runner, Scheduler(loaded.scheduler_config), loaded.vocab_size)
+        offline.self_test()
         sizes, limits = loaded.scheduler_config, self._config.engine
         ready = EngineReady(
             max_model_len=sizes.max_model_len,
@@ -127,6 +127,8 @@ class EngineProcess:
         for message in messages:
             match message:
                 case Flush(number):
+                    if self._engine is not None:
+                        self._engine.record_gauges()  # a request may have ended in this very turn
                     self._control.send(self._metrics.drain())
                     self._control.send(Flushed(number))
                 case Drain(timeout_s):
@@ -144,23 +146,6 @@ class EngineProcess:
             self._next_delta_s = now + _DELTA_INTERVAL_S
         if self._stop_at_s is not None and now >= self._stop_at_s and self._engine is not None:
             self._engine.abort_all()
-
-
-def _self_test(executor: Any, scheduler: Scheduler, vocab_size: int) -> None:
-    """Generate two tokens through the whole loop, on a scheduler of its own. Raises StartupError if none come out."""
-    transport = LocalTransport()
-    engine = Engine(
-        executor=executor,
-        scheduler=scheduler,
-        transport=transport,
-        metrics=Metrics(),
-        clock=time.monotonic,
-        vocab_size=vocab_size,
-        depth=1,
-    )
-    (generation,) = generate(engine, transport, [[0]], [SamplingParams(max_tokens=1, temperature=0.0)])
-    if len(generation.token_ids) != 1:
-        raise StartupError(f"the self-test gave no token: {generation.error}")
 
 
 def _first_line(error: Exception) -> str:

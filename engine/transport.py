@@ -11,7 +11,7 @@ import os
 import selectors
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -112,7 +112,7 @@ class Connection:
 class SocketTransport:
     """The engine's side of every worker connection, and of the control connection, in one selector.
 
-    receive() may return early with nothing (a control message, a tick): the loop just turns once more.
+    receive() may end early with nothing (a control message, a tick): the loop just turns once more.
     """
 
     def __init__(
@@ -140,19 +140,23 @@ class SocketTransport:
         if control is not None:
             self._selector.register(control.sock, selectors.EVENT_READ, control)
 
-    def receive(self, timeout_s: float | None) -> list[tuple[int, ToEngine | ClientGone]]:
-        """Return (client id, message) pairs in order of arrival. None waits, at most a second at a time; 0 polls."""
-        received: list[tuple[int, ToEngine | ClientGone]] = []
+    def receive(self, timeout_s: float | None) -> Iterator[tuple[int, ToEngine | ClientGone]]:
+        """Yield (client id, message) pairs in order of arrival. None waits, at most a second at a time; 0 polls.
+
+        Control messages come last, once the caller has handled every pair: a Flush then finds counted what workers had
+        sent before it was asked for.
+        """
+        has_control = False
         for key, events in self._selector.select(1.0 if timeout_s is None else timeout_s):
             if key.data is None:
                 self._accept()
             elif key.data is self._control:
                 self._control.flush()
-                if events & selectors.EVENT_READ and self._on_control is not None:
-                    self._on_control(self._control.receive())
+                has_control = bool(events & selectors.EVENT_READ)
             else:
-                self._serve(key.data, events, received)
-        return received
+                yield from ((key.data, message) for message in self._serve(key.data, events))
+        if has_control and self._control is not None and self._on_control is not None:
+            self._on_control(self._control.receive())
 
     def send(self, client_id: int, message: FromEngine) -> None:
         """Send to one worker without blocking; a worker that is gone is ignored."""
@@ -176,7 +180,7 @@ class SocketTransport:
         self._selector.register(sock, selectors.EVENT_READ, self._next_client_id)
         connection.send(self._greeting)
 
-    def _serve(self, client_id: int, events: int, received: list[tuple[int, ToEngine | ClientGone]]) -> None:
+    def _serve(self, client_id: int, events: int) -> list[ToEngine | ClientGone]:
         connection = self._connections[client_id]
         if events & selectors.EVENT_WRITE:
             connection.flush()
@@ -184,12 +188,13 @@ class SocketTransport:
                 self._watch(connection, client_id, selectors.EVENT_READ)
         if events & selectors.EVENT_READ:
             messages = connection.receive()
-            if messages is None:
-                self._selector.unregister(connection.sock)
-                connection.sock.close()
-                del self._connections[client_id]
-                messages = [ClientGone()]
-            received += [(client_id, message) for message in messages]
+            if messages is not None:
+                return messages
+            self._selector.unregister(connection.sock)
+            connection.sock.close()
+            del self._connections[client_id]
+            return [ClientGone()]
+        return []
 
     def _watch(self, connection: Connection, client_id: int, events: int) -> None:
         self._selector.modify(connection.sock, events, client_id)

@@ -22,7 +22,7 @@ try:
 except ImportError:
     HAS_TRITON = False
 
-_MAX_SKINNY_ROWS = 16  # above, cuBLAS is as fast (benchmarks/notes.md)
+_MAX_SKINNY_ROWS = 32  # above, cuBLAS is as fast (benchmarks/notes.md)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

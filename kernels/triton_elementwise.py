@@ -168,11 +168,10 @@ def _norm_rope_write_kv_kernel(
     source = qkv_ptr + token * stride_token + heads[:, None] * HEAD_DIM
     x1 = tl.load(source + dims, mask=in_half, other=0.0)
     x2 = tl.load(source + HALF + dims, mask=in_half, other=0.0)
-    dtype = x1.dtype
-    position = tl.load(positions_ptr + token)
-    angles = cos_sin_ptr + position * stride_position + dims
-    cos = tl.load(angles, mask=dims < HALF, other=0.0).to(dtype).to(tl.float32)
-    sin = tl.load(angles + HALF, mask=dims < HALF, other=0.0).to(dtype).to(tl.float32)
+    # Early, beside the loads of x: they depend on nothing else
+    angles = cos_sin_ptr + tl.load(positions_ptr + token) * stride_position + dims
+    cos = _round(tl.load(angles, mask=dims < HALF, other=0.0), x1.dtype)
+    sin = _round(tl.load(angles + HALF, mask=dims < HALF, other=0.0), x1.dtype)
     if REST > 0:
         rest = tl.load(source + rest_dims, mask=in_rest, other=0.0)
     if HAS_NORM:
@@ -180,19 +179,12 @@ def _norm_rope_write_kv_kernel(
         if REST > 0:
             squares += tl.sum(rest.to(tl.float32) * rest.to(tl.float32), 1)
         inverse_rms = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        x1 = _norm_part(x1, inverse_rms, q_weight_ptr + dims, k_weight_ptr + dims, dims < HALF, is_q, is_v)
-        x2 = _norm_part(
-            x2, inverse_rms, q_weight_ptr + HALF + dims, k_weight_ptr + HALF + dims, dims < HALF, is_q, is_v
-        )
+        x1 = _norm_part(x1, inverse_rms, q_weight_ptr, k_weight_ptr, dims, dims < HALF, is_q, is_v)
+        x2 = _norm_part(x2, inverse_rms, q_weight_ptr, k_weight_ptr, HALF + dims, dims < HALF, is_q, is_v)
         if REST > 0:
-            rest = _norm_part(
-                rest, inverse_rms, q_weight_ptr + rest_dims, k_weight_ptr + rest_dims,
-                rest_dims < HEAD_DIM, is_q, is_v,
-            )  # fmt: skip
-    y1 = _round(x1.to(tl.float32) * cos, dtype) - _round(x2.to(tl.float32) * sin, dtype)
-    y2 = _round(x2.to(tl.float32) * cos, dtype) + _round(x1.to(tl.float32) * sin, dtype)
-    y1 = tl.where(is_v, x1, y1.to(dtype))
-    y2 = tl.where(is_v, x2, y2.to(dtype))
+            in_head = rest_dims < HEAD_DIM
+            rest = _norm_part(rest, inverse_rms, q_weight_ptr, k_weight_ptr, rest_dims, in_head, is_q, is_v)
+    y1, y2 = _rotate(x1, x2, cos, sin, is_v)
 
     slot = tl.load(slots_ptr + token)
     in_cache = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_slot
@@ -206,16 +198,24 @@ def _norm_rope_write_kv_kernel(
 
 
 @triton.jit
+def _rotate(x1, x2, cos, sin, is_v):
+    """Both halves of each head turned by fp32 cos and sin, in the specification's roundings; v passes."""
+    y1 = _round(x1.to(tl.float32) * cos, x1.dtype) - _round(x2.to(tl.float32) * sin, x1.dtype)
+    y2 = _round(x2.to(tl.float32) * cos, x1.dtype) + _round(x1.to(tl.float32) * sin, x1.dtype)
+    return tl.where(is_v, x1, y1.to(x1.dtype)), tl.where(is_v, x2, y2.to(x1.dtype))
+
+
+@triton.jit
 def _round(x, dtype: tl.constexpr):
-    """fp32 rounded to dtype and back: torch rounds after each op."""
+    """Round to dtype, in fp32: torch rounds after each op."""
     return x.to(dtype).to(tl.float32)
 
 
 @triton.jit
-def _norm_part(x, inverse_rms, q_weight_ptrs, k_weight_ptrs, mask, is_q, is_v):
+def _norm_part(x, inverse_rms, q_weight_ptr, k_weight_ptr, dims, mask, is_q, is_v):
     """Scale part of each head by its inverse RMS and its q or k weight; v passes."""
-    q_weight = tl.load(q_weight_ptrs, mask=mask, other=0.0).to(tl.float32)
-    k_weight = tl.load(k_weight_ptrs, mask=mask, other=0.0).to(tl.float32)
+    q_weight = tl.load(q_weight_ptr + dims, mask=mask, other=0.0).to(tl.float32)
+    k_weight = tl.load(k_weight_ptr + dims, mask=mask, other=0.0).to(tl.float32)
     normed = _round(x.to(tl.float32) * inverse_rms, x.dtype) * tl.where(is_q, q_weight, k_weight)
     return tl.where(is_v, x, normed.to(x.dtype))
 

@@ -72,7 +72,7 @@ def gemv_config(*, num_rows: int, n: int, k: int) -> GemvConfig:
     if n < 2048 and k % 1024 == 0:
         if num_rows <= 8:
             return GemvConfig(32, 256, 4, num_warps=4, num_stages=4, prefetch=512)
-        return GemvConfig(64, 128, 4, num_warps=4, num_stages=4, prefetch=512)
+        return GemvConfig(64, 128, 4, num_warps=4, num_stages=4 if k <= 2048 else 6, prefetch=512)
     if num_rows <= 8:
         if k < 4096:
             return GemvConfig(32, 256, 1, num_warps=4, num_stages=4)

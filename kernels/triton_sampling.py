@@ -33,6 +33,7 @@ class SamplingConfig:
     tile: int  # tokens
     num_splits: int
     num_warps: int
+    num_stages: int  # tiles in flight per program
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class SamplingScratch:
         num_tiles = triton.cdiv(vocab_size, tile)
         wanted = max(1, min(_MAX_SPLITS, num_tiles, triton.cdiv(self.target_programs, num_rows)))
         num_splits = triton.cdiv(num_tiles, triton.cdiv(num_tiles, wanted))
-        return SamplingConfig(tile, num_splits, num_warps=4 if tile == 1024 else 8)
+        return SamplingConfig(tile, num_splits, num_warps=4 if tile == 1024 else 8, num_stages=1)
 
 
 def sample(
@@ -104,8 +105,8 @@ def sample(
         logits, req_index, positions, state.temperature, state.seeds, cuts.cut, cuts.cut_id, cuts.floor,
         scratch.partial_score, scratch.partial_id, scratch.arrivals, state.last_token, out,
         logits.stride(0), size, tokens_per_split,
-        TILE=config.tile, SPLITS_PAD=triton.next_power_of_2(config.num_splits), HAS_TRUNCATION=has_truncation,
-        ON_GPU=logits.is_cuda, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
+        TILE=config.tile, NUM_STAGES=config.num_stages, SPLITS_PAD=triton.next_power_of_2(config.num_splits),
+        HAS_TRUNCATION=has_truncation, ON_GPU=logits.is_cuda, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -113,8 +114,8 @@ def sample(
 def _sample_kernel(
     logits_ptr, req_index_ptr, positions_ptr, temperature_ptr, seeds_ptr, cut_ptr, cut_id_ptr, floor_ptr,
     partial_score_ptr, partial_id_ptr, arrivals_ptr, last_token_ptr, out_ptr, stride_row, size, tokens_per_split,
-    TILE: tl.constexpr, SPLITS_PAD: tl.constexpr, HAS_TRUNCATION: tl.constexpr, ON_GPU: tl.constexpr,
-    PDL: tl.constexpr,
+    TILE: tl.constexpr, NUM_STAGES: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    HAS_TRUNCATION: tl.constexpr, ON_GPU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (split, row). Splits vary fastest: neighbours in memory run together."""
     split, row = tl.program_id(0), tl.program_id(1)
@@ -134,10 +135,10 @@ def _sample_kernel(
         if HAS_TRUNCATION:
             cut, cut_id, floor = tl.load(cut_ptr + row), tl.load(cut_id_ptr + row), tl.load(floor_ptr + row)
         score, token = _draw(
-            row_ptr, start, end, temperature, key_0, key_1, cut, cut_id, floor, TILE, HAS_TRUNCATION, ON_GPU
+            row_ptr, start, end, temperature, key_0, key_1, cut, cut_id, floor, TILE, NUM_STAGES, HAS_TRUNCATION, ON_GPU
         )  # fmt: skip
     else:
-        score, token = _take_largest(row_ptr, start, end, TILE)
+        score, token = _take_largest(row_ptr, start, end, TILE, NUM_STAGES)
     if SPLITS_PAD == 1:
         tl.store(out_ptr + row, token.to(tl.int64))
         tl.store(last_token_ptr + req_index, token.to(tl.int64))
@@ -161,12 +162,12 @@ def _sample_kernel(
 
 
 @triton.jit
-def _take_largest(row_ptr, start, end, TILE: tl.constexpr):
+def _take_largest(row_ptr, start, end, TILE: tl.constexpr, NUM_STAGES: tl.constexpr):
     """(largest logit, its token id) of a range."""
     lanes = tl.arange(0, TILE)
     scores = tl.full([TILE], MINUS_INF, tl.float32)
     tokens = start + lanes
-    for first in range(start, end, TILE):
+    for first in tl.range(start, end, TILE, num_stages=NUM_STAGES):
         ids = first + lanes
         x = tl.load(row_ptr + ids, mask=ids < end, other=MINUS_INF).to(tl.float32)
         is_better = x > scores
@@ -178,13 +179,13 @@ def _take_largest(row_ptr, start, end, TILE: tl.constexpr):
 @triton.jit
 def _draw(
     row_ptr, start, end, temperature, key_0, key_1, cut, cut_id, floor,
-    TILE: tl.constexpr, HAS_TRUNCATION: tl.constexpr, ON_GPU: tl.constexpr,
+    TILE: tl.constexpr, NUM_STAGES: tl.constexpr, HAS_TRUNCATION: tl.constexpr, ON_GPU: tl.constexpr,
 ):  # fmt: skip
     """(largest score, its token id) of a range, a score being logit / temperature + noise. Masked logits never win."""
     lanes = tl.arange(0, TILE)
     scores = tl.full([TILE], MINUS_INF, tl.float32)
     tokens = start + lanes
-    for first in range(start, end, TILE):
+    for first in tl.range(start, end, TILE, num_stages=NUM_STAGES):
         ids = first + lanes
         x = tl.load(row_ptr + ids, mask=ids < end, other=MINUS_INF).to(tl.float32)
         if HAS_TRUNCATION:

@@ -40,6 +40,11 @@ def record_of(scope: Scope) -> RequestRecord:
     return scope[_SCOPE_KEY]
 
 
+def make_request_id() -> str:
+    """Return the id of a request that brought none."""
+    return f"req-{secrets.token_hex(8)}"
+
+
 class AccessLog:
     """Outermost middleware."""
 
@@ -96,7 +101,7 @@ def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _SAFE_ID.fullmatch(value):
             return value.decode()
-    return f"req-{secrets.token_hex(8)}"
+    return make_request_id()
 
 
 async def _send_internal_error(send: Send, request_id: str) -> None:

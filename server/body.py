@@ -3,6 +3,7 @@
 BodyLimit is the middleware that refuses large bodies while they arrive; read_json is what the routes call.
 """
 
+import re
 from typing import Any
 
 import msgspec
@@ -12,6 +13,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import BodyTooLarge, ClientGone, MalformedBody, UnsupportedMediaType
 
 MAX_JSON_DEPTH = 64
+
+_SURROGATE = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+# All that comes before the first lone surrogate; possessive, since backtracking over 8 MiB would take its time.
+_UP_TO_LONE_SURROGATE = re.compile(
+    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])"
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+(?P<lone>" + _SURROGATE + rb")"
+)
+_UTF8_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 
 
 class BodyLimit:
@@ -67,6 +76,11 @@ def parse_json(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep() from None
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        surrogate = _lone_surrogate(body)
+        if surrogate is not None:
+            raise MalformedBody(
+                f"The body contains a lone surrogate, {surrogate}, which is not valid Unicode text."
+            ) from None
         raise MalformedBody(f"The body is not valid JSON: {str(error)[:200]}.") from None
     if not isinstance(value, dict):
         raise MalformedBody("The body must be a JSON object.")
@@ -80,6 +94,16 @@ def _content_length(scope: Scope) -> int:
         if name == b"content-length" and value.isdigit():
             return int(value[:20])
     return 0
+
+
+def _lone_surrogate(body: bytes) -> str | None:
+    """Describe the first half of a UTF-16 pair without the other half, in a body that does not parse."""
+    has_escape = b"\\ud" in body or b"\\uD" in body
+    if has_escape and (match := _UP_TO_LONE_SURROGATE.match(body)):
+        return f"{match['lone'].decode()} at byte {match.start('lone')}"
+    if match := _UTF8_SURROGATE.search(body):
+        return f"{match[0].hex(' ')} at byte {match.start()}"
+    return None
 
 
 def _too_deep() -> MalformedBody:

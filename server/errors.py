@@ -4,6 +4,7 @@ Beside engine/errors.py's tree there are the errors that exist only in HTTP:
 
     HttpError(ServiceError)
     ├── NotFound · ModelNotFound · MethodNotAllowed
+    ├── MalformedHttp · HeadersTooLarge
     ├── BodyTooLarge · UnsupportedMediaType · MalformedBody
     ├── DeadlineExceeded      the request's own time is over
     ├── NotReady · Draining   the daemon takes no work now
@@ -67,6 +68,20 @@ class MethodNotAllowed(HttpError):
     def headers(self) -> dict[str, str]:
         """RFC 9110, §15.5.6: Allow is required."""
         return {"allow": self._allow}
+
+
+class MalformedHttp(HttpError):
+    """The bytes are not HTTP."""
+
+    status = 400
+    code = "malformed_http"
+
+
+class HeadersTooLarge(HttpError):
+    """The headers are over the limit (RFC 6585, §5)."""
+
+    status = 431
+    code = "headers_too_large"
 
 
 class BodyTooLarge(HttpError):

@@ -110,15 +110,16 @@ class Generation:
                     yield event
 
     async def _next(self, deltas: AsyncIterator[Delta]) -> Delta:
-        if self.spec.deadline_s is None:
+        deadline_s = self.spec.deadline_s
+        if deadline_s is None:
             delta = await anext(deltas, None)
         else:
             try:
-                async with asyncio.timeout(self.spec.deadline_s - time.monotonic()):
+                async with asyncio.timeout(deadline_s - time.monotonic()):
                     delta = await anext(deltas, None)
             except TimeoutError:
-                limit_s = self.spec.deadline_s - self.spec.arrival_s
-                raise DeadlineExceeded(f"The request took longer than its limit of {limit_s:.2f} s.") from None
+                limit = f"{self.spec.timeout_s:g} s"
+                raise DeadlineExceeded(f"The request took longer than its limit of {limit}.") from None
         if delta is None:
             raise EngineError("The engine ended the request without a reason.")
         return delta

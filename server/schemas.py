@@ -17,6 +17,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 8192
+MAX_TOOLS = 128
 MAX_TOKENS = 2**31 - 1  # a bound for arithmetic; the context is the real limit
 
 Json = Any
@@ -99,7 +100,7 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None  # padding against traffic analysis: no text of ours needs it on loopback
+    include_obfuscation: bool | None = None  # padding against traffic analysis, which is not made
 
 
 class FunctionCall(BaseModel):
@@ -129,7 +130,7 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: TextOrParts = None
     name: Label | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Label | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -193,11 +194,11 @@ class ChatBody(_CommonBody):
     service_tier: Label | None = None
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
-    # known, refused unless at their default
-    tools: Json = None
+    # known, refused unless at their default or, of tools and functions, none may be called
+    tools: Annotated[list[dict[str, Json]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Json = None
     parallel_tool_calls: bool | None = None
-    functions: Json = None
+    functions: Annotated[list[dict[str, Json]], Field(max_length=MAX_TOOLS)] | None = None
     function_call: Json = None
     reasoning_effort: Json = None
     modalities: Json = None

@@ -64,8 +64,8 @@ class Tokenizer:
         """Return the ids of a raw prompt; control tokens written in it count as such, as everywhere in the field."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def check_length(self, text: str, *, max_model_len: int) -> None:
-        """Raise PromptTooLong for a text that is hopelessly long, without encoding all of it (8 MiB take seconds).
+    def check_length(self, text: str, *, max_model_len: int, param: str) -> None:
+        """Raise PromptTooLong, naming the field `param`, for a text that is hopelessly long, without encoding all of it (8 MiB take seconds).
 
         A part of it with twice the context's tokens is proof enough: encoding is local but for the part's last word.
         """
@@ -76,7 +76,8 @@ class Tokenizer:
         if num_tokens > 2 * max_model_len:
             raise PromptTooLong(
                 f"This model's maximum context length is {max_model_len} tokens, but the first {len(part)} of the "
-                f"prompt's {len(text)} characters alone are {num_tokens} tokens."
+                f"prompt's {len(text)} characters alone are {num_tokens} tokens.",
+                param=param,
             )
 
     def render_chat(

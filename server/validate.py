@@ -1,6 +1,6 @@
 """From a parsed body to a GenerationSpec, a type of its own: what holds one has been checked against every limit.
 
-Order of a request: check_chat / check_completion (features, ignored fields), then the text side makes token ids, then
+Order of a request: check_chat / check_completion (features), then the text side makes token ids, then
 chat_spec / completion_spec (limits of the model). Raises RequestErrors that name field, value and limit. Pure.
 """
 
@@ -34,8 +34,13 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     cache_salt: str = ""
     priority: int = 0
-    deadline_s: float | None = None  # time.monotonic()
+    timeout_s: float | None = None  # from arrival
     arrival_s: float  # time.monotonic()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The time.monotonic() at which the request is over."""
+        return None if self.timeout_s is None else self.arrival_s + self.timeout_s
 
 
 class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +64,13 @@ class Moment(NamedTuple):
 def check_chat(body: ChatBody) -> None:
     """Refuse what is not served yet, and fields that contradict each other."""
     _check_common(body)
-    _refuse_unless(body.tools in (None, []), "tools", "tool calls")
+    _refuse_unless(not body.tools or body.tool_choice == "none", "tools", "tool calls")
     _refuse_unless(body.tool_choice in (None, "none", "auto"), "tool_choice", "forced tool calls")
-    _refuse_unless(body.functions in (None, []), "functions", "functions (the predecessor of tools)")
+    _refuse_unless(
+        body.functions in (None, []) or body.function_call == "none",
+        "functions",
+        "functions (the predecessor of tools)",
+    )
     _refuse_unless(body.function_call in (None, "none", "auto"), "function_call", "functions")
     _refuse_unless(body.reasoning_effort is None, "reasoning_effort", "reasoning effort")
     _refuse_unless(body.modalities in (None, [], ["text"]), "modalities", "output other than text")
@@ -89,26 +98,15 @@ def check_completion(body: CompletionBody) -> None:
     _refuse_unless(not (body.echo and body.logprobs is not None), "echo", "echo together with logprobs")
 
 
-def ignored_fields(body: ChatBody | CompletionBody) -> list[str]:
-    """Names of fields in the body that have no effect, e.g. "foo", "messages[0].cache_control"."""
-    ignored = sorted(body.model_extra or {})
-    if isinstance(body, ChatBody):
-        if body.store:
-            ignored.append("store")  # nothing is stored; false and absent mean just that
-        for i, message in enumerate(body.messages):
-            ignored += [f"messages[{i}].{name}" for name in sorted(message.model_extra or {})]
-    if body.stream_options is not None:
-        ignored += [f"stream_options.{name}" for name in sorted(body.stream_options.model_extra or {})]
-    return ignored
-
-
 def chat_spec(
     body: ChatBody, token_ids: Sequence[int], *, limits: EngineReady, defaults: GenerationDefaults, moment: Moment
 ) -> GenerationSpec:
     """Check a chat request against the model's limits; without max_tokens the rest of the context is its own."""
     name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     asked = body.max_completion_tokens or body.max_tokens
-    max_tokens = _fit(len(token_ids), asked=asked, default=limits.max_model_len, limits=limits, param="messages")
+    max_tokens = _fit(
+        len(token_ids), asked=asked, asked_by=name, default=limits.max_model_len, limits=limits, param="messages"
+    )
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = _params(
         body,
@@ -140,7 +138,14 @@ def completion_spec(
     if not all(prompts):
         raise InvalidParameter(f"prompt[{list(map(bool, prompts)).index(False)}] has no tokens.", param="prompt")
     max_tokens = min(
-        _fit(len(prompt), asked=body.max_tokens, default=_COMPLETION_MAX_TOKENS, limits=limits, param="prompt")
+        _fit(
+            len(prompt),
+            asked=body.max_tokens,
+            asked_by="max_tokens",
+            default=_COMPLETION_MAX_TOKENS,
+            limits=limits,
+            param="prompt",
+        )
         for prompt in prompts
     )
     for prompt in prompts:  # after the lengths: a body of ids far over the context is not walked
@@ -183,8 +188,10 @@ def _refuse_unless(is_fine: bool, field: str, feature: str) -> None:
         raise UnsupportedFeature(f"{field}: {feature} is not supported by this server yet.", param=field)
 
 
-def _fit(num_prompt: int, *, asked: int | None, default: int, limits: EngineReady, param: str) -> int:
-    """Return max_tokens so that the prompt and it fit the context."""
+def _fit(
+    num_prompt: int, *, asked: int | None, asked_by: str, default: int, limits: EngineReady, param: str
+) -> int:
+    """Return max_tokens so that the prompt and it fit the context. `asked_by`, `param`: the fields of both."""
     rest = limits.max_model_len - num_prompt
     if rest < 1:
         raise PromptTooLong(
@@ -197,8 +204,8 @@ def _fit(num_prompt: int, *, asked: int | None, default: int, limits: EngineRead
     if asked > rest:
         raise PromptTooLong(
             f"This model's maximum context length is {limits.max_model_len} tokens, but {num_prompt + asked} were "
-            f"asked for: {num_prompt} in the prompt and max_tokens = {asked}.",
-            param=param,
+            f"asked for: {num_prompt} in the prompt and {asked_by} = {asked}, which can be {rest} at most.",
+            param=asked_by,
         )
     return asked
 
@@ -253,7 +260,7 @@ def _spec(
         skip_special_tokens=_given(body.skip_special_tokens, True),
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
-        deadline_s=moment.arrival_s + min(timeouts) if timeouts else None,
+        timeout_s=min(timeouts, default=None),
         arrival_s=moment.arrival_s,
     )
 

@@ -23,11 +23,11 @@ from engine.logs import configure_logging
 from engine.metrics import Metrics
 from server.app import create_app
 from server.children import WorkerConfig
+from server.http_protocol import HttpProtocol
 from server.supervisor import ControlSupervisor
 
 logger = logging.getLogger(__name__)
 
-_MAX_HEADER_BYTES = 64 * 1024
 _KEEP_ALIVE_S = 75  # above the 60 s of common proxies, so that they close idle connections first
 _POLL_S = 0.05
 _LAST_WORDS_S = 2.0  # for the error events of requests that did not finish in time
@@ -64,14 +64,13 @@ async def serve(config: WorkerConfig) -> int:
     server = _Server(
         uvicorn.Config(
             app,
-            http="h11",  # httptools has no limit on headers
+            http=HttpProtocol,
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(_LAST_WORDS_S),
         )
@@ -123,7 +122,7 @@ def main() -> int:
     configure_logging(
         level=config.log_level, log_format=config.log_format, process=f"worker-{config.server.worker_index}"
     )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of what clients did wrong, which our own lines tell
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serve(config))
 

@@ -24,6 +24,7 @@ from server.chunks import (
     TextLogprobs,
     TopLogprob,
 )
+from server.detokenizer import Detokenizer
 from server.fold import FoldedChoice, fold, timings_of, usage_of
 from server.generation import Ended, Event, Generation, Piece
 from server.tokenizer import Tokenizer
@@ -179,7 +180,7 @@ class TextWriter:
         self._generation = generation
         self._tokenizer = tokenizer
         self._echo = echo
-        self._offsets: dict[int, int] = {}  # choice → characters before its next token
+        self._positions: dict[int, tuple[Detokenizer, int]] = {}  # choice → its text so far, and its characters
 
     def opening(self) -> list[msgspec.Struct]:
         """One chunk per choice when the prompts are echoed or their ids shown."""
@@ -255,7 +256,11 @@ class TextWriter:
         if logprobs is None:
             return None
         result = TextLogprobs([], [], [], [])
-        offset = self._offsets.get(source.index, 0)
+        spec = self._generation.spec
+        detokenizer, offset = self._positions.get(source.index) or (
+            self._tokenizer.detokenizer(skip_special_tokens=spec.skip_special_tokens),
+            0,
+        )
         for token_id, entry in zip(source.token_ids, logprobs, strict=True):
             token = self._token(token_id)
             result.text_offset.append(offset)
@@ -263,8 +268,8 @@ class TextWriter:
             result.token_logprobs.append(_finite(entry.logprob))
             tops = _tops(entry, self._options.logprobs or 0)
             result.top_logprobs.append({token: _finite(entry.logprob)} | {self._token(i): _finite(v) for i, v in tops})
-            offset += len(token)
-        self._offsets[source.index] = offset
+            offset += len(detokenizer.push((token_id,)))
+        self._positions[source.index] = detokenizer, offset
         return result
 
     def _token(self, token_id: int) -> str:

@@ -138,13 +138,7 @@ def _decode_kernel(
     row = tl.program_id(2)
     seq_len = tl.load(seq_lens_ptr + row)
     oldest = tl.maximum(seq_len - window, 0) if HAS_WINDOW else 0
-    first_tile = oldest // BLOCK_N
-    num_tiles = tl.maximum(tl.cdiv(seq_len, BLOCK_N) - first_tile, 1)
-    # At least 128 keys: below that, merging costs more than a split saves
-    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, tl.num_programs(1)), tl.cdiv(128, BLOCK_N))
-    used_splits = tl.cdiv(num_tiles, tiles_per_split)
-    start = (first_tile + split * tiles_per_split) * BLOCK_N
-    end = tl.minimum(start + tiles_per_split * BLOCK_N, seq_len)
+    start, end, used_splits = _split_range(oldest, seq_len, split, BLOCK_N)
     table_row_ptr = table_ptr + row.to(tl.int64) * stride_table
     if PDL:
         if SPLIT and split < used_splits:
@@ -170,25 +164,45 @@ def _decode_kernel(
 
     out_row_ptr = out_ptr + row.to(tl.int64) * stride_out_row + kv_head * GROUP * HEAD_DIM
     out_offsets = heads[:, None] * HEAD_DIM + dims[None, :]
-    if not SPLIT:
+    if not SPLIT or used_splits == 1:
         tl.store(out_row_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_tile)
     else:
-        if used_splits == 1:
-            tl.store(out_row_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_tile)
-        else:
-            pair = row * tl.num_programs(0) + kv_head
-            entries = pair * tl.num_programs(1) * GROUP
-            mine = entries + split * GROUP + heads
-            tl.store(partial_ptr + mine[:, None] * HEAD_DIM + dims[None, :], acc, mask=in_tile)
-            tl.store(lse_ptr + mine, lse, mask=heads < GROUP)
-            # Every thread's stores before the one thread's release; its acquire before every thread's loads
-            tl.debug_barrier()
-            arrived = tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel")
-            if arrived == used_splits - 1:
-                tl.store(arrivals_ptr + pair, 0)
-                _merge_splits(
-                    out_row_ptr, partial_ptr, lse_ptr, entries, used_splits, GROUP, HEAD_DIM, D_PAD, MAX_SPLITS
-                )
+        _meet_splits(
+            acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr, row * tl.num_programs(0) + kv_head, split,
+            used_splits, GROUP, HEAD_DIM, D_PAD, BLOCK_G, MAX_SPLITS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _split_range(oldest, seq_len, split, BLOCK_N: tl.constexpr):
+    """This split's keys [start, end), and how many splits have any: the visible tiles shared out evenly."""
+    first_tile = oldest // BLOCK_N
+    num_tiles = tl.maximum(tl.cdiv(seq_len, BLOCK_N) - first_tile, 1)
+    # At least 128 keys: below that, merging costs more than a split saves
+    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, tl.num_programs(1)), tl.cdiv(128, BLOCK_N))
+    start = (first_tile + split * tiles_per_split) * BLOCK_N
+    return start, tl.minimum(start + tiles_per_split * BLOCK_N, seq_len), tl.cdiv(num_tiles, tiles_per_split)
+
+
+@triton.jit
+def _meet_splits(
+    acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr, pair, split, used_splits,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, MAX_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Leave this split's result for the last of its (row, KV head) pair to arrive, which merges them all."""
+    heads = tl.arange(0, BLOCK_G)
+    dims = tl.arange(0, D_PAD)
+    entries = pair * tl.num_programs(1) * GROUP
+    mine = entries + split * GROUP + heads
+    in_tile = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(partial_ptr + mine[:, None] * HEAD_DIM + dims[None, :], acc, mask=in_tile)
+    tl.store(lse_ptr + mine, lse, mask=heads < GROUP)
+    # Every thread's stores before the one thread's release; its acquire before every thread's loads
+    tl.debug_barrier()
+    arrived = tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel")
+    if arrived == used_splits - 1:
+        tl.store(arrivals_ptr + pair, 0)
+        _merge_splits(out_row_ptr, partial_ptr, lse_ptr, entries, used_splits, GROUP, HEAD_DIM, D_PAD, MAX_SPLITS)
 
 
 @triton.jit

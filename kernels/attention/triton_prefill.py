@@ -72,12 +72,9 @@ def prefill_attention(
     total_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
-    config = config or prefill_config(
-        head_dim,
-        q.dtype,
-        max_rows=max_query_len * group,
-        total_rows=total_tokens * num_heads,
-    )
+    if config is None:
+        longest, all_rows = max_query_len * group, total_tokens * num_heads
+        config = prefill_config(head_dim, q.dtype, max_rows=longest, total_rows=all_rows)
     tokens_per_tile = max(1, config.block_m // group)
     num_rows = seq_lens.shape[0] - first_row
     num_tokens = total_tokens - first_row if num_tokens is None else num_tokens
@@ -133,20 +130,37 @@ def _prefill_kernel(
     in_heads = ((kv_head * GROUP + members % GROUP) * HEAD_DIM)[:, None] + dims[None, :]
     q = tl.load(q_ptr + (token_index * stride_q_token)[:, None] + in_heads, mask=in_tile, other=0.0)
 
+    view = (
+        q, k_ptr + kv_head.to(tl.int64) * stride_head, v_ptr + kv_head.to(tl.int64) * stride_head,
+        table_ptr + row.to(tl.int64) * stride_table, context_len + tokens, seq_len,
+        scale, softcap, window, stride_block, stride_slot,
+    )  # fmt: skip
     first_position = context_len + first_token
     end = tl.where(is_live, tl.minimum(first_position + TOKENS, seq_len), 0)
     full_end = tl.where(is_live, (first_position + 1) // BLOCK_N * BLOCK_N, 0)
-    positions = context_len + tokens
-    view = (
-        q, k_ptr + kv_head.to(tl.int64) * stride_head, v_ptr + kv_head.to(tl.int64) * stride_head,
-        table_ptr + row.to(tl.int64) * stride_table, positions, seq_len,
-        scale, softcap, window, stride_block, stride_slot,
+    acc = _attend_query_tile(
+        view, first_position, full_end, end,
+        HEAD_DIM, D_PAD, BLOCK_M, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, IS_WIDE,
     )  # fmt: skip
+    tl.store(
+        out_ptr + (token_index * stride_out_token)[:, None] + in_heads, acc.to(out_ptr.dtype.element_ty), mask=in_tile
+    )
+
+
+@triton.jit
+def _attend_query_tile(
+    view, first_position, full_end, end,
+    HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    IS_WIDE: tl.constexpr,
+):  # fmt: skip
+    """Attention of one tile of queries: the keys that all of them see run without masks, the borders with."""
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
     full_start = 0
     if HAS_WINDOW:
+        window = view[8]
         start = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
         full_start = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N
         full_start = tl.minimum(full_start, tl.cdiv(end, BLOCK_N) * BLOCK_N)
@@ -162,10 +176,7 @@ def _prefill_kernel(
         acc, maximum, total, tl.maximum(full_start, full_end), end, view,
         HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=True,
     )  # fmt: skip
-    acc = acc / total[:, None]
-    tl.store(
-        out_ptr + (token_index * stride_out_token)[:, None] + in_heads, acc.to(out_ptr.dtype.element_ty), mask=in_tile
-    )
+    return acc / total[:, None]
 
 
 @triton.jit

@@ -12,12 +12,13 @@ from server.access import record_of
 from server.body import read_json
 from server.chat_template import template_timeout
 from server.generation import Generation
+from server.ignored import ignored_fields
 from server.messages import template_messages
 from server.routes.answer import answer
 from server.schemas import ChatBody, parse_body
 from server.service import Service
 from server.tokenizer import TEMPLATE_DEADLINE_S
-from server.validate import chat_spec, check_chat, ignored_fields, reply_options
+from server.validate import chat_spec, check_chat, reply_options
 from server.writers import ChatWriter, ReplyHead
 
 _RENDER_GRACE_S = 0.5
@@ -65,7 +66,7 @@ async def _encode(service: Service, body: ChatBody, limits: EngineReady) -> list
             template_kwargs=body.chat_template_kwargs,
         )
         is_rendered.set()
-        tokenizer.check_length(rendered.text, max_model_len=limits.max_model_len)
+        tokenizer.check_length(rendered.text, max_model_len=limits.max_model_len, param="messages")
         return tokenizer.encode_chat(rendered)
 
     work = asyncio.create_task(asyncio.to_thread(render_and_encode))

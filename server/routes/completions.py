@@ -10,11 +10,12 @@ from engine.protocol import EngineReady
 from server.access import record_of
 from server.body import read_json
 from server.generation import Generation
+from server.ignored import ignored_fields
 from server.routes.answer import answer
 from server.schemas import CompletionBody, parse_body
 from server.service import Service
 from server.tokenizer import Tokenizer
-from server.validate import GenerationSpec, check_completion, completion_spec, ignored_fields, reply_options
+from server.validate import GenerationSpec, check_completion, completion_spec, reply_options
 from server.writers import ReplyHead, TextWriter
 
 
@@ -50,7 +51,7 @@ def completions_router(service: Service) -> APIRouter:
 
 def _encode(tokenizer: Tokenizer, prompts: list[str], limits: EngineReady) -> list[list[int]]:
     for prompt in prompts:
-        tokenizer.check_length(prompt, max_model_len=limits.max_model_len)
+        tokenizer.check_length(prompt, max_model_len=limits.max_model_len, param="prompt")
     return [tokenizer.encode(prompt) for prompt in prompts]
 
 

@@ -120,7 +120,10 @@ def test_what_does_not_finish_in_the_drain_time_gets_an_error_event(start: Start
     with ends_within(daemon, 10, 0):
         daemon.process.send_signal(signal.SIGINT)
         events = stream.wait_end()
-    assert events[-1]["error"]["message"]
+    error = events[-1]["error"]
+    assert (error["code"], error["type"]) == ("server_shutting_down", "service_unavailable_error")
+    assert "shutting down" in error["message"]
+    assert "restart" not in error["message"]
 
 
 def test_a_second_signal_ends_it_at_once(start: Start) -> None:

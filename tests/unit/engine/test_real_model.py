@@ -1,6 +1,5 @@
 """The whole engine on a real tiny checkpoint: outputs equal transformers', and each other's whatever the schedule."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import StartupError
 from engine.generate import Generation, LocalTransport, generate
-from engine.load import load_engine
-from engine.metrics import Metrics
+from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
-from engine.scheduler import Scheduler
 
 VOCAB_SIZE = 320
 KV_BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 4 * 4  # k and v, layers, KV heads, head_dim, float32, tokens
@@ -42,18 +39,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_engine(checkpoint: Path, **changes: object) -> tuple[Engine, LocalTransport]:
     """An engine over the checkpoint, with blocks of 4 tokens and steps of 24."""
     settings = {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 8, "device": "cpu"} | changes
-    loaded = load_engine(EngineConfig(model=str(checkpoint), **settings), lambda stage: None)
-    transport = LocalTransport()
-    engine = Engine(
-        executor=loaded.runner,
-        scheduler=Scheduler(loaded.scheduler_config),
-        transport=transport,
-        metrics=Metrics(),
-        clock=time.monotonic,
-        vocab_size=loaded.vocab_size,
-        depth=loaded.depth,
-    )
-    return engine, transport
+    offline = OfflineEngine.load(EngineConfig(model=str(checkpoint), **settings))
+    return offline.engine, offline.transport
 
 
 def prompts(*lengths: int) -> list[list[int]]:

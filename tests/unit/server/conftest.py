@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from engine.config import ServerConfig
 from engine.metrics import Metrics
 from server.app import create_app
+from server.http_protocol import HttpProtocol
 from tests.fakes import FakeEngineClient, FakeSupervisor
 from tests.unit.server.templates import CHATML
 
@@ -129,7 +130,7 @@ def harness(model_folder: Path):
 def serving(app: object) -> Iterator[str]:
     """Serve an app with uvicorn in a thread; yield its base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http="h11", lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(app, http=HttpProtocol, lifespan="off", log_config=None, access_log=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -122,6 +122,22 @@ def test_legacy_logprobs_have_their_own_form(harness):
     assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == len(logprobs["text_offset"])
 
 
+@pytest.mark.parametrize("tokens_per_delta", [1, 4])
+def test_text_offsets_count_the_characters_before_each_token(harness, tokens_per_delta):
+    """A character of several tokens counts once it is complete, a hidden token not at all."""
+    app = harness(engine={"tokens_per_delta": tokens_per_delta})
+    ids = [*app.ids("ab"), 0, *app.ids("é日😀x"), *app.ids("yz")]
+    app.client.script = ids
+    decoded = [app.tokenizer.decode(ids[:i]).rstrip("\ufffd") for i in range(len(ids))]
+    choice = app.complete(logprobs=1, max_tokens=99).json()["choices"][0]
+    assert choice["text"] == "abé日😀xyz"
+    assert choice["logprobs"]["text_offset"] == [len(text) for text in decoded]
+    assert max(choice["logprobs"]["text_offset"]) < len(choice["text"])
+    chunks = stream_chunks(app.complete(logprobs=1, max_tokens=99, stream=True).text)
+    offsets = [offset for chunk in chunks for c in chunk["choices"] if c["logprobs"] for offset in c["logprobs"]["text_offset"]]
+    assert offsets == choice["logprobs"]["text_offset"]
+
+
 def test_completions_take_all_four_forms_of_a_prompt(harness):
     app = harness("Hello")
     ids = app.ids("Hello")
@@ -158,6 +174,8 @@ def test_unknown_fields_are_named_in_a_header_or_refused(harness):
     assert reply.status_code == 200
     assert reply.headers["x-quire-ignored"] == "b?ad, foo"
     assert harness().chat(foo=1, stream=True).headers["x-quire-ignored"] == "foo"
+    reply = harness().chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="none")
+    assert (reply.status_code, reply.headers["x-quire-ignored"]) == (200, "tools")
     assert "x-quire-ignored" not in harness().chat(user="u").headers
     reply = harness(strict=True).chat(foo=1)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "foo")
@@ -229,8 +247,10 @@ def test_a_hopelessly_long_prompt_is_not_encoded_whole(harness, monkeypatch):
         Tokenizer, "encode", lambda self, text, **kw: encoded.append(len(text)) or encode(self, text, **kw)
     )
     text = "Hello, world! " * 10_000
-    check_error(app.complete(prompt=text), 400, "context_length_exceeded")
-    check_error(app.chat(messages=[{"role": "user", "content": text}]), 400, "context_length_exceeded")
+    error = check_error(app.complete(prompt=text), 400, "context_length_exceeded")
+    assert error["param"] == "prompt"
+    error = check_error(app.chat(messages=[{"role": "user", "content": text}]), 400, "context_length_exceeded")
+    assert error["param"] == "messages"
     assert max(encoded) == 16 * 256
 
 
@@ -293,8 +313,9 @@ def test_an_unexpected_error_in_a_stream_is_an_event(harness):
 
 def test_the_requests_own_deadline(harness):
     app = harness(engine={"delay_s": 5})
-    check_error(app.chat(timeout=0.05), 408, "deadline_exceeded")
+    assert "0.05 s" in check_error(app.chat(timeout=0.05), 408, "deadline_exceeded")["message"]
     assert len(app.client.aborted) == 1
+    assert "0.001 s" in check_error(app.chat(timeout=0.001), 408, "deadline_exceeded")["message"]
     app = harness(engine={"delay_s": 0.03}, request_timeout_s=0.05)
     chunks = stream_chunks(app.chat(stream=True).text)
     assert chunk_error(chunks[-1])["code"] == "deadline_exceeded"
@@ -350,9 +371,21 @@ def test_metrics_version_and_documents(harness):
     assert app.get("/metrics").content == b"quire_up 1\n"
     assert app.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
     assert app.get("/version").json()["version"]
+    assert app.get("/docs", "HEAD").status_code == 200
     document = app.get("/openapi.json").json()
     body = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert "messages" in document["components"]["schemas"][body["$ref"].rsplit("/", 1)[1]]["properties"]
+
+
+def test_the_reference_page_loads_nothing_from_other_hosts(harness):
+    app = harness()
+    page = app.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "/openapi.json" in page.text
+    assert "//" not in page.text.replace("http://www.w3.org", "")
+    check_error(app.get("/redoc"), 404, "not_found")
+    check_error(app.get("/docs/oauth2-redirect"), 404, "not_found")
 
 
 # --- what is counted and logged

@@ -147,3 +147,19 @@ def test_a_named_list_of_templates_gives_the_default_one(tmp_path: Path):
     assert rendered == RenderedChat("D<|im_end|>", False)
     (folder / "own.jinja").write_text("mine")
     assert load_tokenizer(folder, chat_template=folder / "own.jinja").render_chat([{"role": "user"}]).text == "mine"
+
+
+@pytest.mark.parametrize(
+    ("reason", "end"),
+    [
+        ("Roles must alternate", " Roles must alternate."),
+        ("Roles must alternate.", " Roles must alternate."),
+        ("Roles must alternate user/assistant/...", " user/assistant/..."),
+        ("Why two systems?", " Why two systems?"),
+    ],
+)
+def test_a_templates_own_refusal_ends_with_one_full_stop(reason, end):
+    source = "{{ raise_exception(messages[0].content) }}"
+    with pytest.raises(InvalidParameter) as info:
+        template(source).render([{"role": "user", "content": reason}])
+    assert info.value.message.endswith(end)

@@ -110,7 +110,7 @@ def test_an_abort_by_others_is_an_error_and_no_finish_reason(tokenizer):
 def test_the_deadline_aborts(tokenizer, n):
     client = FakeEngineClient(tokenizer.encode("Hello, world!"), delay_s=10)
     with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
-        run(client, tokenizer, n=n, deadline_s=time.monotonic() + 0.05)
+        run(client, tokenizer, n=n, timeout_s=0.05)
     assert len(client.aborted) == n
 
 

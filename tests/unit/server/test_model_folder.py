@@ -53,8 +53,11 @@ def test_a_folder_without_any_tokenizer_is_one_sentence(tmp_path: Path):
 
 
 def test_a_template_with_an_error_names_its_line(tmp_path: Path):
-    with pytest.raises(StartupError, match="line 2"):
-        load_tokenizer(write_model_folder(tmp_path, chat_template="a\n{% if %}"))
+    for template in ("a\n{% if %}", "a\n{% nonsense %}", "a\n{{ 'b"):
+        with pytest.raises(StartupError, match="line 2") as info:
+            load_tokenizer(write_model_folder(tmp_path, chat_template=template))
+        assert info.value.message.endswith(".")
+        assert not info.value.message.endswith("..")
 
 
 def test_truncation_in_tokenizer_json_does_not_cut_prompts(tmp_path: Path):

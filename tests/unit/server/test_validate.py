@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.errors import InvalidParameter, PromptTooLong, RequestError, UnsupportedFeature
 from server.body import parse_json
 from server.errors import MalformedBody
+from server.ignored import ignored_fields
 from server.messages import template_messages
 from server.model_info import GenerationDefaults
 from server.schemas import ChatBody, CompletionBody, parse_body
@@ -19,7 +20,6 @@ from server.validate import (
     check_chat,
     check_completion,
     completion_spec,
-    ignored_fields,
 )
 from tests.fakes import READY
 
@@ -84,7 +84,7 @@ def test_features_of_later_are_refused_by_name(field, value):
 
 def test_defaults_of_refused_features_are_fine():
     chat(tools=[], tool_choice="none", functions=[], response_format={"type": "text"}, modalities=["text"], best_of=2,
-         n=2, parallel_tool_calls=False, store=False, metadata={"a": "b"}, user="u", service_tier="auto")  # fmt: skip
+         n=2, store=False, metadata={"a": "b"}, user="u", service_tier="auto")  # fmt: skip
     completion(suffix="", best_of=1)
 
 
@@ -114,10 +114,18 @@ def test_max_tokens_is_the_rest_of_the_context_for_chat_and_16_for_completions()
 
 
 def test_what_does_not_fit_the_context_is_refused_with_numbers():
-    with pytest.raises(PromptTooLong, match=r"256 tokens.*257.*10 in the prompt.*247"):
-        chat(max_tokens=247)
-    with pytest.raises(PromptTooLong, match=r"256 tokens.*256 tokens"):
+    for field in ("max_tokens", "max_completion_tokens"):
+        with pytest.raises(PromptTooLong, match=rf"256 tokens.*257.*10 in the prompt.* {field} = 247.*246") as info:
+            chat(**{field: 247})
+        assert info.value.param == field
+    with pytest.raises(PromptTooLong, match="max_completion_tokens = 247"):
+        chat(max_tokens=5, max_completion_tokens=247)
+    with pytest.raises(PromptTooLong, match="max_tokens = 250") as info:
+        completion(prompt=[[1] * 10], max_tokens=250)
+    assert info.value.param == "max_tokens"
+    with pytest.raises(PromptTooLong, match=r"256 tokens.*256 tokens") as info:
         completion(prompt=[[1] * 256])
+    assert info.value.param == "prompt"
 
 
 @pytest.mark.parametrize(
@@ -142,6 +150,7 @@ def test_seeds_are_kept_or_drawn():
 def test_the_shorter_deadline_counts():
     assert chat().deadline_s is None
     assert chat(timeout=5).deadline_s == 105.0
+    assert chat(timeout=5).timeout_s == 5
 
 
 def test_unknown_fields_are_named():
@@ -156,6 +165,51 @@ def test_unknown_fields_are_named():
         },
     )
     assert ignored_fields(body) == ["foo", "store", "messages[0].cache_control", "stream_options.x"]
+
+
+def ignored(**fields):
+    body = parse_body(ChatBody, {"messages": HI, **fields})
+    check_chat(body)
+    return ignored_fields(body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"parallel_tool_calls": True}, ["parallel_tool_calls"]),
+        ({"parallel_tool_calls": False}, ["parallel_tool_calls"]),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, ["stream_options.include_obfuscation"]),
+        ({"tools": [{"type": "function"}], "tool_choice": "none"}, ["tools"]),
+        ({"functions": [{"name": "f"}], "function_call": "none"}, ["functions"]),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "refusal": "no", "audio": {"id": "a"},
+                           "function_call": {"name": "f"}, "annotations": [{}]}]},
+            ["messages[0].annotations", "messages[0].audio", "messages[0].function_call", "messages[0].refusal"],
+        ),
+        (
+            {"messages": [*HI, {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}]},
+            ["messages[1].content[0].cache_control"],
+        ),
+    ],
+)  # fmt: skip
+def test_known_fields_without_effect_are_named(fields, names):
+    assert ignored(**fields) == names
+
+
+def test_what_asks_for_nothing_is_not_named():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert ignored(stream=True, stream_options={"include_usage": True, "include_obfuscation": False}) == []
+    answer = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None,
+              "function_call": None, "tool_calls": [call]}  # fmt: skip
+    assert ignored(messages=[answer, {"role": "tool", "content": [{"type": "text", "text": "x"}]}]) == []
+    assert ignored(tools=[], tool_choice="auto", functions=[], store=False, user="u") == []
+
+
+@pytest.mark.parametrize("tools", ["f", {}, ["f"], [{"type": "function"}] * 129])
+def test_tools_must_be_a_short_list_of_objects_also_when_none_is_called(tools):
+    with pytest.raises(InvalidParameter) as info:
+        chat(tools=tools, tool_choice="none")
+    assert info.value.param.startswith("tools")
 
 
 def messages_of(*messages):
@@ -215,6 +269,36 @@ def test_any_json_is_a_spec_or_a_request_error(fields):
 def test_bodies_that_are_no_json_object_are_refused(body):
     with pytest.raises(MalformedBody):
         parse_json(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (b'{"a": "\\ud800"}', r"\ud800 at byte 7"), (b'{"a": "x\\ud800y"}', r"\ud800 at byte 8"),
+        (b'{"a": "\\uDC00"}', r"\uDC00 at byte 7"), (b'{"a": "\\ud800\\u0041"}', r"\ud800 at byte 7"),
+        (b'{"\\ud800": 1}', r"\ud800 at byte 2"), (b'{"a": "\\ud83d\\ude00 \\\\ \\ud83d"}', r"\ud83d at byte 23"),
+        (b'{"a": "\xed\xa0\x80"}', "lone surrogate"),
+    ],
+)  # fmt: skip
+def test_a_lone_surrogate_is_called_so(body, where):
+    with pytest.raises(MalformedBody) as info:
+        parse_json(body)
+    assert "a lone surrogate" in info.value.message
+    assert info.value.message.endswith("which is not valid Unicode text.")
+    assert where in info.value.message
+
+
+@pytest.mark.parametrize("body", [b'{"a": "\\\\ud800', b'{"a": "\\ud83d\\ude00', b'{"a": "\xff"}', b'{"a": "\\u00'])
+def test_other_faults_of_text_are_not(body):
+    with pytest.raises(MalformedBody) as info:
+        parse_json(body)
+    assert "surrogate" not in info.value.message
+
+
+def test_a_fault_in_8_mib_of_escapes_is_found_soon_enough():
+    """One pass, no backtracking: a body that is as large as bodies may be must not hold up the others."""
+    with pytest.raises(MalformedBody, match="lone surrogate"):
+        parse_json(b'{"a": "' + b"\\ud83d\\ude00\\n" * (2**23 // 14) + b"\\ud83d")
 
 
 def test_depth_64_is_still_fine():

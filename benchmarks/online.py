@@ -1,0 +1,137 @@
+"""Online rows of docs/performance.md in one go: start the daemon on a real shape with random weights, load it, stop it.
+
+    python -m benchmarks.online --shape qwen3-0.6b --concurrency 1 64 256 --json out.json
+The tokenizer is synthetic (byte-level BPE of the shape's vocabulary size), so that detokenising costs what it costs.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from benchmarks.load_client import LoadConfig
+from benchmarks.serve import format_report, measure
+
+_SHAPES = Path(__file__).parent / "shapes"
+
+
+def main() -> int:
+    """Measure; print one table per concurrency."""
+    args, server_flags = _parser().parse_known_args()
+    report: dict = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "shape": args.shape,
+        "server_flags": server_flags,
+        "online": {},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        write_model_folder(_SHAPES / args.shape / "config.json", Path(folder))
+        for start in range(args.starts):
+            server, seconds = start_server(folder, args.port, server_flags)
+            report.setdefault("start_to_ready_s", []).append(seconds)
+            print(f"start {start}: ready in {seconds:.1f} s", flush=True)
+            if start + 1 < args.starts:
+                _stop(server)
+        try:
+            for concurrency in args.concurrency:
+                report["online"][f"c{concurrency}"] = result = _measure(args, concurrency)
+                print(f"c{concurrency}: {format_report(result)}", flush=True)
+        finally:
+            _stop(server)
+    if args.json:
+        Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def write_model_folder(config: Path, folder: Path) -> None:
+    """Write config.json and a byte-level BPE tokenizer with as many entries, whose merges are random pairs."""
+    vocab_size = json.loads(config.read_text())["vocab_size"]
+    rng = random.Random(0)
+    tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate(tokens)}
+    merges: list[tuple[str, str]] = []
+    while len(tokens) < vocab_size:
+        left, right = rng.choice(tokens[:4000]), rng.choice(tokens[:4000])
+        if left + right not in vocab and len(left + right) < 16:
+            merges.append((left, right))
+            vocab[left + right] = len(tokens)
+            tokens.append(left + right)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    shutil.copy(config, folder / "config.json")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text("{}")
+
+
+def start_server(folder: str, port: int, flags: list[str]) -> tuple[subprocess.Popen[bytes], float]:
+    """Start the daemon; return it and the seconds until GET /ready was 200. Raises RuntimeError if it ends before."""
+    command = [sys.executable, "-m", "server", "serve", folder, "--load-format", "dummy", "--port", str(port)]
+    started_s = time.monotonic()
+    server = subprocess.Popen([*command, "--log-level", "warning", *flags])
+    while server.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
+                return server, time.monotonic() - started_s
+        except (urllib.error.URLError, TimeoutError):
+            time.sleep(0.05)
+    raise RuntimeError(f"the daemon ended with {server.returncode} before it was ready")
+
+
+def _measure(args: argparse.Namespace, concurrency: int) -> dict:
+    config = LoadConfig(
+        host="127.0.0.1",
+        port=args.port,
+        model=_model_name(args.port),
+        concurrency=concurrency,
+        num_requests=max(concurrency * args.rounds, 12),
+        input_len=args.input_len,
+        output_len=args.output_len,
+    )
+    processes = min(concurrency, args.processes)
+    measure(msgspec.structs.replace(config, seed=10_000), num_processes=processes)  # warm-up
+    return measure(config, num_processes=processes)
+
+
+def _model_name(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=10) as reply:
+        return json.load(reply)["data"][0]["id"]
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(20)
+    except subprocess.TimeoutExpired:
+        server.kill()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.online", description="Other flags go to `quire serve` as they are."
+    )
+    parser.add_argument("--shape", default="qwen3-0.6b", choices=sorted(path.name for path in _SHAPES.iterdir()))
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--rounds", type=int, default=4, help="requests per concurrent client")
+    parser.add_argument("--input-len", type=int, default=512)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--processes", type=int, default=4, help="client processes")
+    parser.add_argument("--starts", type=int, default=1, help="start the daemon so often, to time warm starts")
+    parser.add_argument("--port", type=int, default=8400)
+    parser.add_argument("--json", default="")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""OfflineEngine: a model and the engine's own loop inside this process, without HTTP. Imports torch.
+
+engine = OfflineEngine.load(EngineConfig(model="./my-model"))
+generations = engine.generate([[1, 2, 3]], [SamplingParams(max_tokens=16)])
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import StartupError
+from engine.generate import Generation, LocalTransport, generate
+from engine.load import LoadedEngine, OnStage, load_engine
+from engine.metrics import Metrics
+from engine.protocol import SamplingParams
+from engine.scheduler import Scheduler
+
+_WARM_UP_ROWS = 34  # one past the last size with kernels of its own
+
+
+class OfflineEngine:
+    """One loaded model with a scheduler, a prefix cache and a loop of its own."""
+
+    def __init__(self, loaded: LoadedEngine, *, depth: int | None = None) -> None:
+        self.loaded = loaded
+        self.transport = LocalTransport()
+        self.engine = Engine(
+            executor=loaded.runner,
+            scheduler=Scheduler(loaded.scheduler_config),
+            transport=self.transport,
+            metrics=Metrics(),
+            clock=time.monotonic,
+            vocab_size=loaded.vocab_size,
+            depth=depth or loaded.depth,
+        )
+
+    @classmethod
+    def load(cls, config: EngineConfig, on_stage: OnStage = lambda stage: None) -> OfflineEngine:
+        """Load a model. Blocks; raises StartupError with one sentence for whatever is wrong."""
+        return cls(load_engine(config, on_stage))
+
+    def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Generation]:
+        """Run all prompts to their ends and return them in order; a prompt that failed has `error` set. Blocks."""
+        return generate(self.engine, self.transport, prompts, params)
+
+    def self_test(self) -> None:
+        """Prove with real tokens that everything works. Raises StartupError.
+
+        On CUDA batches of every small size, greedy and sampled, so that no kernel is compiled under a client's request.
+        """
+        num_requests = 1
+        if self.loaded.runner.device.type == "cuda":
+            num_requests = min(_WARM_UP_ROWS, self.loaded.scheduler_config.max_num_seqs)
+        kinds = [SamplingParams(max_tokens=2, temperature=0.0)]
+        if num_requests > 1:
+            kinds += [SamplingParams(max_tokens=2), SamplingParams(max_tokens=2, top_k=20, top_p=0.9, logprobs=1)]
+        for kind in kinds:
+            # each ends one step before the next, so the batch shrinks through every size
+            params = [msgspec.structs.replace(kind, max_tokens=2 + i) for i in range(num_requests)]
+            for generation, wanted in zip(self.generate([[0]] * num_requests, params), params, strict=True):
+                if len(generation.token_ids) != min(wanted.max_tokens, self.engine.scheduler.max_num_tokens - 1):
+                    raise StartupError(f"The self-test gave {len(generation.token_ids)} tokens: {generation.error}.")

@@ -1,0 +1,99 @@
+"""The engine's sockets: what is taken in first, and what open requests hear when the line ends."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.client import SocketEngineClient
+from engine.control import Flush, FromLauncher
+from engine.errors import EngineDead, ServiceError, ShuttingDown
+from engine.protocol import AbortRequest, AddRequest, SamplingParams
+from engine.transport import Connection, SocketTransport, encode_frame
+from tests.fakes import READY
+
+
+def test_a_flush_is_answered_after_what_the_workers_had_sent_before_it(tmp_path: Path) -> None:
+    """A worker aborts, then its client asks for the metrics: the abort must be counted, whichever socket is read first."""
+    order: list[object] = []
+    here, there = socket.socketpair()
+    transport = SocketTransport(
+        str(tmp_path / "engine.sock"),
+        READY,
+        control=Connection(here, FromLauncher),
+        on_control=lambda messages: order.extend(messages or [None]),
+    )
+    workers = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    for worker in workers:
+        worker.connect(str(tmp_path / "engine.sock"))
+    for _ in workers:
+        assert list(transport.receive(1.0)) == []
+    there.sendall(encode_frame(Flush(1)))
+    for worker in workers:
+        worker.sendall(encode_frame(AbortRequest("r", "stop")))
+    for _, message in transport.receive(1.0):
+        order.append(message)
+    assert order == [AbortRequest("r", "stop")] * 3 + [Flush(1)]
+    transport.close()
+    for sock in (*workers, here, there):
+        sock.close()
+
+
+REQUEST = AddRequest("r", [1], SamplingParams(max_tokens=1), 0.0)
+
+
+@asynccontextmanager
+async def connected(tmp_path: Path) -> AsyncIterator[tuple[SocketEngineClient, asyncio.Server, asyncio.StreamWriter]]:
+    """Yield a client of an engine that greets and then says nothing."""
+    path = str(tmp_path / "engine.sock")
+    writers: list[asyncio.StreamWriter] = []
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode_frame(READY))
+        writers.append(writer)
+
+    server = await asyncio.start_unix_server(greet, path)
+    client = SocketEngineClient(path)
+    await client.start()
+    while client.ready is None:
+        await asyncio.sleep(0.005)
+    try:
+        yield client, server, writers[0]
+    finally:
+        await client.aclose()
+        server.close()
+        writers[0].close()
+
+
+async def end_of(client: SocketEngineClient) -> ServiceError:
+    with pytest.raises(ServiceError) as info:
+        _ = [delta async for delta in client.submit(REQUEST)]
+    return info.value
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_an_open_request_hears_who_ended_it(tmp_path: Path, is_ours: bool) -> None:
+    """Our own end is a shutdown; the engine's end is a restart."""
+
+    async def run() -> list[ServiceError]:
+        async with connected(tmp_path) as (client, server, engine):
+            open_request = asyncio.create_task(end_of(client))
+            await asyncio.sleep(0.02)
+            if is_ours:
+                await client.aclose()
+            else:
+                server.close()
+                engine.close()
+            first = await asyncio.wait_for(open_request, 5)
+            return [first, await asyncio.wait_for(end_of(client), 5)]
+
+    errors = asyncio.run(run())
+    assert [type(error) for error in errors] == [ShuttingDown if is_ours else EngineDead] * 2
+    for error in errors:
+        assert error.message[0].isupper()
+        assert error.message.endswith(".")
+        assert ("shutting down" in error.message) == is_ours
+    assert ("restarted" in errors[0].message) != is_ours
