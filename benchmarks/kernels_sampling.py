@@ -18,7 +18,7 @@ import torch
 from benchmarks.kernel_timing import compile_ahead, machine_facts, num_copies, time_graph
 from kernels import batch_inputs, triton_batch_inputs
 from kernels.triton_sampling import SamplingConfig, SamplingScratch, sample
-from kernels.triton_truncation import CutConfig, SamplingState, find_cuts
+from kernels.triton_truncation import SamplingState, find_cuts
 
 ROWS = (1, 8, 64, 256)
 SIZES = (128256, 151936)
@@ -31,10 +31,6 @@ CASES = {
     "top-p 0.9 peaked": (1.0, 0, 0.9, 5.0),
     "both peaked": (0.7, 50, 0.9, 5.0),
 }
-CUT_CONFIGS = [
-    CutConfig(*cut)
-    for cut in ((32, 16, 1), (16, 8, 1), (16, 8, 3), (32, 8, 1), (32, 16, 3), (16, 16, 1), (32, 32, 1), (64, 32, 1))
-]
 COPY_TB_S = 3.0  # device memory of an H100
 
 
@@ -47,9 +43,9 @@ def main() -> None:
     for error in compile_ahead(_compile_jobs(sweep=options.sweep)):
         print(error, flush=True)
     jobs = [functools.partial(_bench, *case) for case in itertools.product(ROWS, SIZES, CASES)]
+    jobs += [functools.partial(_bench_cuts, *case) for case in itertools.product(ROWS, list(CASES)[2:])]
     jobs += [functools.partial(_bench_gathering, num_rows) for num_rows in ROWS]
     if options.sweep:
-        jobs += [functools.partial(_bench_cuts, *job) for job in _cut_jobs()]
         jobs += [functools.partial(_bench_config, *job) for job in _sweep_jobs()]
     print(machine_facts())
     results: list[dict[str, object]] = []
@@ -74,17 +70,16 @@ def _bench(num_rows: int, size: int, name: str) -> dict[str, object]:
 def _bench_config(num_rows: int, name: str, config: SamplingConfig) -> dict[str, object]:
     us = time_graph(_calls(num_rows, SIZES[1], name, pdl=True, config=config))
     return {"case": f"sweep {name} S{num_rows} tile {config.tile} splits {config.num_splits:3d} "
-            f"warps {config.num_warps} stages {config.num_stages}", "us": us}  # fmt: skip
+            f"warps {config.num_warps}", "us": us}  # fmt: skip
 
 
-def _bench_cuts(num_rows: int, name: str, config: CutConfig) -> dict[str, object]:
+def _bench_cuts(num_rows: int, name: str) -> dict[str, object]:
     size, (*_, spread) = SIZES[1], CASES[name]
     state, req_index, _ = _state(num_rows, name)
     scratch = SamplingScratch.allocate(max_rows=256, vocab_size=size, device=torch.device("cuda")).truncation
-    find = functools.partial(find_cuts, req_index=req_index, state=state, scratch=scratch, config=config, pdl=True)
+    find = functools.partial(find_cuts, req_index=req_index, state=state, scratch=scratch, pdl=True)
     us = time_graph([functools.partial(find, x) for x in _logits(num_rows, size, spread)])
-    cut = f"chunks {config.tile_chunks} warps {config.num_warps} stages {config.num_stages}"
-    return {"case": f"sweep cuts {name} S{num_rows} {cut}", "us": us}
+    return {"case": f"cuts alone: {name} S{num_rows} V{size}", "us": us}
 
 
 def _bench_gathering(num_rows: int) -> dict[str, object]:
@@ -131,28 +126,18 @@ def _logits(num_rows: int, size: int, spread: float = 2.0) -> list[torch.Tensor]
 
 def _sweep_jobs() -> list[tuple[int, str, SamplingConfig]]:
     splits = {1: (38, 75, 149), 8: (19, 38, 75), 64: (4, 8, 16), 256: (1, 2, 4, 8)}
-    tiles = ((1024, 4, 1), (2048, 4, 1), (2048, 8, 1), (4096, 8, 1), (2048, 4, 3), (4096, 8, 3))
     return [
-        (num_rows, name, SamplingConfig(tile, num_splits, warps, stages))
+        (num_rows, name, SamplingConfig(tile, num_splits, warps))
         for num_rows, counts in splits.items() for name in ("greedy", "sampled")
-        for tile, warps, stages in tiles for num_splits in counts
-        if num_splits * tile < SIZES[1] + tile and (stages == 1 or num_splits * tile * 4 <= SIZES[1])
+        for tile, warps in ((1024, 4), (2048, 4), (2048, 8), (4096, 8)) for num_splits in counts
+        if num_splits * tile < SIZES[1] + tile
     ]  # fmt: skip
-
-
-def _cut_jobs() -> list[tuple[int, str, CutConfig]]:
-    names = ("top-k 50", "top-p 0.9 flat", "top-p 0.9 peaked")
-    return [(num_rows, name, config) for num_rows in (1, 64, 256) for name in names for config in CUT_CONFIGS]
 
 
 def _compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
     """One launch of every kernel that is timed, the slow ones to compile first."""
-    kinds = ("top-k 50", "sampled")
-    jobs: list[Callable[[], object]] = []
-    if sweep:
-        jobs += [functools.partial(_bench_cuts, 1, "top-k 50", config) for config in CUT_CONFIGS]
-    cases = [(num_rows, size, name) for name in kinds for size in SIZES for num_rows in ROWS]
-    jobs += [functools.partial(_launch, *case, pdl=pdl) for case in cases for pdl in (True, False)]
+    cases = [(num_rows, size, name) for name in ("top-k 50", "sampled") for size in SIZES for num_rows in ROWS]
+    jobs = [functools.partial(_launch, *case, pdl=pdl) for case in cases for pdl in (True, False)]
     if sweep:
         drawn = [job for job in _sweep_jobs() if job[1] == "sampled"]
         jobs += [functools.partial(_launch, job[0], SIZES[1], job[1], pdl=True, config=job[2]) for job in drawn]

@@ -148,7 +148,7 @@ class MixedGraphs:
             slot_mapping=self._slots[:num_tokens],
             max_query_len=num_tokens,
             max_seq_len=self._max_model_len,
-            num_decodes=0,  # where decode rows end changes from step to step
+            num_decodes=None,
         )
         return InputBatch(
             self._input_ids[:num_tokens], self._positions[:num_tokens], metadata, self._last_tokens[:rows],

@@ -118,9 +118,9 @@ class Engine:
 
     def _add(self, client_id: int, message: AddRequest) -> None:
         if self.is_draining:
-            raise Overloaded("the engine is shutting down and takes no new requests")
+            raise Overloaded("The engine is shutting down and takes no new requests.")
         if len(self.scheduler.waiting) >= self.max_waiting:
-            raise Overloaded(f"the queue is full: {self.max_waiting} requests are waiting")
+            raise Overloaded(f"The queue is full: {self.max_waiting} requests are waiting.")
         _check_token_ids(message.prompt_token_ids, "prompt", self._vocab_size)
         _check_token_ids(message.params.logit_bias, "logit_bias", self._vocab_size)
         self.scheduler.add(
@@ -190,4 +190,4 @@ def _check_token_ids(token_ids: list[int] | dict[int, float], name: str, vocab_s
     """Raise InvalidParameter unless all ids exist: one that does not would be a fault of the whole device."""
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         wrong = min(token_ids) if min(token_ids) < 0 else max(token_ids)
-        raise InvalidParameter(f"token id {wrong} is outside the vocabulary of {vocab_size} tokens", param=name)
+        raise InvalidParameter(f"Token id {wrong} is outside the vocabulary of {vocab_size} tokens.", param=name)

@@ -19,6 +19,8 @@ from models.config import ModelConfig
 logger = logging.getLogger(__name__)
 
 GIB = 1024**3
+_UNITS = (("GiB", GIB), ("MiB", 1024**2), ("KiB", 1024))
+_MIN_BLOCKS = 2  # of one request; a shorter context than that serves nobody
 # Without a limit of its own, a CPU daemon takes this share of the memory that is free when it starts.
 _HOST_SHARE = 0.4
 
@@ -48,31 +50,36 @@ def plan_kv_cache(
     free_bytes: int,
 ) -> KVCachePlan:
     """Size the pool from `free_bytes`. Raises StartupError naming what fits and the flag that changes it."""
-    bytes_per_token = model.kv_bytes_per_token(1, dtype)
-    bytes_per_block = bytes_per_token * block_size
+    bytes_per_block = model.kv_bytes_per_token(1, dtype) * block_size
     longest = model.max_context_len
     if config.max_model_len is not None and config.max_model_len > longest:
         raise StartupError(
-            f"--max-model-len {config.max_model_len} exceeds the {longest} tokens this model's positions reach"
+            f"--max-model-len {config.max_model_len} exceeds the {longest} tokens this model's positions reach."
         )
     budget = config.kv_cache_memory_bytes if config.kv_cache_memory_bytes is not None else free_bytes
     wanted_len = config.max_model_len or longest
+    wanted_blocks = -(-wanted_len // block_size)
     usable_blocks = max(budget // bytes_per_block - 1, 0)
     # More than every running request at full length is never used
-    usable_blocks = min(usable_blocks, max_num_seqs * -(-wanted_len // block_size))
+    usable_blocks = min(usable_blocks, max_num_seqs * wanted_blocks)
     fitting_len = usable_blocks * block_size
-    if fitting_len < min(wanted_len, 2 * block_size) or (config.max_model_len is not None and fitting_len < wanted_len):
+    least_blocks = min(wanted_blocks, _MIN_BLOCKS)
+    if usable_blocks < least_blocks:
+        least = format_size((least_blocks + 1) * bytes_per_block)
         raise StartupError(
-            f"Context {wanted_len} needs {wanted_len * bytes_per_token / GIB:.2f} GiB of KV cache, "
-            f"{max(budget, 0) / GIB:.2f} GiB is free: use --max-model-len {max(fitting_len, 1)}, "
-            "a larger --kv-cache-memory or --gpu-memory-utilization"
+            f"The KV cache needs at least {least}, {_what_there_is(config, budget)}: use {_more_memory(config)}."
+        )
+    if config.max_model_len is not None and fitting_len < wanted_len:
+        raise StartupError(
+            f"Context {wanted_len} needs {format_size((wanted_blocks + 1) * bytes_per_block)} of KV cache, "
+            f"{_what_there_is(config, budget)}: use --max-model-len {fitting_len}, or {_more_memory(config)}."
         )
     if fitting_len < wanted_len:
         logger.warning(
-            "max_model_len=%d reduced from %d: that is what %.2f GiB of KV cache holds",
+            "max_model_len=%d reduced from %d: that is what %s of KV cache holds",
             fitting_len,
             wanted_len,
-            budget / GIB,
+            format_size(budget),
         )
     return KVCachePlan(usable_blocks + 1, block_size, min(wanted_len, fitting_len), bytes_per_block)
 
@@ -99,9 +106,29 @@ def allocate_kv_cache(
     try:
         layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_layers)]
     except (RuntimeError, torch.OutOfMemoryError) as error:
-        size = plan.bytes_per_block * plan.num_blocks / GIB
-        raise StartupError(f"could not allocate {size:.2f} GiB of KV cache: use --kv-cache-memory") from error
+        size = format_size(plan.bytes_per_block * plan.num_blocks)
+        raise StartupError(f"The KV cache of {size} cannot be allocated: use a smaller --kv-cache-memory.") from error
     return [(layer[0], layer[1]) for layer in layers]
+
+
+def format_size(num_bytes: int) -> str:
+    """Return a size for people: "1.5 KiB", "16 MiB", "1000 bytes"."""
+    for unit, size in _UNITS:
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{max(num_bytes, 0)} bytes"
+
+
+def _what_there_is(config: EngineConfig, budget: int) -> str:
+    if config.kv_cache_memory_bytes is not None:
+        return f"--kv-cache-memory gives {format_size(budget)}"
+    return f"and {format_size(budget)} are free"
+
+
+def _more_memory(config: EngineConfig) -> str:
+    if config.kv_cache_memory_bytes is not None:
+        return "a larger --kv-cache-memory"
+    return "a larger --gpu-memory-utilization or --kv-cache-memory"
 
 
 def _host_memory_bytes() -> int:

@@ -23,7 +23,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.control import Drain, EngineFailed, Facts, Flush, Flushed, FromLauncher, Heartbeat, Hello, Stage
 from engine.engine import Engine
-from engine.errors import StartupError
+from engine.errors import StartupError, sentence
 from engine.logs import configure_logging
 from engine.metrics import Metrics
 from engine.protocol import EngineReady
@@ -116,7 +116,7 @@ class EngineProcess:
 
     def _fail(self, message: str, exit_code: int) -> int:
         self._control.sock.setblocking(True)
-        self._control.send(EngineFailed(message, exit_code))
+        self._control.send(EngineFailed(_as_sentence(message), exit_code))
         return exit_code
 
     def _on_control(self, messages: list[Any] | None) -> None:
@@ -150,6 +150,12 @@ class EngineProcess:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0]
+
+
+def _as_sentence(message: str) -> str:
+    """Models and kernels raise bare phrases; what reaches a person begins with a capital and ends with a full stop."""
+    is_word = message.split(" ", 1)[0].isalpha()  # not a path or a flag
+    return sentence(message[:1].upper() + message[1:] if is_word else message)
 
 
 def _die_with_parent() -> None:

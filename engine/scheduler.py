@@ -72,15 +72,17 @@ class Scheduler:
         """Queue a request. Raises PromptTooLong or InvalidParameter for what could never be served."""
         num_prompt, max_tokens = len(request.prompt_token_ids), request.params.max_tokens
         if not num_prompt or max_tokens < 1:
-            raise InvalidParameter(f"{num_prompt} prompt tokens and max_tokens={max_tokens}: both must be at least 1")
+            raise InvalidParameter(
+                f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
+            )
         if num_prompt + 1 > self.max_num_tokens:
             raise PromptTooLong(
-                f"the prompt has {num_prompt} tokens; at most {self.max_num_tokens - 1} leave room for one more"
+                f"The prompt has {num_prompt} tokens; at most {self.max_num_tokens - 1} leave room for one more"
                 f" (max_model_len {self.config.max_model_len}, KV cache {self.blocks.num_usable} blocks"
-                f" of {self.config.block_size} tokens)"
+                f" of {self.config.block_size} tokens)."
             )
         if request.request_id in self.requests:
-            raise InvalidParameter(f"request_id {request.request_id!r} is already being served")
+            raise InvalidParameter(f"The request id {request.request_id!r} is already being served.")
         request.max_num_tokens = min(num_prompt + max_tokens, self.max_num_tokens)
         request.sort_key = (request.priority, request.arrival_s, self._num_added)
         self._num_added += 1

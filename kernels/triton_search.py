@@ -18,7 +18,7 @@ MINUS_INF = tl.constexpr(float("-inf"))
 @triton.jit
 def search(
     data_ptr, live_ptr, num_live, size, target, low, value_low, maximum, scale, limit,
-    IS_COUNT: tl.constexpr, IS_DENSE: tl.constexpr, TILE_CHUNKS: tl.constexpr, NUM_STAGES: tl.constexpr,
+    IS_COUNT: tl.constexpr, IS_DENSE: tl.constexpr, TILE_CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """The largest entry at and above which entries weigh `target`: (it, their weight, the weight of those above it).
 
@@ -41,7 +41,7 @@ def search(
         right = tl.where(guess + width * 0.0625 < top, guess + width * 0.0625, middle)
         first, last, at_left, at_middle, at_right = _measure(
             data_ptr, live_ptr, num_live, size, low, high, left, middle, right, maximum, scale,
-            IS_COUNT, IS_DENSE, TILE_CHUNKS, NUM_STAGES,
+            IS_COUNT, IS_DENSE, TILE_CHUNKS,
         )  # fmt: skip
         low, top = tl.maximum(low, first), tl.minimum(top, last)
         low, value_low, high, value_high = _narrow(low, value_low, high, value_high, target, left, at_left)
@@ -68,7 +68,7 @@ def _narrow(low, value_low, high, value_high, target, threshold, value):
 @triton.jit
 def _measure(
     data_ptr, live_ptr, num_live, size, low, high, left, middle, right, maximum, scale,
-    IS_COUNT: tl.constexpr, IS_DENSE: tl.constexpr, TILE_CHUNKS: tl.constexpr, NUM_STAGES: tl.constexpr,
+    IS_COUNT: tl.constexpr, IS_DENSE: tl.constexpr, TILE_CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """One pass: smallest and largest entry in [low, high), and the weight at and above each threshold."""
     first = tl.full([TILE_CHUNKS, CHUNK], float("inf"), tl.float32)
@@ -76,7 +76,7 @@ def _measure(
     at_left = tl.zeros([TILE_CHUNKS, CHUNK], tl.float32)
     at_middle = tl.zeros([TILE_CHUNKS, CHUNK], tl.float32)
     at_right = tl.zeros([TILE_CHUNKS, CHUNK], tl.float32)
-    for start in tl.range(0, num_live, TILE_CHUNKS, num_stages=NUM_STAGES):
+    for start in range(0, num_live, TILE_CHUNKS):
         _, x = _load_chunks(data_ptr, live_ptr, start, num_live, size, IS_DENSE, TILE_CHUNKS)
         weight = weigh(x, maximum, scale, IS_COUNT)
         is_inside = (x >= low) & (x < high)
@@ -92,15 +92,12 @@ def _measure(
 
 
 @triton.jit
-def settle(
-    row_ptr, live_ptr, num_live, size, cut, num_ties, maximum, scale,
-    TILE_CHUNKS: tl.constexpr, NUM_STAGES: tl.constexpr,
-):  # fmt: skip
+def settle(row_ptr, live_ptr, num_live, size, cut, num_ties, maximum, scale, TILE_CHUNKS: tl.constexpr):
     """Keep all above the cut and the first num_ties equal to it: (token id of the last one kept, mass kept)."""
     mass = tl.zeros([TILE_CHUNKS, CHUNK], tl.float32)
     cut_id = tl.full([], 0, tl.int32) + size
     num_seen = tl.full([], 0, tl.int32)
-    for start in tl.range(0, num_live, TILE_CHUNKS, num_stages=NUM_STAGES):
+    for start in range(0, num_live, TILE_CHUNKS):
         ids, x = _load_chunks(row_ptr, live_ptr, start, num_live, size, False, TILE_CHUNKS)
         mass += tl.where(x > cut, weigh(x, maximum, scale, False), 0.0)
         ties = (x == cut).to(tl.int32)

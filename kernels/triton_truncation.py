@@ -37,15 +37,6 @@ class SamplingState:
 
 
 @dataclass(frozen=True)
-class CutConfig:
-    """How the one program that searches a row is built."""
-
-    tile_chunks: int
-    num_warps: int
-    num_stages: int
-
-
-@dataclass(frozen=True)
 class TruncationScratch:
     """What the launches of one step tell each other. One per stream."""
 
@@ -79,7 +70,6 @@ def find_cuts(
     req_index: torch.Tensor,
     state: SamplingState,
     scratch: TruncationScratch,
-    config: CutConfig = CutConfig(tile_chunks=32, num_warps=16, num_stages=1),
     pdl: bool = False,
 ) -> None:
     """Fill cut, cut_id and floor of the S rows of logits [S, V]. Two launches; never syncs."""
@@ -93,8 +83,7 @@ def find_cuts(
     _cut_kernel[(num_rows,)](
         logits, *parameters, scratch.chunk_max, scratch.chunk_sum, scratch.live,
         scratch.cut, scratch.cut_id, scratch.floor, logits.stride(0), size, num_chunks, scratch.chunk_max.stride(0),
-        CHUNKS_PAD=triton.next_power_of_2(num_chunks), TILE_CHUNKS=config.tile_chunks, NUM_STAGES=config.num_stages,
-        PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
+        CHUNKS_PAD=triton.next_power_of_2(num_chunks), TILE_CHUNKS=32, PDL=pdl, num_warps=16, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -125,7 +114,7 @@ def _chunk_kernel(
 def _cut_kernel(
     logits_ptr, req_index_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, max_ptr, sum_ptr, live_ptr,
     cut_ptr, cut_id_ptr, floor_ptr, stride_row, size, num_chunks, stride_chunks,
-    CHUNKS_PAD: tl.constexpr, TILE_CHUNKS: tl.constexpr, NUM_STAGES: tl.constexpr, PDL: tl.constexpr,
+    CHUNKS_PAD: tl.constexpr, TILE_CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row: the cut of top_k, then of top_p over the mass which that leaves, then of min_p."""
     row = tl.program_id(0).to(tl.int64)
@@ -151,7 +140,7 @@ def _cut_kernel(
             cut, cut_id, mass = _find_cut(
                 row_ptr, max_row_ptr, live_row_ptr, maxima, top_k.to(tl.float32), mass, lowest, cut, cut_id,
                 maximum, scale, size, num_chunks,
-                IS_COUNT=True, CHUNKS_PAD=CHUNKS_PAD, TILE_CHUNKS=TILE_CHUNKS, NUM_STAGES=NUM_STAGES,
+                IS_COUNT=True, CHUNKS_PAD=CHUNKS_PAD, TILE_CHUNKS=TILE_CHUNKS,
             )  # fmt: skip
         if top_p < 1.0:
             # Entries below this weigh less than 1 - top_p even if all V stood there
@@ -159,7 +148,7 @@ def _cut_kernel(
             cut, cut_id, mass = _find_cut(
                 row_ptr, max_row_ptr, live_row_ptr, maxima, tl.maximum(top_p * mass, 1.0e-30), mass, bound, cut,
                 cut_id, maximum, scale, size, num_chunks,
-                IS_COUNT=False, CHUNKS_PAD=CHUNKS_PAD, TILE_CHUNKS=TILE_CHUNKS, NUM_STAGES=NUM_STAGES,
+                IS_COUNT=False, CHUNKS_PAD=CHUNKS_PAD, TILE_CHUNKS=TILE_CHUNKS,
             )  # fmt: skip
         if min_p > 0.0:
             floor = divide(maximum, temperature) + tl.log(min_p)
@@ -198,7 +187,7 @@ def _is_truncated(temperature, top_k, top_p, min_p):
 @triton.jit
 def _find_cut(
     row_ptr, max_row_ptr, live_row_ptr, maxima, target, mass, bound, cut, cut_id, maximum, scale, size, num_chunks,
-    IS_COUNT: tl.constexpr, CHUNKS_PAD: tl.constexpr, TILE_CHUNKS: tl.constexpr, NUM_STAGES: tl.constexpr,
+    IS_COUNT: tl.constexpr, CHUNKS_PAD: tl.constexpr, TILE_CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """The shortest prefix, within (cut, cut_id), that holds `target` entries or mass: (cut, cut_id, mass kept).
 
@@ -211,7 +200,7 @@ def _find_cut(
         lowest = tl.min(tl.where(is_finite, maxima, maximum), 0)
         chunk_bound, _, _ = search(
             max_row_ptr, live_row_ptr, (num_chunks + CHUNK - 1) // CHUNK, num_chunks, target, lowest, known,
-            maximum, scale, 6, IS_COUNT=IS_COUNT, IS_DENSE=True, TILE_CHUNKS=TILE_CHUNKS, NUM_STAGES=NUM_STAGES,
+            maximum, scale, 6, IS_COUNT=IS_COUNT, IS_DENSE=True, TILE_CHUNKS=TILE_CHUNKS,
         )  # fmt: skip
         bound = tl.maximum(bound, chunk_bound)
     bound = tl.maximum(bound, cut)
@@ -224,7 +213,7 @@ def _find_cut(
     unknown = tl.full([], -1.0, tl.float32)
     found, value_at, value_above = search(
         row_ptr, live_row_ptr, num_live, size, target, bound, unknown if IS_COUNT else mass, maximum, scale, 64,
-        IS_COUNT=IS_COUNT, IS_DENSE=False, TILE_CHUNKS=TILE_CHUNKS, NUM_STAGES=NUM_STAGES,
+        IS_COUNT=IS_COUNT, IS_DENSE=False, TILE_CHUNKS=TILE_CHUNKS,
     )  # fmt: skip
     weight = tl.maximum(weigh(found, maximum, scale, IS_COUNT), 1.0e-30)
     num_ties = tl.clamp(tl.ceil((target - value_above) / weight), 1.0, 1.0e9)
@@ -232,7 +221,7 @@ def _find_cut(
     # A mass search needs no look at the ties where it keeps them all, as it does where logits are distinct
     if (num_ties + 0.5 < (value_at - value_above) / weight) | IS_COUNT:
         found_id, mass = settle(
-            row_ptr, live_row_ptr, num_live, size, found, num_ties.to(tl.int32), maximum, scale, TILE_CHUNKS, NUM_STAGES
+            row_ptr, live_row_ptr, num_live, size, found, num_ties.to(tl.int32), maximum, scale, TILE_CHUNKS
         )
     cut_id = tl.where(found > cut, found_id, tl.minimum(found_id, cut_id))
     return tl.maximum(found, cut), cut_id, mass

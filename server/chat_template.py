@@ -18,7 +18,7 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, sentence
 
 MARK_START, MARK_END = "\ufdd0", "\ufdd1"
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -101,7 +101,8 @@ class ChatTemplate:
         except Exception as error:
             # A template is a program over the client's messages: whatever it raises means that it cannot take them.
             raise InvalidParameter(
-                f"The model's chat template cannot render these messages: {str(error)[:300]}", param="messages"
+                f"The model's chat template cannot render these messages: {sentence(str(error)[:300])}",
+                param="messages",
             ) from error
         return "".join(parts)
 

@@ -22,6 +22,7 @@ from engine.errors import (
     RequestAborted,
     RequestError,
     ServiceError,
+    ShuttingDown,
 )
 
 _MAX_MESSAGE_CHARS = 700  # with _MAX_PARAM_CHARS: every error body stays under 4 KB
@@ -180,7 +181,7 @@ def error_status(error: ServiceError) -> int:
             return 400
         case Overloaded():
             return 429
-        case EngineDead() | RequestAborted():
+        case EngineDead() | ShuttingDown() | RequestAborted():
             return 503
         case _:
             return 500
@@ -201,7 +202,7 @@ def error_reply(error: ServiceError, *, request_id: str) -> ErrorReply:
     headers: dict[str, str] = dict(error.headers) if isinstance(error, HttpError) else {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
-    elif isinstance(error, EngineDead | RequestAborted):
+    elif isinstance(error, EngineDead | ShuttingDown | RequestAborted):
         headers["retry-after"] = str(_DEAD_RETRY_AFTER_S)
     if status < 500 and status != 429:
         headers["x-should-retry"] = "false"  # read by the openai clients, which else retry 408 and 409

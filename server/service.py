@@ -8,7 +8,7 @@ from pathlib import Path
 from engine.client import EngineClient
 from engine.config import ServerConfig
 from engine.control import Supervisor
-from engine.errors import EngineDead, InvalidParameter, Overloaded, RequestError, ServiceError
+from engine.errors import EngineDead, InvalidParameter, Overloaded, RequestError, ServiceError, ShuttingDown
 from engine.metrics import Metrics
 from engine.protocol import EngineReady
 from server.access import RequestRecord
@@ -73,7 +73,7 @@ class Service:
     def count_rejected(self, error: ServiceError) -> None:
         """Count a request that ended before its first token."""
         match error:
-            case Draining():
+            case Draining() | ShuttingDown():
                 reason = "draining"
             case NotReady() | EngineDead():
                 reason = "not_ready"

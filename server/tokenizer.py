@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jinja2
 from tokenizers import Tokenizer as HfTokenizer
 
-from engine.errors import PromptTooLong, StartupError, UnsupportedFeature
+from engine.errors import PromptTooLong, StartupError, UnsupportedFeature, sentence
 from server.chat_template import ChatTemplate, Message, split_marked
 from server.detokenizer import ByteLevelDetokenizer, Detokenizer, TokenBytes, WindowDetokenizer
 from server.model_info import read_json
@@ -181,7 +181,8 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None = None) -> Tokeni
     try:
         return Tokenizer(backend, named_tokens=named_tokens, chat_template=source)
     except jinja2.TemplateSyntaxError as error:
-        raise StartupError(f"The chat template of {folder} has an error in line {error.lineno}: {error}.") from error
+        reason = sentence(str(error.message))
+        raise StartupError(f"The chat template of {folder} has an error in line {error.lineno}: {reason}") from error
 
 
 def _find_template(folder: Path, config: dict[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.client import Delta
 from engine.control import Stage, State
-from engine.errors import EngineDead, ServiceError
+from engine.errors import ServiceError, ShuttingDown
 from engine.protocol import AddRequest, EngineReady, SamplingParams, TokenLogprobs
 from engine.step import RowPlan, StepPlan, StepResult
 
@@ -92,7 +92,7 @@ class FakeEngineClient:
 
     async def aclose(self) -> None:
         self._ready = None
-        self.fail, self.fail_after = EngineDead("the engine is closed"), 0
+        self.fail, self.fail_after = ShuttingDown("The server is shutting down."), 0
 
     async def _answer(self, request: AddRequest) -> AsyncIterator[Delta]:
         script = list(self.script(request) if callable(self.script) else self.script)

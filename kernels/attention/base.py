@@ -30,8 +30,9 @@ class AttentionMetadata:
     # Host-side bounds (upper bounds where a CUDA graph serves several lengths)
     max_query_len: int
     max_seq_len: int
-    # The first num_decodes rows have exactly one query token
-    num_decodes: int
+    # The first num_decodes rows have exactly one query token; None: rows of one token may stand anywhere, and the
+    # device must find them (a CUDA graph that serves many mixes)
+    num_decodes: int | None
 
 
 @dataclass(frozen=True)

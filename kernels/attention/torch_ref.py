@@ -47,7 +47,7 @@ class TorchAttention:
         A padding row (seq_len 0) yields the value in its table's first slot.
         """
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        num_decodes, seq_lens = metadata.num_decodes, metadata.seq_lens
+        num_decodes, seq_lens = metadata.num_decodes or 0, metadata.seq_lens
         if num_decodes > 0:
             tables = metadata.block_table[:num_decodes]
             out[:num_decodes] = _attend_decodes(

@@ -67,17 +67,20 @@ class TritonAttention:
         """Attend each row over its own tokens; see AttentionBackend.forward. A padding row (seq_len 0) yields zeros."""
         scratch = self._scratch_for(q, k_cache)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        num_decodes = metadata.num_decodes
-        if num_decodes > 0:
+        num_decodes = metadata.num_decodes or 0
+        is_mixed = metadata.num_decodes is None  # decode rows may be anywhere
+        if num_decodes > 0 or is_mixed:
+            rows = slice(None) if is_mixed else slice(num_decodes)
             decode_attention(
-                q[:num_decodes], k_cache, v_cache, metadata.block_table, metadata.seq_lens, out[:num_decodes], scratch,
+                q[rows], k_cache, v_cache, metadata.block_table, metadata.seq_lens, out[rows], scratch,
                 scale=scale, sliding_window=sliding_window, softcap=softcap,
+                query_start_loc=metadata.query_start_loc if is_mixed else None,
                 max_seq_len=metadata.max_seq_len, pdl=self._pdl,
             )  # fmt: skip
         if metadata.seq_lens.shape[0] > num_decodes:
             prefill_attention(
                 q, k_cache, v_cache, metadata.block_table, metadata.query_start_loc, metadata.seq_lens, out,
-                scale=scale, max_query_len=metadata.max_query_len, first_row=num_decodes,
+                scale=scale, max_query_len=metadata.max_query_len, first_row=num_decodes, skips_decodes=is_mixed,
                 sliding_window=sliding_window, softcap=softcap, pdl=self._pdl,
             )  # fmt: skip
         return out

@@ -84,6 +84,7 @@ def decode_attention(
     scale: float,
     sliding_window: int | None = None,
     softcap: float = 0.0,
+    query_start_loc: torch.Tensor | None = None,
     max_seq_len: int | None = None,
     num_splits: int | None = None,
     config: DecodeConfig | None = None,
@@ -92,12 +93,14 @@ def decode_attention(
     """Write the attention of R rows of one query token each into `out`. Never syncs.
 
     q, out: [R, num_heads, head_dim], the last two dimensions dense; caches as AttentionBackend.forward;
+    query_start_loc: [R + 1] int32: the rows are ragged (q, out: [T, …]), and only those of one token are computed;
     block_table: [>= R, max_blocks] int32; seq_lens: [>= R] int32, 0 for a padding row (its output is zeros).
     max_seq_len: an upper bound of seq_lens, spares empty splits; num_splits, config: override the choice (benchmarks).
     pdl: launch early, under the kernel before it (Hopper's programmatic dependent launch), and ask L2 for the first
     keys meanwhile: block_table and seq_lens must then come from a kernel earlier than that one.
     """
-    num_rows, num_heads, head_dim = q.shape
+    _, num_heads, head_dim = q.shape
+    num_rows = q.shape[0] if query_start_loc is None else query_start_loc.shape[0] - 1
     block_size, num_kv_heads = k_cache.shape[1:3]
     num_pairs = num_rows * num_kv_heads
     if num_splits is None:
@@ -110,7 +113,8 @@ def decode_attention(
     assert k_cache.stride() == v_cache.stride()
     assert k_cache.stride(3) == 1
     _decode_kernel[(num_kv_heads, num_splits, num_rows)](
-        q, k_cache, v_cache, out, block_table, seq_lens, scratch.partial, scratch.lse, scratch.arrivals,
+        q, k_cache, v_cache, out, block_table, seq_lens, query_start_loc,
+        scratch.partial, scratch.lse, scratch.arrivals,
         scale * math.log2(math.e) if softcap == 0.0 else scale, softcap, sliding_window or 0,
         q.stride(0), out.stride(0), *k_cache.stride()[:3], block_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, D_PAD=triton.next_power_of_2(head_dim),
@@ -124,7 +128,7 @@ def decode_attention(
 
 @triton.jit
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, seq_lens_ptr, partial_ptr, lse_ptr, arrivals_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, seq_lens_ptr, query_start_ptr, partial_ptr, lse_ptr, arrivals_ptr,
     scale, softcap, window,  # scale holds log2(e) unless logits are capped
     stride_q_row, stride_out_row, stride_block, stride_slot, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr,
@@ -139,6 +143,11 @@ def _decode_kernel(
     seq_len = tl.load(seq_lens_ptr + row)
     oldest = tl.maximum(seq_len - window, 0) if HAS_WINDOW else 0
     start, end, used_splits = _split_range(oldest, seq_len, split, BLOCK_N)
+    token = row.to(tl.int64)
+    if query_start_ptr is not None:
+        token = tl.load(query_start_ptr + row).to(tl.int64)
+        is_decode = tl.load(query_start_ptr + row + 1) - token == 1
+        used_splits = tl.where(is_decode, used_splits, 0)
     table_row_ptr = table_ptr + row.to(tl.int64) * stride_table
     if PDL:
         if SPLIT and split < used_splits:
@@ -155,14 +164,14 @@ def _decode_kernel(
     dims = tl.arange(0, D_PAD)
     in_tile = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     in_group = (kv_head * GROUP + heads[:, None]) * HEAD_DIM + dims[None, :]
-    q = tl.load(q_ptr + row.to(tl.int64) * stride_q_row + in_group, mask=in_tile, other=0.0)
+    q = tl.load(q_ptr + token * stride_q_row + in_group, mask=in_tile, other=0.0)
     acc, lse = _attend_range(
         q, k_ptr + kv_head * stride_head, v_ptr + kv_head * stride_head, table_row_ptr,
         start, end, oldest, scale, softcap, stride_block, stride_slot,
         HEAD_DIM, D_PAD, BLOCK_G, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
     )  # fmt: skip
 
-    out_row_ptr = out_ptr + row.to(tl.int64) * stride_out_row + kv_head * GROUP * HEAD_DIM
+    out_row_ptr = out_ptr + token * stride_out_row + kv_head * GROUP * HEAD_DIM
     out_offsets = heads[:, None] * HEAD_DIM + dims[None, :]
     if not SPLIT or used_splits == 1:
         tl.store(out_row_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_tile)

@@ -58,6 +58,7 @@ def prefill_attention(
     max_query_len: int,
     first_row: int = 0,
     num_tokens: int | None = None,
+    skips_decodes: bool = False,
     sliding_window: int | None = None,
     softcap: float = 0.0,
     config: PrefillConfig | None = None,
@@ -67,7 +68,8 @@ def prefill_attention(
 
     q, out: [T, num_heads, head_dim], the last two dimensions dense; query_start_loc: [R + 1], seq_lens: [R] int32;
     block_table: [R, max_blocks] int32. num_tokens: query tokens of those rows (default: all from first_row, which then
-    counts rows of one token). Query i of a row of n stands at position seq_len - n + i.
+    counts rows of one token). skips_decodes: leave rows of one token to decode_attention. Query i of a row of n
+    stands at position seq_len - n + i.
     """
     total_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
@@ -91,7 +93,7 @@ def prefill_attention(
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, TOKENS=tokens_per_tile,
         HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        IS_WIDE=is_wide(k_cache), PDL=pdl,
+        IS_WIDE=is_wide(k_cache), SKIPS_DECODES=skips_decodes, PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl, maxnreg=config.maxnreg,
     )  # fmt: skip
 
@@ -104,7 +106,7 @@ def _prefill_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TOKENS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    IS_WIDE: tl.constexpr, PDL: tl.constexpr,
+    IS_WIDE: tl.constexpr, SKIPS_DECODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (KV head, tile of a row). A row's last tiles, which see the most keys, start first."""
     kv_head = tl.program_id(0)
@@ -117,6 +119,8 @@ def _prefill_kernel(
     num_tiles = tl.cdiv(query_len, TOKENS)
     # No early return: a tile past the row's end has no key to read and nothing to store
     is_live = tile < num_tiles
+    if SKIPS_DECODES:
+        is_live = is_live & (query_len > 1)
     first_token = tl.maximum(num_tiles - 1 - tile, 0) * TOKENS
     seq_len = tl.load(seq_lens_ptr + row)
     context_len = seq_len - query_len

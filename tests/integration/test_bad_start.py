@@ -31,6 +31,8 @@ def start_fails(*arguments: str, env: dict[str, str] | None = None) -> tuple[int
     assert len(errors) == 1, output
     assert output.splitlines()[-1] == errors[0]
     assert errors[0].startswith("quire")
+    assert errors[0].endswith((".", "(see quire --help)", "(see quire serve --help)"))
+    assert not errors[0].endswith("..")
     return result.returncode, errors[0]
 
 
@@ -141,7 +143,7 @@ def test_a_port_in_use_is_a_failed_start() -> None:
     ("arguments", "words"),
     [
         (["--max-model-len", "8192"], "4096"),
-        (["--kv-cache-memory", "1KB"], "--kv-cache-memory"),
+        (["--kv-cache-memory", "1KB"], "--kv-cache-memory gives 1000 bytes: use a larger --kv-cache-memory"),
         (["--kv-cache-memory", "1MB", "--max-model-len", "4096"], "--max-model-len"),
         (["--device", "cuda"], "cuda"),
         (["--attention-backend", "nonsense"], "nonsense"),

@@ -118,6 +118,8 @@ def test_a_full_queue_refuses_and_serves_on():
         harness.add(f"r{i}", [1])
     harness.drain()
     assert [harness.seen[f"r{i}"].ends for i in range(3)] == [["length"], ["length"], ["overloaded"]]
+    (failed,) = [message for _, message in harness.messages if isinstance(message, RequestFailed)]
+    assert failed.message == "The queue is full: 2 requests are waiting."
 
 
 def test_a_draining_engine_refuses_new_requests_and_finishes_the_old():
@@ -150,7 +152,8 @@ def test_an_impossible_request_fails_alone(prompt, changes, code):
     assert harness.seen["bad"].ends == [code]
     assert harness.seen["good"].ends == ["length"]
     (failed,) = [message for _, message in harness.messages if isinstance(message, RequestFailed)]
-    assert failed.message
+    assert failed.message[0].isupper()
+    assert failed.message.endswith(".")
     assert counters(harness)["requests_finished_total", "error"] == 1
 
 

@@ -77,7 +77,7 @@ def test_a_context_beyond_the_models_is_refused_and_a_short_one_needs_little() -
     assert "4096" in refusal(max_model_len=4097)
     block = plan().bytes_per_block
     assert plan(kv_cache_memory_bytes=2 * block, max_model_len=8).max_model_len == 8
-    assert f"needs {format_size(2 * block)}" in refusal(kv_cache_memory_bytes=2 * block - 1, max_model_len=8)
+    assert f"at least {format_size(2 * block)}" in refusal(kv_cache_memory_bytes=2 * block - 1, max_model_len=8)
 
 
 def test_without_wishes_the_context_shrinks_to_what_fits(caplog: pytest.LogCaptureFixture) -> None:

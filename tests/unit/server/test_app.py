@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from engine.control import Stage, State
-from engine.errors import EngineDead, EngineError, Overloaded
+from engine.errors import EngineDead, EngineError, Overloaded, ShuttingDown
 from server.tokenizer import Tokenizer
 from tests.fakes import FakeSupervisor
 from tests.unit.server.conftest import USER_HI, stream_chunks, write_model_folder
@@ -275,7 +275,7 @@ def test_error_bodies_stay_small_whatever_they_quote(harness, text):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("failure", "status", "retry_after"),
-    [(Overloaded("full", retry_after_s=7), 429, "7"), (EngineDead("gone"), 503, "2"), (EngineError("bad"), 500, None)],
+    [(Overloaded("full", retry_after_s=7), 429, "7"), (EngineDead("gone"), 503, "2"), (ShuttingDown("Bye."), 503, "2"), (EngineError("bad"), 500, None)],
 )
 def test_failures_before_the_first_byte_are_statuses(harness, stream, failure, status, retry_after):
     reply = harness(engine={"fail": failure}).chat(stream=stream)

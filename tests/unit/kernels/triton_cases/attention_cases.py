@@ -116,3 +116,25 @@ def test_prefill_with_tiles_wider_than_blocks_and_full_tiles_before_the_border()
     config = PrefillConfig(block_m=16, block_n=64, num_warps=4, num_stages=1)
     assert _prefill([40, 9], [150, 0], config=config, block_size=32) < 1e-5
     assert _prefill([40, 9], [150, 0], config=config, block_size=32, sliding_window=150) < 1e-5
+
+
+@pytest.mark.parametrize("query_lens", [[1, 5, 1, 17, 0, 1], [3, 1], [1, 1]])
+def test_decode_and_prefill_share_ragged_rows_between_them(query_lens):
+    q, k_cache, v_cache, metadata = make_problem(
+        query_lens=query_lens, context_lens=[9 * i for i in range(len(query_lens))], num_heads=4, num_kv_heads=2,
+        head_dim=16, block_size=16, dtype=torch.float32, device="cpu",
+    )  # fmt: skip
+    scratch = DecodeScratch.allocate(num_heads=4, num_kv_heads=2, head_dim=16, device=torch.device("cpu"))
+    out = torch.full_like(q, float("nan"))
+    shared = (q, k_cache, v_cache, metadata.block_table)
+    decode_attention(
+        *shared, metadata.seq_lens, out, scratch, scale=0.25, query_start_loc=metadata.query_start_loc, num_splits=2
+    )
+    is_decode = metadata.query_start_loc.diff() == 1
+    assert out[metadata.query_start_loc[:-1][is_decode].long()].isfinite().all()
+    assert int(out.isfinite().all(-1).all(-1).sum()) == int(is_decode.sum())
+    prefill_attention(
+        *shared, metadata.query_start_loc, metadata.seq_lens, out, scale=0.25,
+        max_query_len=max(query_lens), skips_decodes=True,
+    )  # fmt: skip
+    assert relative_error(out, reference(q, k_cache, v_cache, metadata, scale=0.25)) < 1e-5

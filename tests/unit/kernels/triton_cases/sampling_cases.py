@@ -20,14 +20,14 @@ from tests.unit.kernels.triton_cases.sampling_problem import (
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_greedy_and_drawn_rows_equal_the_specification_at_any_number_of_splits(num_splits, dtype):
     problem = make_problem([Parameters(0.0), Parameters(1.0), Parameters(0.3), Parameters(2.5)], 2500, dtype=dtype)
-    assert_tokens_equal(problem, config=SamplingConfig(tile=1024, num_splits=num_splits, num_warps=4, num_stages=1))
+    assert_tokens_equal(problem, config=SamplingConfig(tile=1024, num_splits=num_splits, num_warps=4))
 
 
 def test_the_lowest_of_equal_logits_wins():
     problem = make_problem([Parameters(0.0), Parameters(0.0)], 2500)
     problem.logits[:] = -1.0
     problem.logits[0, [700, 1500, 2400]] = 2.0
-    assert run_triton(problem, config=SamplingConfig(1024, 3, 4, 1)).tolist() == [700, 0]
+    assert run_triton(problem, config=SamplingConfig(1024, 3, 4)).tolist() == [700, 0]
 
 
 MIXED = [
