@@ -48,7 +48,8 @@ class EngineClient(Protocol):
     def submit(self, request: AddRequest) -> AsyncGenerator[Delta, None]:
         """Iterate the deltas of a request, which is sent when iteration starts.
 
-        Raises Overloaded, EngineDead, ShuttingDown, EngineError, RequestError. aclose() (or a cancel) before the end aborts it.
+        Raises Overloaded, EngineDead, ShuttingDown, EngineError, RequestError. aclose() (or a cancel) before the end
+        aborts it.
         """
         ...
 

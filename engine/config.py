@@ -19,6 +19,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # tokens
     max_num_seqs: int | None = None  # requests running at once
     max_num_batched_tokens: int | None = None  # tokens computed per step
+    max_num_mixed_tokens: int | None = None  # the same while requests decode, which wait for the whole step
     block_size: int | None = None  # tokens per KV block
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.9  # share of the device's memory the daemon may fill
@@ -35,6 +36,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_mixed_tokens: int | None = None  # None: as max_num_batched_tokens
     max_model_len: int
     enable_prefix_caching: bool = True
 

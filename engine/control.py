@@ -79,10 +79,11 @@ class Page(msgspec.Struct, tag=True):
 
 
 class State(msgspec.Struct, tag=True):
-    """What workers tell their clients about readiness: sent on connect and on every change."""
+    """What workers tell their clients about readiness and health: sent on connect and on every change."""
 
     stage: Stage
     is_draining: bool
+    fault: str = ""  # "stalled": the engine's loop makes no progress; "dead": from its end until one is ready again
 
 
 class Drain(msgspec.Struct, tag=True):

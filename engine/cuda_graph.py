@@ -21,8 +21,9 @@ RunDecode = Callable[[torch.Tensor], torch.Tensor]
 GraphPool = tuple[int, int]
 RunMixed = Callable[[InputBatch], torch.Tensor]
 
+# Padded numbers of tokens, and with each the padded numbers of rows: few large steps, which do not feel wasted rows
 TOKEN_SIZES = (32, 64, 128, 192, 256, 384, 512, 576, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192)
-ROW_SIZES = (16, 64, 256)
+SMALL_ROWS, SMALL_ROWS_MAX_TOKENS = 32, 2048
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -79,11 +80,9 @@ class MixedGraphs:
     ) -> None:
         self._run_mixed = run_mixed
         self._max_model_len = max_model_len
-        self._row_sizes = [size for size in ROW_SIZES if size < max_num_seqs] + [max_num_seqs]
-        smaller = [0, *self._row_sizes]
-        self._sizes = [
-            (t, r) for t in TOKEN_SIZES for below, r in zip(smaller, self._row_sizes, strict=False) if below < t
-        ]
+        self._max_num_seqs = max_num_seqs
+        self._sizes = [(t, self._padded_rows(t, rows)) for t in TOKEN_SIZES for rows in (1, max_num_seqs)]
+        self._sizes = list(dict.fromkeys(self._sizes))
         max_rows, max_tokens = max_num_seqs + 1, TOKEN_SIZES[-1]
         max_blocks = -(-max(max_model_len, max_tokens) // block_size)
         # what every graph reads; one row more than requests, for the tokens of padding
@@ -121,7 +120,7 @@ class MixedGraphs:
         """Launch the step; return hidden [R, hidden_size] of each row's last token, valid until the next replay."""
         num_tokens, num_rows = batch.input_ids.shape[0], batch.req_index.shape[0]
         t = next(size for size in TOKEN_SIZES if size >= num_tokens)
-        r = next(size for size in self._row_sizes if size >= num_rows)
+        r = self._padded_rows(t, num_rows)
         metadata = batch.attention
         self._input_ids[:num_tokens].copy_(batch.input_ids)
         self._positions[:num_tokens].copy_(batch.positions)
@@ -133,10 +132,27 @@ class MixedGraphs:
         self._seq_lens[num_rows : num_rows + 1].fill_(t - num_tokens)
         self._block_table[:num_rows, : metadata.block_table.shape[1]].copy_(metadata.block_table)
         self._block_table[num_rows].zero_()
+        assert batch.last_tokens is not None
         self._last_tokens[:num_rows].copy_(batch.last_tokens)
         self._last_tokens[num_rows : r + 1].zero_()
         self._graphs[t, r].replay()
         return self._hidden[t, r][:num_rows]
+
+    def tokens_per_s(self) -> float:
+        """Time the largest graph: tokens per second, all but attention. Blocks; writes padding's block alone."""
+        num_tokens, num_rows = self._sizes[-1]
+        self._slots.zero_()
+        self._block_table.zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        for event in (start, end):
+            self._graphs[num_tokens, num_rows].replay()
+            event.record()
+        end.synchronize()
+        return num_tokens / start.elapsed_time(end) * 1e3
+
+    def _padded_rows(self, num_tokens: int, num_rows: int) -> int:
+        small = min(SMALL_ROWS, self._max_num_seqs)
+        return small if num_rows <= small and num_tokens <= SMALL_ROWS_MAX_TOKENS else self._max_num_seqs
 
     def _view(self, num_tokens: int, num_rows: int) -> InputBatch:
         """The fixed buffers as a batch of num_rows rows and one of padding."""

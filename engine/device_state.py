@@ -64,9 +64,8 @@ class DeviceState:
         return self.last_token.shape[0] - 1
 
     def advance(self, req_index: torch.Tensor, seq_lens: torch.Tensor) -> None:
-        """Note that the rows' tokens are computed up to seq_lens [R] int32. The padding row stays at its start."""
+        """Note that the rows' tokens are computed up to seq_lens [R] int32."""
         self.num_computed[req_index] = seq_lens.to(torch.int64)
-        self.num_computed[-1:].zero_()
 
     def append_blocks(self, rows: list[int], columns: list[int], block_ids: list[int]) -> None:
         """Write block_table[rows[i], columns[i]] = block_ids[i]."""

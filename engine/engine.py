@@ -119,10 +119,12 @@ class Engine:
     def _add(self, client_id: int, message: AddRequest) -> None:
         if self.is_draining:
             raise Overloaded("The engine is shutting down and takes no new requests.")
-        if len(self.scheduler.waiting) >= self.max_waiting:
+        # what is about to start does not count: a burst into an idle engine is no queue
+        if len(self.scheduler.waiting) >= self.max_waiting + self.scheduler.num_free_rows:
             raise Overloaded(f"The queue is full: {self.max_waiting} requests are waiting.")
         _check_token_ids(message.prompt_token_ids, "prompt", self._vocab_size)
         _check_token_ids(message.params.logit_bias, "logit_bias", self._vocab_size)
+        _check_token_ids(message.params.stop_token_ids, "stop_token_ids", self._vocab_size)
         self.scheduler.add(
             Request(
                 message.request_id,

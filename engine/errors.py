@@ -122,7 +122,7 @@ ERRORS_BY_CODE: dict[str, type[ServiceError]] = {
 
 
 def sentence(text: str) -> str:
-    """Return another program's words as the end of a sentence of ours: with one full stop, unless they end with more."""
+    """Return another program's words as the end of a sentence of ours: with one full stop, or their own mark."""
     text = text.strip()
     return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 

@@ -15,6 +15,8 @@ import torch
 from engine.device_state import DeviceState
 from engine.step import RowPlan, StepPlan
 from kernels.attention.base import AttentionMetadata
+from kernels.batch_inputs import DecodeInputs
+from kernels.ops import gather_decode_inputs
 
 
 @dataclass
@@ -39,8 +41,8 @@ class InputBatch:
     attention: AttentionMetadata
     # [R] int64
     req_index: torch.Tensor
-    # [R] int64: index into the T hidden states of each row's last token
-    last_tokens: torch.Tensor
+    # [R] int64: index into the T hidden states of each row's last token; None: every token is its row's last
+    last_tokens: torch.Tensor | None
 
 
 class InputBatchBuilder:
@@ -51,6 +53,9 @@ class InputBatchBuilder:
         self._block_size = block_size
         self._num_blocks = [0] * state.last_token.shape[0]  # per req_index: length of its block table
         self._arange = torch.arange(state.last_token.shape[0] + 1, dtype=torch.int32, device=state.device)
+        self._inputs = DecodeInputs.allocate(
+            max_rows=state.last_token.shape[0], max_blocks=state.block_table.shape[1], device=state.device
+        )
         self._decode_key: list[int] = []
         self._decode_req_index = torch.empty(0, dtype=torch.int64, device=state.device)
 
@@ -71,22 +76,30 @@ class InputBatchBuilder:
         return self._decode_req_index
 
     def decode_batch(self, req_index: torch.Tensor, *, max_seq_len: int) -> InputBatch:
-        """Gather decode rows, all from the state. Graph-safe: reads nothing of the host but the bound."""
-        state = self._state
-        num_rows = req_index.shape[0]
-        positions = state.num_computed[req_index]
-        query_start_loc = self._arange[: num_rows + 1]
+        """Gather decode rows, all from the state, which advances. Graph-safe: needs nothing of the host but the bound.
+
+        The result lives in buffers that the next call fills again.
+        """
+        state, inputs, num_rows = self._state, self._inputs, req_index.shape[0]
+        gather_decode_inputs(
+            req_index,
+            last_token=state.last_token,
+            num_computed=state.num_computed,
+            block_table=state.block_table,
+            block_size=self._block_size,
+            padding_row=state.padding_row,
+            out=inputs,
+        )
         metadata = AttentionMetadata(
-            query_start_loc=query_start_loc,
-            seq_lens=(positions + 1).to(torch.int32),
-            block_table=self._tables(req_index, max_seq_len),
-            slot_mapping=self._slots(req_index, positions),
+            query_start_loc=self._arange[: num_rows + 1],
+            seq_lens=inputs.seq_lens[:num_rows],
+            block_table=inputs.block_table[:num_rows, : self._table_width(max_seq_len)],
+            slot_mapping=inputs.slot_mapping[:num_rows],
             max_query_len=1,
             max_seq_len=max_seq_len,
             num_decodes=num_rows,
         )
-        last_tokens = query_start_loc[:num_rows].to(torch.int64)
-        return InputBatch(state.last_token[req_index], positions, metadata, req_index, last_tokens)
+        return InputBatch(inputs.input_ids[:num_rows], inputs.positions[:num_rows], metadata, req_index, None)
 
     def mixed_batch(self, rows: list[RowPlan], num_decodes: int) -> InputBatch:
         """Gather decode rows from the state and prompt chunks from the plan, which come in one packed copy."""
@@ -121,9 +134,12 @@ class InputBatchBuilder:
         return InputBatch(input_ids, all_positions, metadata, all_req_index, (query_start_loc[1:] - 1).to(torch.int64))
 
     def _tables(self, req_index: torch.Tensor, max_seq_len: int) -> torch.Tensor:
-        """The block tables of rows, as wide as the longest needs, by 16s: kernels specialise on such strides."""
-        num_blocks = -(-max_seq_len // self._block_size // 16) * 16
-        return self._state.block_table[:, :num_blocks].index_select(0, req_index)
+        """The block tables of rows, as wide as the longest needs."""
+        return self._state.block_table[:, : self._table_width(max_seq_len)].index_select(0, req_index)
+
+    def _table_width(self, max_seq_len: int) -> int:
+        """Columns for max_seq_len tokens, in sixteens: kernels specialise on such strides."""
+        return -(-max_seq_len // self._block_size // 16) * 16
 
     def _slots(self, token_req_index: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Where each token's key and value go."""

@@ -33,6 +33,10 @@ BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, TorchAttention)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # Below this, waking a second thread costs more than it computes (docs/performance.md)
 _ONE_THREAD_PARAMETERS = 20_000_000
+# How long decoding requests wait for a step with prompts beside them: what a reader of a stream does not notice
+_MIXED_STEP_TARGET_S = 0.045
+# What the captured graphs themselves take on a GPU, about 10 MiB each
+_GRAPHS_BYTES = GIB
 OnStage = Callable[[Stage], None]
 
 
@@ -64,15 +68,8 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
     model_config = ModelConfig.from_folder(Path(config.model))
     device = _resolve_device(config.device)
     dtype = _resolve_dtype(config.dtype, model_config, device)
-    max_num_seqs = config.max_num_seqs or (256 if device.type == "cuda" else 64)
-    max_num_batched_tokens = config.max_num_batched_tokens or max(8192 if device.type == "cuda" else 512, max_num_seqs)
-    if max_num_batched_tokens < max_num_seqs:
-        raise StartupError(
-            f"--max-num-batched-tokens {max_num_batched_tokens} is less than --max-num-seqs {max_num_seqs}: "
-            "each running request needs one token per step"
-        )
+    limits = _limits(config, device)
     detail = f"{model_config.architecture}, {model_config.num_layers} layers, {_name(dtype)} on {device.type}"
-
     if device.type == "cpu" and model_config.num_parameters < _ONE_THREAD_PARAMETERS:
         torch.set_num_threads(1)
     started = time.monotonic()
@@ -81,22 +78,20 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
 
     on_stage(Stage("kv_cache"))
     backend = _select_backend(config, model_config, dtype, device)
-    block_size = config.block_size or max(16, backend.block_size_multiple)
-    reserve = _activation_bytes(model_config, max_num_batched_tokens, max_num_seqs, dtype)
     plan = plan_kv_cache(
         config,
         model_config,
         dtype=dtype,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        free_bytes=free_bytes(config, device, reserve_bytes=reserve),
+        block_size=config.block_size or max(16, backend.block_size_multiple),
+        max_num_seqs=limits.max_num_seqs,
+        free_bytes=free_bytes(config, device, reserve_bytes=_activation_bytes(model_config, limits, dtype)),
     )
     runner = ModelRunner(
         model,
         kv_caches=allocate_kv_cache(plan, model_config, dtype=dtype, device=device),
         plan=plan,
         backend=backend,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=limits.max_num_seqs,
         vocab_size=model_config.vocab_size,
         device=device,
     )
@@ -105,8 +100,9 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
     scheduler_config = SchedulerConfig(
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_mixed_tokens=config.max_num_mixed_tokens or _mixed_tokens(runner.tokens_per_s(), limits),
         max_model_len=plan.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
     )
@@ -119,6 +115,39 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
     }
     depth = config.depth or (2 if device.type == "cuda" else 1)
     return LoadedEngine(runner, scheduler_config, depth, model_config.vocab_size, facts)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """How much runs at once; see EngineConfig."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+def _limits(config: EngineConfig, device: torch.device) -> _Limits:
+    """Fill in what the user left open. Raises StartupError for limits that starve each other."""
+    is_cuda = device.type == "cuda"
+    num_seqs = config.max_num_seqs or (256 if is_cuda else 64)
+    batched = config.max_num_batched_tokens or max(8192 if is_cuda else 512, num_seqs)
+    for flag, tokens in (
+        ("--max-num-batched-tokens", batched),
+        ("--max-num-mixed-tokens", config.max_num_mixed_tokens or batched),
+    ):
+        if tokens < num_seqs:
+            raise StartupError(
+                f"{flag} {tokens} is less than --max-num-seqs {num_seqs}: "
+                "each running request needs one token per step."
+            )
+    return _Limits(num_seqs, batched)
+
+
+def _mixed_tokens(tokens_per_s: float | None, limits: _Limits) -> int:
+    """How many tokens a step may have while requests decode: what keeps it under the target, as measured here."""
+    if tokens_per_s is None:
+        return limits.max_num_batched_tokens
+    fitting = int(tokens_per_s * _MIXED_STEP_TARGET_S) // 256 * 256
+    return min(max(fitting, 2 * limits.max_num_seqs), limits.max_num_batched_tokens)
 
 
 def _load_weights(
@@ -173,10 +202,11 @@ def _select_backend(
         raise StartupError(str(error)) from error
 
 
-def _activation_bytes(model: ModelConfig, num_tokens: int, num_seqs: int, dtype: torch.dtype) -> int:
-    """Upper estimate of what one step holds beside weights and pool: the widest layer, and float32 logits."""
+def _activation_bytes(model: ModelConfig, limits: _Limits, dtype: torch.dtype) -> int:
+    """Upper estimate of what a step holds beside weights and pool: the widest layer, logits, counts for penalties."""
     widest = 4 * model.hidden_size + 3 * model.intermediate_size + 3 * model.num_heads * model.head_dim
-    return num_tokens * widest * dtype.itemsize + num_seqs * model.vocab_size * 4 * 4
+    logits = limits.max_num_seqs * model.vocab_size * (4 * 4 + 5)
+    return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + _GRAPHS_BYTES
 
 
 def _describe_device(device: torch.device) -> str:

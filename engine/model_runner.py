@@ -77,6 +77,10 @@ class ModelRunner:
                 graphs.capture(pool, lambda: on_progress(next(done), mixed.num_graphs + decode.num_graphs))
         self._decode_graphs, self._mixed_graphs = decode, mixed
 
+    def tokens_per_s(self) -> float | None:
+        """How fast prompts are computed here, if graphs were captured. Blocks."""
+        return None if self._mixed_graphs is None else self._mixed_graphs.tokens_per_s()
+
     def forward(self, plan: StepPlan) -> _Step:
         """See Executor.forward."""
         with torch.inference_mode():
@@ -104,10 +108,7 @@ class ModelRunner:
 
     def _run_decode(self, req_index: torch.Tensor, max_seq_len: int) -> torch.Tensor:
         """One token of each row; req_index: [R] int64 → hidden [R, hidden_size]."""
-        batch = self._builder.decode_batch(req_index, max_seq_len=max_seq_len)
-        hidden = self._last_hidden(batch)
-        self._state.advance(batch.req_index, batch.attention.seq_lens)
-        return hidden
+        return self._last_hidden(self._builder.decode_batch(req_index, max_seq_len=max_seq_len))
 
     def _run_mixed(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SampleRows]:
         """Rows of any kind → (hidden [S, hidden_size] of those that sample, S possibly 0, and what they are)."""
@@ -128,7 +129,8 @@ class ModelRunner:
     def _last_hidden(self, batch: InputBatch) -> torch.Tensor:
         """Run the layers; returns the hidden states [R, hidden_size] of each row's last token."""
         ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_caches)
-        return self._model(batch.input_ids, ctx)[batch.last_tokens]
+        hidden = self._model(batch.input_ids, ctx)
+        return hidden if batch.last_tokens is None else hidden[batch.last_tokens]
 
 
 class _Step:

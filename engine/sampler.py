@@ -6,7 +6,7 @@ reading the device, and kept while the same rows sample: a batch of greedy rows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,6 +14,7 @@ from engine.device_state import DeviceState
 from engine.input_batch import SampleRows
 from engine.protocol import TokenLogprobs
 from engine.step import RequestInit, RowPlan
+from kernels.ops import HAS_TRITON, TokenSampler
 from kernels.sampling import Truncation, add_bias, apply_penalties, sample, top_logprobs
 
 _Bias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # rows, token ids, values
@@ -56,6 +57,8 @@ class _Layout:
     bias: _Bias | None
     min_tokens_rows: list[int]
     num_logprobs: int | None
+    banned_rows: list[int] = field(default_factory=list)  # of min_tokens_rows, those still too short
+    banned: _Bias | None = None
 
 
 class Sampler:
@@ -65,6 +68,17 @@ class Sampler:
         self._state = state
         self._inits: dict[int, RequestInit] = {}
         self._layout: _Layout | None = None
+        self._token_sampler: TokenSampler | None = None
+        if HAS_TRITON and state.device.type == "cuda":
+            self._token_sampler = TokenSampler(
+                temperature=state.temperature,
+                top_p=state.top_p,
+                min_p=state.min_p,
+                top_k=state.top_k,
+                seeds=state.seeds,
+                last_token=state.last_token,
+                vocab_size=state.vocab_size,
+            )
 
     def init(self, inits: list[RequestInit]) -> None:
         """Note the parameters of requests that join."""
@@ -82,7 +96,11 @@ class Sampler:
         rows = sampling.req_index
         raw = logits
         logits = self._adjust(logits, sampling, layout)
-        if layout.is_greedy:
+        if self._token_sampler is not None:
+            token_ids = self._token_sampler(
+                logits, req_index=rows, positions=sampling.positions, has_truncation=layout.truncation is not None
+            )
+        elif layout.is_greedy:
             token_ids = logits.argmax(dim=-1)
         else:
             token_ids = sample(
@@ -92,7 +110,8 @@ class Sampler:
                 positions=sampling.positions,
                 truncation=layout.truncation,
             )
-        self._state.last_token[rows] = token_ids
+        if self._token_sampler is None:
+            self._state.last_token[rows] = token_ids
         if layout.penalized is not None and self._state.output_counts is not None:
             chosen = layout.penalized
             ones = torch.ones_like(chosen, dtype=torch.int32)
@@ -122,12 +141,16 @@ class Sampler:
         return logits
 
     def _banned_until_min_tokens(self, rows: list[RowPlan], layout: _Layout) -> _Bias | None:
-        entries: list[tuple[int, int, float]] = []
-        for i in layout.min_tokens_rows:
-            row, init = rows[i], self._inits[rows[i].req_index]
-            if row.start + row.num_tokens - init.num_prompt_tokens < init.params.min_tokens:
-                entries += [(i, token_id, float("-inf")) for token_id in init.params.stop_token_ids]
-        return self._bias(entries)
+        """The stop tokens of rows that may not stop yet; made anew only when one of them has grown long enough."""
+        short = [i for i in layout.min_tokens_rows if self._is_short(rows[i])]
+        if short != layout.banned_rows:
+            stop_ids = [(i, t) for i in short for t in self._inits[rows[i].req_index].params.stop_token_ids]
+            layout.banned_rows, layout.banned = short, self._bias([(i, t, float("-inf")) for i, t in stop_ids])
+        return layout.banned
+
+    def _is_short(self, row: RowPlan) -> bool:
+        init = self._inits[row.req_index]
+        return row.start + row.num_tokens - init.num_prompt_tokens < init.params.min_tokens
 
     def _bias(self, entries: list[tuple[int, int, float]]) -> _Bias | None:
         if not entries:

@@ -68,6 +68,11 @@ class Scheduler:
         """True until every request has ended and every step is committed."""
         return bool(self.waiting or self.running or self._in_flight)
 
+    @property
+    def num_free_rows(self) -> int:
+        """Requests that could start now, as far as rows of device state go."""
+        return len(self._free_req_indices)
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong or InvalidParameter for what could never be served."""
         num_prompt, max_tokens = len(request.prompt_token_ids), request.params.max_tokens
@@ -102,6 +107,8 @@ class Scheduler:
         inits: list[RequestInit] = []
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
+        if step.rows and self.config.max_num_mixed_tokens is not None:  # prompts beside them make them wait
+            budget = max(min(budget, self.config.max_num_mixed_tokens - len(step.rows)), 0)
         for request in self.running:
             if budget and not request.is_decoding:
                 budget -= self._plan_chunk(step, request, budget, [])

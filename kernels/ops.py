@@ -11,12 +11,15 @@ import functools
 import torch
 from torch.nn import functional
 
-from kernels import elementwise
+from kernels import batch_inputs, elementwise
+from kernels.batch_inputs import DecodeInputs
 from kernels.kv_write import write_kv
 
 try:
-    from kernels import triton_elementwise
+    from kernels import triton_batch_inputs, triton_elementwise, triton_sampling
     from kernels.triton_gemv import GemvScratch, can_gemv, gemv
+    from kernels.triton_sampling import SamplingScratch
+    from kernels.triton_truncation import SamplingState
 
     HAS_TRITON = True
 except ImportError:
@@ -78,6 +81,65 @@ def norm_rope_write_kv(
     q, k = elementwise.apply_rope(q, k, positions, cos_sin_cache)
     write_kv(k, v, k_cache, v_cache, slot_mapping)
     return q
+
+
+def gather_decode_inputs(
+    req_index: torch.Tensor,
+    *,
+    last_token: torch.Tensor,
+    num_computed: torch.Tensor,
+    block_table: torch.Tensor,
+    block_size: int,
+    padding_row: int,
+    out: DecodeInputs,
+) -> None:
+    """See kernels.batch_inputs.gather_decode_inputs."""
+    gather = triton_batch_inputs if HAS_TRITON and req_index.is_cuda else batch_inputs
+    gather.gather_decode_inputs(
+        req_index,
+        last_token=last_token,
+        num_computed=num_computed,
+        block_table=block_table,
+        block_size=block_size,
+        padding_row=padding_row,
+        out=out,
+    )
+
+
+class TokenSampler:
+    """The Triton sampler over one device state; see kernels.triton_sampling.sample. Owns its scratch: one stream."""
+
+    def __init__(
+        self,
+        *,
+        temperature: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        top_k: torch.Tensor,
+        seeds: torch.Tensor,
+        last_token: torch.Tensor,
+        vocab_size: int,
+    ) -> None:
+        self._state = SamplingState(temperature, top_p, min_p, top_k, seeds, last_token)
+        max_rows = last_token.shape[0]
+        self._scratch = SamplingScratch.allocate(max_rows=max_rows, vocab_size=vocab_size, device=last_token.device)
+
+    def __call__(
+        self, logits: torch.Tensor, *, req_index: torch.Tensor, positions: torch.Tensor, has_truncation: bool
+    ) -> torch.Tensor:
+        """Return [S] int64 token ids, also written to last_token[req_index]; logits: [S, V]."""
+        out = torch.empty_like(req_index)
+        triton_sampling.sample(
+            logits,
+            req_index=req_index,
+            positions=positions,
+            state=self._state,
+            scratch=self._scratch,
+            has_truncation=has_truncation,
+            out=out,
+            pdl=_has_pdl(logits.device),
+        )
+        return out
 
 
 class DenseLinear:

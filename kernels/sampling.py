@@ -95,7 +95,8 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, token_ids: torch.
     key_0 = _mix(low ^ _mix(positions.to(torch.int32) * _INT32_GOLDEN))
     key_1 = _mix(high + key_0)
     bits = _mix(_mix(token_ids.to(torch.int32) ^ key_0[:, None]).add_(key_1[:, None]))
-    uniform = ((bits >> 8) & 0xFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-24)
+    # the largest 24-bit value would round up to 1, whose noise is infinite
+    uniform = ((bits >> 8) & 0xFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-24).clamp_(max=1.0 - 2.0**-24)
     return uniform.log_().neg_().log_().neg_()
 
 

@@ -24,8 +24,10 @@ from server.routes.chat import chat_router
 from server.routes.completions import completions_router
 from server.routes.health import health_router
 from server.routes.models import models_router
+from server.routes.pages import pages_router
 from server.schemas import ChatBody, CompletionBody
 from server.service import Service, make_service
+from server.version import package_version
 
 _BODIES: dict[str, type[BaseModel]] = {"ChatBody": ChatBody, "CompletionBody": CompletionBody}
 
@@ -34,9 +36,11 @@ def create_app(config: ServerConfig, *, client: EngineClient, supervisor: Superv
     """Load the model's text side and return the app. Raises StartupError."""
     service = make_service(config, client=client, supervisor=supervisor, metrics=metrics, created=int(time.time()))
     # No slash redirects: they would be built from the client's Host header.
-    app = FastAPI(title="Quire", redirect_slashes=False)
+    # No pages of FastAPI's: they load their scripts from a public host.
+    app = FastAPI(title="Quire", version=package_version(), redirect_slashes=False, docs_url=None, redoc_url=None)
     for make_router in (chat_router, completions_router, models_router, health_router):
         app.include_router(make_router(service))
+    app.include_router(pages_router())
     _handle_errors(app, service)
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     app.add_middleware(AccessLog)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
-from server.flags import integer, seconds, share, size, text
+from server.flags import integer, seconds, share, size, text, workers
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig, LaunchConfig
@@ -101,6 +101,7 @@ def _add_memory_flags(group: argparse._ArgumentGroup) -> None:
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
     add("--max-num-seqs", type=integer(1, 65_536), metavar="N", help="requests running at once")
     add("--max-num-batched-tokens", type=integer(1, 2**20), metavar="N", help="tokens computed per step")
+    add("--max-num-mixed-tokens", type=integer(1, 2**20), metavar="N", help="the same while requests decode")
     add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of GPU memory (0.9)")
@@ -114,7 +115,7 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--host", type=text, default="127.0.0.1", help="address to listen on (127.0.0.1)")
     add("--port", type=integer(0, 65_535), default=8000, metavar="N", help="0: any free port (8000)")
-    add("--http-workers", type=integer(1, 64), default=1, metavar="N", help="HTTP processes (1)")
+    add("--http-workers", type=workers, default=workers("auto"), metavar="N", help="HTTP processes (auto: by cores)")
     add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
     add("--request-timeout", type=seconds, metavar="S", help="deadline of every request in seconds (none)")
     add("--drain-timeout", type=seconds, default=25.0, metavar="S", help="how long SIGTERM waits for streams (25)")
@@ -202,6 +203,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig"
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
+        max_num_mixed_tokens=arguments.max_num_mixed_tokens,
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory,
         gpu_memory_utilization=arguments.gpu_memory_utilization,

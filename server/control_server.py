@@ -21,7 +21,9 @@ from server.exposition import Exposition
 
 logger = logging.getLogger(__name__)
 
-_FLUSH_TIMEOUT_S = 0.25  # a child that is busy or hung delays a scrape by no more; its counts then come next time
+# Children that are busy or hung delay a scrape by no more, once as workers and once as engine; their counts then come
+# next time. Twice this is less than what a worker waits for the page.
+_FLUSH_TIMEOUT_S = 0.25
 
 
 class _Child:
@@ -65,11 +67,14 @@ class ControlServer:
         """What the workers were told last."""
         return self._state
 
-    def set_state(self, *, stage: Stage | None = None, is_draining: bool | None = None) -> None:
+    def set_state(
+        self, *, stage: Stage | None = None, is_draining: bool | None = None, fault: str | None = None
+    ) -> None:
         """Change the state and tell every worker."""
         self._state = State(
             self._state.stage if stage is None else stage,
             self._state.is_draining if is_draining is None else is_draining,
+            self._state.fault if fault is None else fault,
         )
         self.send(self._state, role="worker")
 
@@ -127,21 +132,32 @@ class ControlServer:
                 raise ValueError(f"{type(message).__name__} before Hello")
 
     async def _answer_scrape(self, scraper: _Child, number: int) -> None:
-        """Collect every other child's counts, then send the page. The scraper has sent its own just before."""
+        """Collect every other child's counts, then send the page. The scraper has sent its own just before.
+
+        Workers first: once they have answered, what they told the engine before is in its socket, and the engine
+        counts that before it answers.
+        """
+        for role in ("worker", "engine"):
+            await self._flush(
+                [child for child in self._children if child is not scraper and self._can_flush(child, role)]
+            )
+        scraper.send(Page(number, self._exposition.render()))
+
+    async def _flush(self, children: list[_Child]) -> None:
+        """Ask children for their counts and wait until these are merged, or the time is over."""
         flush = Flush(next(self._numbers))
-        others = [child for child in self._children if child is not scraper and self._can_flush(child)]
         events: list[asyncio.Event] = []
-        for child in others:
+        for child in children:
             events.append(child.flushes.setdefault(flush.number, asyncio.Event()))
             child.send(flush)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_TIMEOUT_S):
                 for event in events:
                     await event.wait()
-        for child in others:
+        for child in children:
             child.flushes.pop(flush.number, None)
-        scraper.send(Page(number, self._exposition.render()))
 
-    def _can_flush(self, child: _Child) -> bool:
-        """Tell if a child can answer now: an engine that still loads has counted nothing and does not listen."""
-        return child.hello is not None and (child.hello.role == "worker" or self._state.stage.name == "ready")
+    def _can_flush(self, child: _Child, role: str) -> bool:
+        """Tell if a child has the role and can answer now: an engine that loads counts nothing and hears nothing."""
+        has_role = child.hello is not None and child.hello.role == role
+        return has_role and (role == "worker" or self._state.stage.name == "ready")

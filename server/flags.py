@@ -5,6 +5,7 @@ Each raises argparse.ArgumentTypeError, to which argparse adds the name of the f
 
 import argparse
 import math
+import os
 import re
 from collections.abc import Callable
 
@@ -35,6 +36,11 @@ def integer(minimum: int, maximum: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def workers(text: str) -> int:
+    """Parse a number of HTTP processes. auto: half the cores, at most 8; the rest is for the engine and its clients."""
+    return max(1, min(8, (os.cpu_count() or 1) // 2)) if text == "auto" else integer(1, 64)(text)
 
 
 def share(text: str) -> float:

@@ -1,6 +1,6 @@
-"""HTTP from bytes, with hard limits: uvicorn's h11 protocol, whose own refusals are plain text. Imports uvicorn and h11.
+"""HTTP from bytes, with hard limits: uvicorn's h11 protocol, which itself refuses in plain text. Imports uvicorn, h11.
 
-HttpProtocol answers what is not HTTP, and headers over the limits, in OpenAI's form. uvicorn limits only headers that are
+HttpProtocol answers what is not HTTP, and headers over the limits, in OpenAI's form. h11 limits only headers that are
 still incomplete, so that any amount which arrives in one read would pass; _Connection measures the complete ones too.
 """
 
@@ -64,7 +64,8 @@ class HttpProtocol(H11Protocol):
             "x-request-id": request_id,
             **reply.headers,
         }
-        start = h11.Response(status_code=reply.status, headers=list(headers.items()), reason=STATUS_PHRASES[reply.status])
+        lines = self.server_state.default_headers + [(name.encode(), value.encode()) for name, value in headers.items()]
+        start = h11.Response(status_code=reply.status, headers=lines, reason=STATUS_PHRASES[reply.status])
         for event in (start, h11.Data(data=reply.body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
         access_logger.info("- - %d %s %s", reply.status, refusal.code, request_id)

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from engine.config import EngineConfig, LaunchConfig, ServerConfig
-from engine.control import Drain, EngineFailed, Facts, Hello, Stage
+from engine.control import Drain, EngineFailed, Facts, Heartbeat, Hello, Stage
 from engine.errors import StartupError
 from engine.logs import configure_logging
 from engine.process import EngineProcessConfig
@@ -31,6 +31,7 @@ from server.children import Backoff, WorkerConfig, describe_exit, end_child, kil
 from server.console import Summary, make_console
 from server.control_server import ControlServer
 from server.exposition import Exposition
+from server.heartbeat import STALL_AFTER_S, HeartbeatWatch
 from server.listener import is_ready, server_url
 from server.version import package_version
 
@@ -90,6 +91,7 @@ class Launcher:
         self._control_socket = str(run_dir / "control.sock")
         self._exposition = Exposition(model_name=server_config.served_model_names[0], version=package_version())
         self._control = ControlServer(exposition=self._exposition, on_message=self._on_message)
+        self._watch = HeartbeatWatch(self._on_stall)
         self._console = make_console(config.log_format, sys.stderr)
         self._url = server_url(config.host, listeners[0])
         self._children: dict[ChildKey, asyncio.subprocess.Process] = {}
@@ -168,7 +170,8 @@ class Launcher:
             if self._is_draining:
                 return
             if child == _ENGINE and child in self._started_once:
-                self._control.set_state(stage=Stage("restarting"))
+                self._watch.stop()
+                self._control.set_state(stage=Stage("restarting"), fault="dead")
             await self._control.settle(*child)
             if child == _ENGINE:
                 self._exposition.reset_gauges()
@@ -189,18 +192,25 @@ class Launcher:
                 if self._is_draining:
                     self._control.send(Drain(0.0), role="worker", index=hello.index)
             case Stage() if child == _ENGINE:
-                self._control.set_state(stage=message)
+                self._control.set_state(stage=message, fault="" if message.name == "ready" else None)
                 if not self._is_announced:
                     self._console.stage(message)
                 if message.name == "ready":
+                    self._watch.start()
                     self._spawn(self._learn_limits())
                     if child not in self._started_once:
                         self._started_once.add(child)
                         self._spawn(self._announce())
+            case Heartbeat() if child == _ENGINE:
+                self._watch.beat(message)
             case Facts(rows):
                 self._facts = rows
             case EngineFailed():
                 self._failures[child] = message
+
+    def _on_stall(self, is_stalled: bool) -> None:
+        self._control.set_state(fault="stalled" if is_stalled else "")
+        logger.error("engine %s after_s=%g", "stalled" if is_stalled else "goes on", STALL_AFTER_S)
 
     async def _announce(self) -> None:
         """Show the closing panel once, when a client would find the daemon ready."""

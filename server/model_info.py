@@ -4,12 +4,15 @@ Sources in order: generation_config.json, then config.json; the tokenizer's end-
 caller when neither names one.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from engine.errors import StartupError
+
+logger = logging.getLogger(__name__)
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +33,10 @@ def load_generation_defaults(folder: Path, *, tokenizer_eos_id: int | None) -> G
     eos = _token_ids(generation.get("eos_token_id")) or _token_ids(config.get("eos_token_id"))
     if not eos and tokenizer_eos_id is not None:
         eos = (tokenizer_eos_id,)
+    vocab_size = config.get("vocab_size")
+    if type(vocab_size) is int and any(id_ >= vocab_size for id_ in eos):
+        logger.warning("eos_token_id=%s beyond the vocabulary of %d tokens is ignored", list(eos), vocab_size)
+        eos = tuple(id_ for id_ in eos if id_ < vocab_size)
     return GenerationDefaults(
         temperature=_number(generation, "temperature", 1.0, low=0.0, high=2.0),
         top_p=_number(generation, "top_p", 1.0, low=0.0, high=1.0),

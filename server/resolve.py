@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.errors import StartupError
+from engine.errors import StartupError, sentence
 
 DEMO_NAME = "quire-demo"
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -153,14 +153,16 @@ def _download(repo_id: str, revision: str | None) -> Path:
     except errors.RevisionNotFoundError as error:
         raise StartupError(f"{repo_id} has no revision {revision}.") from error
     except errors.HFValidationError as error:
-        raise StartupError(f"MODEL {repo_id}: not a valid hub id: {_first_line(error)}", exit_code=2) from error
+        raise StartupError(
+            f"MODEL {repo_id}: not a valid hub id: {sentence(_first_line(error))}", exit_code=2
+        ) from error
     except errors.LocalEntryNotFoundError as error:
         raise StartupError(
             f"{where} is no local folder, is not in the local cache, and the Hugging Face hub cannot be reached; "
             "give a folder, or try again online."
         ) from error
     except (errors.HfHubHTTPError, OSError) as error:
-        raise StartupError(f"Download of {where} failed: {_first_line(error)}") from error
+        raise StartupError(f"Download of {where} failed: {sentence(_first_line(error))}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -118,7 +118,7 @@ class ControlSupervisor:
             self._set_end(0.0)
 
     def _set_end(self, timeout_s: float) -> None:
-        self._state = State(self._state.stage, True)
+        self._state = msgspec.structs.replace(self._state, is_draining=True)
         if self._end is not None and not self._end.done():
             self._end.set_result(timeout_s)
 

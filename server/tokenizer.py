@@ -65,9 +65,10 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def check_length(self, text: str, *, max_model_len: int, param: str) -> None:
-        """Raise PromptTooLong, naming the field `param`, for a text that is hopelessly long, without encoding all of it (8 MiB take seconds).
+        """Raise PromptTooLong for a text that is hopelessly long, without encoding all of it (8 MiB take seconds).
 
         A part of it with twice the context's tokens is proof enough: encoding is local but for the part's last word.
+        `param`: the text's field.
         """
         part = text[: _PROBE_CHARS_PER_TOKEN * max_model_len]
         if len(part) == len(text):

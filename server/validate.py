@@ -188,9 +188,7 @@ def _refuse_unless(is_fine: bool, field: str, feature: str) -> None:
         raise UnsupportedFeature(f"{field}: {feature} is not supported by this server yet.", param=field)
 
 
-def _fit(
-    num_prompt: int, *, asked: int | None, asked_by: str, default: int, limits: EngineReady, param: str
-) -> int:
+def _fit(num_prompt: int, *, asked: int | None, asked_by: str, default: int, limits: EngineReady, param: str) -> int:
     """Return max_tokens so that the prompt and it fit the context. `asked_by`, `param`: the fields of both."""
     rest = limits.max_model_len - num_prompt
     if rest < 1:

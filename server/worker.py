@@ -16,9 +16,10 @@ from pathlib import Path
 
 import msgspec
 import uvicorn
+from fastapi import FastAPI
 
 from engine.client import SocketEngineClient
-from engine.errors import StartupError
+from engine.errors import StartupError, sentence
 from engine.logs import configure_logging
 from engine.metrics import Metrics
 from server.app import create_app
@@ -60,21 +61,8 @@ async def serve(config: WorkerConfig) -> int:
     except Exception as error:
         if config.debug:
             traceback.print_exc()
-        return await _fail(supervisor, f"HTTP worker: {type(error).__name__}: {_first_line(error)}", 3)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http=HttpProtocol,
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(_LAST_WORDS_S),
-        )
-    )
+        return await _fail(supervisor, f"HTTP worker: {type(error).__name__}: {sentence(_first_line(error))}", 3)
+    server = _Server(_uvicorn_config(app))
     serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=config.listen_fd)]))
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
@@ -95,6 +83,21 @@ async def serve(config: WorkerConfig) -> int:
     await serving
     await supervisor.aclose()
     return 3 if is_failed else 0
+
+
+def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=HttpProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(_LAST_WORDS_S),
+    )
 
 
 async def _wait_idle(server: uvicorn.Server, *, timeout_s: float, must_end: Callable[[], bool] = lambda: False) -> None:

@@ -39,6 +39,7 @@ ENGINE_WITH_TORCH = {
     "input_batch",
     "kv_cache",
     "load",
+    "offline",
     "model_runner",
     "sampler",
 }

@@ -46,7 +46,6 @@ class AttentionSpec:
     device: torch.device
     block_size: int | None = None  # tokens; None: the backend may choose
     has_sliding_window: bool = False
-    has_softcap: bool = False
 
 
 class AttentionBackend(Protocol):

@@ -1,13 +1,17 @@
 """GET /health, /ready, /version and /metrics."""
 
-import importlib.metadata
-
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
+from server.heartbeat import STALL_AFTER_S
 from server.service import Service
+from server.version import package_version
 
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_FAULTS = {
+    "dead": "The engine process ended; it is being restarted.",
+    "stalled": f"The engine's loop has made no progress for {STALL_AFTER_S:g} s or more.",
+}
 
 
 def health_router(service: Service) -> APIRouter:
@@ -15,12 +19,15 @@ def health_router(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.head("/health", include_in_schema=False)
-    @router.get("/health", summary="Alive: 503 only if the engine died")
+    @router.get("/health", summary="Alive: 503 if the engine died or stalls")
     async def health() -> Response:
-        # An engine that loads is alive; one that is missing after "ready" is dead, and so is one to be restarted.
-        stage = service.supervisor.state.stage.name
-        is_dead = stage == "restarting" or (stage == "ready" and service.client.ready is None)
-        return JSONResponse({"status": "engine dead" if is_dead else "ok"}, status_code=503 if is_dead else 200)
+        # An engine that loads for the first time is alive; one that is missing after "ready" is dead, whoever notices.
+        state = service.supervisor.state
+        is_lost = state.stage.name == "ready" and service.client.ready is None
+        fault = state.fault or ("dead" if is_lost else "")
+        if not fault:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": f"engine {fault}", "detail": _FAULTS[fault]}, status_code=503)
 
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", summary="Ready for requests")
@@ -35,17 +42,10 @@ def health_router(service: Service) -> APIRouter:
 
     @router.get("/version", summary="Version of the server")
     async def version() -> Response:
-        return JSONResponse({"version": _version()})
+        return JSONResponse({"version": package_version()})
 
     @router.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
         return Response(await service.supervisor.scrape(), media_type=_PROMETHEUS_TEXT)
 
     return router
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("quire")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return "unknown"

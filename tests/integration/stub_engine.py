@@ -1,7 +1,7 @@
 """An engine process without an engine, for the launcher's tests: says hello and ends as its mode tells.
 
 The mode is the file `mode` beside the model: crash (ends before hello), fail (says why, exit code 2), flaky (ready,
-then ends, every time), hang (loads for ever, hears nothing).
+then ends, every time), hang (loads for ever, hears nothing), relapse (ready, then ends; the next one hangs).
 """
 
 import os
@@ -32,6 +32,8 @@ def main() -> int:
             return 2
         if mode == "hang":
             time.sleep(600)
+        if mode == "relapse":
+            (Path(config.engine.model) / "mode").write_text("hang")
         control.sendall(encode_frame(Facts({"Device": "none"})) + encode_frame(Stage("ready")))
         time.sleep(0.2)
     return 1

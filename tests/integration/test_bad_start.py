@@ -31,7 +31,7 @@ def start_fails(*arguments: str, env: dict[str, str] | None = None) -> tuple[int
     assert len(errors) == 1, output
     assert output.splitlines()[-1] == errors[0]
     assert errors[0].startswith("quire")
-    assert errors[0].endswith((".", "(see quire --help)", "(see quire serve --help)"))
+    assert errors[0].endswith((".", "…", "(see quire --help)", "(see quire serve --help)"))
     assert not errors[0].endswith("..")
     return result.returncode, errors[0]
 

@@ -49,10 +49,20 @@ def test_an_engine_that_keeps_dying_is_restarted_more_and_more_slowly(tmp_path: 
         assert daemon.process.wait(10) == 0
 
 
+def test_health_stays_bad_from_an_engines_end_until_it_is_ready_again(tmp_path: Path) -> None:
+    with stub(tmp_path, "relapse") as daemon:
+        wait_for(lambda: "ended, restarting" in daemon.log, timeout_s=30, what="death")
+        assert daemon.get("/health").status_code == 503
+        wait_for(lambda: daemon.get("/ready").json()["stage"] == "weights", timeout_s=20, what="the second load")
+        assert daemon.get("/health").status_code == 503
+        assert daemon.get("/health").json()["status"] == "engine dead"
+
+
 def test_an_engine_that_loads_for_ever_holds_up_neither_metrics_nor_the_end(tmp_path: Path) -> None:
     with stub(tmp_path, "hang") as daemon:
         wait_for(lambda: daemon.get("/ready").json()["stage"] == "weights", timeout_s=20, what="stage")
         assert daemon.get("/ready").json()["done"] == 0.25
+        assert daemon.get("/health").status_code == 200
         start_s = time.monotonic()
         assert daemon.metrics()["quire_engine_restarts_total"] == 0
         assert time.monotonic() - start_s < 0.9  # the worker's own limit, beyond which it would be an error

@@ -1,6 +1,7 @@
 """The whole house answers the real OpenAI client: chat and completions, streamed and plain, one and many at once."""
 
 import asyncio
+import re
 import socket
 import time
 from pathlib import Path
@@ -135,6 +136,24 @@ def test_a_stop_string_ends_the_answer_before_itself(client: openai.OpenAI) -> N
     answer = client.chat.completions.create(**chat("Tell me", max_tokens=24, stop=[stop])).choices[0]
     assert answer.finish_reason == "stop"
     assert answer.message.content == whole[: whole.index(stop)]
+
+
+def test_a_stop_string_is_counted_before_its_answer_can_be_followed_by_a_scrape(
+    daemon: Daemon, client: openai.OpenAI
+) -> None:
+    """The engine learns of the stop string from the worker; the metrics must not be faster, however long its steps."""
+    whole = client.chat.completions.create(**chat("Tell me", max_tokens=24)).choices[0].message.content
+    body = {**chat("Tell me", max_tokens=2000, stop=[whole[3:5]]), "extra_body": None, "ignore_eos": True}
+    before = daemon.metrics()["quire_requests_finished_total{finished_reason=stop}"]
+    with (
+        httpx.Client(base_url=daemon.base_url) as http,  # one for all, since a new one would take its time
+        client.chat.completions.create(**chat("Keep it busy", max_tokens=3000, n=48, stream=True)),
+    ):
+        for i in range(1, 31):
+            assert http.post("/v1/chat/completions", json=body).json()["choices"][0]["finish_reason"] == "stop"
+            page = http.get("/metrics").text
+            (line,) = (line for line in page.splitlines() if re.match(r'quire_requests_finished.*"stop"', line))
+            assert float(line.split()[-1]) - before == i
 
 
 @pytest.mark.parametrize("stream", [True, False])

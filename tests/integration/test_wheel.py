@@ -35,6 +35,7 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
     for name in (
         "server/cli.py",
         "server/routes/chat.py",
+        "server/pages/docs.html",
         "engine/process.py",
         "models/llama.py",
         "kernels/attention/torch_ref.py",

@@ -67,6 +67,7 @@ class Harness:
         block_size: int = 4,
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 16,
+        max_num_mixed_tokens: int | None = None,
         max_model_len: int = 64,
         enable_prefix_caching: bool = True,
         max_waiting: int = 1000,
@@ -76,6 +77,7 @@ class Harness:
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_num_mixed_tokens=max_num_mixed_tokens,
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
         )

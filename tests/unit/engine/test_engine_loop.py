@@ -113,11 +113,11 @@ def test_a_client_that_leaves_takes_its_requests_along_and_hears_nothing():
 
 
 def test_a_full_queue_refuses_and_serves_on():
-    harness = Harness(max_waiting=2)
-    for i in range(3):
+    harness = Harness(max_waiting=2, max_num_seqs=3)
+    for i in range(6):  # three start at once, two wait, one is too many
         harness.add(f"r{i}", [1])
     harness.drain()
-    assert [harness.seen[f"r{i}"].ends for i in range(3)] == [["length"], ["length"], ["overloaded"]]
+    assert [harness.seen[f"r{i}"].ends for i in range(6)] == [["length"]] * 5 + [["overloaded"]]
     (failed,) = [message for _, message in harness.messages if isinstance(message, RequestFailed)]
     assert failed.message == "The queue is full: 2 requests are waiting."
 

@@ -37,8 +37,8 @@ def refusal(**arguments: object) -> str:
     ("num_bytes", "text"),
     [
         (0, "0 bytes"), (1000, "1000 bytes"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1023 * KIB, "1023 KiB"),
-        (MIB, "1 MiB"), (MIB + 1, "1 MiB"), (12_345_678, "11.8 MiB"), (GIB, "1 GiB"), (123 * GIB + GIB // 2, "123.5 GiB"),
-        (5000 * GIB, "5000 GiB"), (MIB - 1, "1024 KiB"),
+        (MIB, "1 MiB"), (MIB + 1, "1 MiB"), (12_345_678, "11.8 MiB"), (GIB, "1 GiB"),
+        (123 * GIB + GIB // 2, "123.5 GiB"), (5000 * GIB, "5000 GiB"), (MIB - 1, "1024 KiB"),
     ],
 )  # fmt: skip
 def test_sizes_are_written_for_people(num_bytes: int, text: str) -> None:

@@ -145,7 +145,8 @@ def test_decoding_rows_are_not_rebuilt_while_nothing_changes(checkpoint: Path, m
     counts = []
     for max_tokens in (4, 4, 40):
         made.clear()
-        params = [SamplingParams(max_tokens=max_tokens, temperature=0.7, seed=1)] * 2
+        params = [SamplingParams(max_tokens=max_tokens, temperature=0.7, seed=1)]
+        params += [SamplingParams(max_tokens=max_tokens, min_tokens=max_tokens, stop_token_ids=[7])]
         generate(engine, transport, prompts(4, 4), params)
         counts.append(len(made))
     assert counts[1] == counts[2]

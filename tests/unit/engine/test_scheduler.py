@@ -35,6 +35,16 @@ def test_decode_rows_come_first_and_a_chunk_fills_the_rest_of_the_budget():
     assert plan.num_tokens == 16
 
 
+def test_prompts_get_the_smaller_budget_while_others_decode():
+    scheduler = make_scheduler(max_num_mixed_tokens=6)
+    add(scheduler, "decoding", range(14))
+    assert step(scheduler).num_tokens == 14  # alone: the whole budget
+    add(scheduler, "long", range(20, 60))
+    assert [step(scheduler).num_tokens for _ in range(3)] == [6, 6, 6]
+    scheduler.abort("decoding")
+    assert step(scheduler).num_tokens == 16
+
+
 def test_requests_are_admitted_by_priority_then_arrival():
     scheduler = make_scheduler(max_num_seqs=1)
     late = add(scheduler, "late", [1], 1, arrival_s=2.0)

@@ -17,14 +17,16 @@ class EngineTraces(RuleBasedStateMachine):
         num_blocks=st.integers(4, 24),
         max_num_seqs=st.integers(1, 6),
         budget=st.integers(3, 24),
+        mixed_budget=st.none() | st.integers(1, 24),
         max_model_len=st.integers(8, 48),
         caching=st.booleans(),
     )
-    def start(self, depth, num_blocks, max_num_seqs, budget, max_model_len, caching):
+    def start(self, depth, num_blocks, max_num_seqs, budget, mixed_budget, max_model_len, caching):
         self.proportions = {
             "num_blocks": num_blocks,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": budget,
+            "max_num_mixed_tokens": mixed_budget,
             "max_model_len": max_model_len,
             "enable_prefix_caching": caching,
             "max_waiting": 12,

@@ -17,7 +17,7 @@ from tests.fakes import READY
 
 
 def test_a_flush_is_answered_after_what_the_workers_had_sent_before_it(tmp_path: Path) -> None:
-    """A worker aborts, then its client asks for the metrics: the abort must be counted, whichever socket is read first."""
+    """A worker aborts, then its client asks for the metrics: the abort counts, whichever socket is read first."""
     order: list[object] = []
     here, there = socket.socketpair()
     transport = SocketTransport(

@@ -125,3 +125,10 @@ def test_a_tokens_logprob_is_the_same_in_both_lists() -> None:
     chosen, ids, values = top_logprobs(logits, token_ids, 3)
     assert ids[:, 0].equal(token_ids)
     assert values[:, 0].equal(chosen)
+
+
+def test_noise_is_finite_even_for_the_largest_hash() -> None:
+    logits = torch.full((1, 151_936), -50.0)
+    logits[0, 5] = 50.0
+    drawn = sample(logits, temperature=torch.ones(1), seeds=torch.tensor([720]), positions=torch.tensor([7]))
+    assert drawn.item() == 5

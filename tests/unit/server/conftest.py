@@ -101,6 +101,7 @@ class Harness:
         return self.post("/v1/completions", {"model": "tiny", "prompt": "Hello", **fields})
 
 
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER_HI = [{"role": "user", "content": "hi"}]
 
 
@@ -109,6 +110,21 @@ def stream_chunks(text: str) -> list[dict]:
     events = [event for event in text.split("\n\n") if event and not event.startswith(":")]
     assert events[-1] == "data: [DONE]"
     return [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+
+
+def check_error(reply: httpx.Response, status: int, code: str) -> dict:
+    """Check the form of an error answer; return its error object."""
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/json"
+    assert len(reply.content) < 4096
+    assert reply.headers["x-request-id"]
+    error = reply.json()["error"]
+    assert list(error) == ["message", "type", "param", "code"]
+    assert error["code"] == code
+    assert error["message"]
+    retries = status == 429 or status >= 500
+    assert reply.headers.get("x-should-retry") == (None if retries else "false")
+    return error
 
 
 @pytest.fixture

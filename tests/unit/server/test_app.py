@@ -11,9 +11,15 @@ from engine.control import Stage, State
 from engine.errors import EngineDead, EngineError, Overloaded, ShuttingDown
 from server.tokenizer import Tokenizer
 from tests.fakes import FakeSupervisor
-from tests.unit.server.conftest import USER_HI, stream_chunks, write_model_folder
+from tests.unit.server.conftest import (
+    CHAT,
+    COMPLETIONS,
+    USER_HI,
+    check_error,
+    stream_chunks,
+    write_model_folder,
+)
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TEXT = "Schöne Grüße, 日本語 😀👍🏽!"
 
 
@@ -134,7 +140,9 @@ def test_text_offsets_count_the_characters_before_each_token(harness, tokens_per
     assert choice["logprobs"]["text_offset"] == [len(text) for text in decoded]
     assert max(choice["logprobs"]["text_offset"]) < len(choice["text"])
     chunks = stream_chunks(app.complete(logprobs=1, max_tokens=99, stream=True).text)
-    offsets = [offset for chunk in chunks for c in chunk["choices"] if c["logprobs"] for offset in c["logprobs"]["text_offset"]]
+    offsets = [
+        offset for chunk in chunks for c in chunk["choices"] if c["logprobs"] for offset in c["logprobs"]["text_offset"]
+    ]
     assert offsets == choice["logprobs"]["text_offset"]
 
 
@@ -191,20 +199,6 @@ def test_every_served_name_is_a_model(harness):
 
 
 # --- errors
-
-
-def check_error(reply, status, code):
-    assert reply.status_code == status, reply.text
-    assert reply.headers["content-type"] == "application/json"
-    assert len(reply.content) < 4096
-    assert reply.headers["x-request-id"]
-    error = reply.json()["error"]
-    assert list(error) == ["message", "type", "param", "code"]
-    assert error["code"] == code
-    assert error["message"]
-    retries = status == 429 or status >= 500
-    assert reply.headers.get("x-should-retry") == (None if retries else "false")
-    return error
 
 
 JSON_TYPE = {"content-type": "application/json"}
@@ -275,7 +269,12 @@ def test_error_bodies_stay_small_whatever_they_quote(harness, text):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("failure", "status", "retry_after"),
-    [(Overloaded("full", retry_after_s=7), 429, "7"), (EngineDead("gone"), 503, "2"), (ShuttingDown("Bye."), 503, "2"), (EngineError("bad"), 500, None)],
+    [
+        (Overloaded("full", retry_after_s=7), 429, "7"),
+        (EngineDead("gone"), 503, "2"),
+        (ShuttingDown("Bye."), 503, "2"),
+        (EngineError("bad"), 500, None),
+    ],
 )
 def test_failures_before_the_first_byte_are_statuses(harness, stream, failure, status, retry_after):
     reply = harness(engine={"fail": failure}).chat(stream=stream)
@@ -336,56 +335,6 @@ def test_a_model_without_template_answers_completions_only(harness, tmp_path):
     error = check_error(app.chat(), 400, "unsupported_feature")
     assert "/v1/completions" in error["message"]
     assert app.complete().status_code == 200
-
-
-# --- readiness
-
-
-def test_ready_follows_the_launcher(harness):
-    supervisor = FakeSupervisor("weights")
-    supervisor.state = State(Stage("weights", done=1, total=4, unit="bytes"), False)
-    app = harness(supervisor=supervisor)
-    ready, app.client.ready = app.client.ready, None
-    assert (app.get("/ready").status_code, app.get("/ready").json()) == (503, {"stage": "weights", "done": 0.25})
-    assert app.get("/health").status_code == 200
-    for path in (CHAT, COMPLETIONS):
-        reply = app.post(path, {})
-        assert "weights" in check_error(reply, 503, "not_ready")["message"]
-        assert reply.headers["retry-after"]
-    supervisor.state = State(Stage("ready"), False)
-    assert app.get("/ready").status_code == 503
-    assert app.get("/health").status_code == 503
-    app.client.ready = ready
-    assert (app.get("/ready").status_code, app.get("/health").status_code) == (200, 200)
-    assert app.get("/ready", "HEAD").status_code == 200
-    supervisor.state = State(Stage("ready"), True)
-    assert app.get("/ready").json()["stage"] == "draining"
-    reply = app.chat()
-    check_error(reply, 503, "draining")
-    assert reply.headers["retry-after"]
-    assert app.get("/health").status_code == 200
-
-
-def test_metrics_version_and_documents(harness):
-    app = harness()
-    assert app.get("/metrics").content == b"quire_up 1\n"
-    assert app.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert app.get("/version").json()["version"]
-    assert app.get("/docs", "HEAD").status_code == 200
-    document = app.get("/openapi.json").json()
-    body = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert "messages" in document["components"]["schemas"][body["$ref"].rsplit("/", 1)[1]]["properties"]
-
-
-def test_the_reference_page_loads_nothing_from_other_hosts(harness):
-    app = harness()
-    page = app.get("/docs")
-    assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert "/openapi.json" in page.text
-    assert "//" not in page.text.replace("http://www.w3.org", "")
-    check_error(app.get("/redoc"), 404, "not_found")
-    check_error(app.get("/docs/oauth2-redirect"), 404, "not_found")
 
 
 # --- what is counted and logged

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.control import Drain, EngineFailed, Flush, FromLauncher, Hello, MetricsDelta, Stage, State
+from engine.control import Drain, EngineFailed, Flush, Flushed, FromLauncher, Hello, MetricsDelta, Stage, State
 from engine.errors import EngineError
 from engine.metrics import Metrics
 from engine.transport import encode_frame, read_messages
@@ -72,8 +72,12 @@ async def test_a_worker_learns_the_state_at_once_and_every_change(tmp_path: Path
         await until(lambda: worker.state == State(Stage("weights", 1, 2), False))
         running.control.set_state(stage=Stage("ready"))
         await until(lambda: worker.state.stage.name == "ready")
+        running.control.set_state(fault="stalled")
+        await until(lambda: worker.state.fault == "stalled")
         running.control.set_state(is_draining=True)
-        await until(lambda: worker.state.is_draining)
+        await until(lambda: worker.state == State(Stage("ready"), True, "stalled"))
+        running.control.set_state(fault="")
+        await until(lambda: not worker.state.fault)
         await worker.aclose()
 
 
@@ -94,6 +98,46 @@ async def test_a_scrape_at_any_worker_counts_what_all_counted_up_to_now(tmp_path
         assert len(set(pages)) == 1
         for supervisor, _ in workers:
             await supervisor.aclose()
+
+
+@in_loop
+async def test_a_scrape_asks_the_engine_after_the_workers(tmp_path: Path) -> None:
+    """A worker that has flushed has also written its aborts to the engine, which must count them first."""
+    order: list[str] = []
+
+    async def child(role: str, delay_s: float) -> None:
+        reader, writer = await asyncio.open_unix_connection(running.path)
+        writer.write(encode_frame(Hello(role, 7, 1)))
+        async for message in read_messages(reader, FromLauncher):
+            if isinstance(message, Flush):
+                order.append(f"{role} asked")
+                await asyncio.sleep(delay_s)
+                order.append(f"{role} answers")
+                writer.write(encode_frame(Flushed(message.number)))
+        writer.close()
+
+    async with daemon(tmp_path) as running:
+        running.control.set_state(stage=Stage("ready"))
+        children = [asyncio.create_task(child("engine", 0.01)), asyncio.create_task(child("worker", 0.05))]
+        await until(lambda: len(running.messages) == 2)
+        worker, _ = await running.worker(0)
+        await worker.scrape()
+        assert order == ["worker asked", "worker answers", "engine asked", "engine answers"]
+        await worker.aclose()
+    await asyncio.gather(*children)
+
+
+@in_loop
+async def test_children_that_all_hang_do_not_make_a_scrape_fail(tmp_path: Path) -> None:
+    async with daemon(tmp_path) as running:
+        running.control.set_state(stage=Stage("ready"))
+        for role in ("engine", "worker"):
+            _, writer = await asyncio.open_unix_connection(running.path)
+            writer.write(encode_frame(Hello(role, 7, 1)))
+        await until(lambda: len(running.messages) == 2)
+        worker, _ = await running.worker(0)
+        assert b"quire_build_info" in await worker.scrape()
+        await worker.aclose()
 
 
 @in_loop

@@ -1,5 +1,6 @@
 """Detokenizer: the pieces joined are the whole decode; no character comes out in parts."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -43,9 +44,16 @@ METASPACE = Tokenizer.from_str(SENTENCEPIECE.to_str())
 METASPACE.decoder = decoders.Metaspace(prepend_scheme="first")
 
 
-def streamed(tokenizer: Tokenizer, token_ids: list[int], cuts: list[int], *, skip_special_tokens: bool = True) -> str:
+def streamed(
+    tokenizer: Tokenizer,
+    token_ids: list[int],
+    cuts: list[int],
+    *,
+    skip_special_tokens: bool = True,
+    context: Sequence[int] = (),
+) -> str:
     detokenizer = ServerTokenizer(tokenizer, named_tokens={}, chat_template=None).detokenizer(
-        skip_special_tokens=skip_special_tokens
+        skip_special_tokens=skip_special_tokens, context=context
     )
     borders = [0, *sorted(cut % (len(token_ids) + 1) for cut in cuts), len(token_ids)]
     parts = [detokenizer.push(token_ids[a:b]) for a, b in pairwise(borders)]
@@ -76,6 +84,30 @@ def test_byte_fallback_text_comes_back_however_it_is_split(text, cuts):
 @given(st.lists(st.integers(0, 299), max_size=30), CUTS, st.booleans())
 def test_metaspace_equals_whole_decode_for_any_ids(ids, cuts, skip):
     assert streamed(METASPACE, ids, cuts, skip_special_tokens=skip) == METASPACE.decode(ids, skip_special_tokens=skip)
+
+
+@given(st.text(alphabet="abe lo日é😀\n", max_size=60), st.integers(0, 60), CUTS)
+def test_text_goes_on_from_its_prompt_as_in_a_whole_decode(text, num_prompt_chars, cuts):
+    """Llama 2's decoder strips the first space of a text, which is not the first space of an answer."""
+    num_prompt = len(byte_fallback_ids(SENTENCEPIECE, text[:num_prompt_chars]))
+    ids = byte_fallback_ids(SENTENCEPIECE, text)
+    answer = streamed(SENTENCEPIECE, ids[num_prompt:], cuts, context=ids[:num_prompt])
+    assert answer == SENTENCEPIECE.decode(ids)[len(SENTENCEPIECE.decode(ids[:num_prompt])) :]
+
+
+@given(st.lists(st.integers(0, 299), max_size=30), st.integers(0, 30), CUTS, st.booleans())
+def test_any_ids_go_on_from_any_prompt_as_in_a_whole_decode(ids, num_prompt, cuts, skip):
+    prompt, answer = ids[:num_prompt], ids[num_prompt:]
+    whole, before = (METASPACE.decode(part, skip_special_tokens=skip) for part in (ids, prompt))
+    assert streamed(METASPACE, answer, cuts, skip_special_tokens=skip, context=prompt) == whole[len(before) :]
+
+
+@pytest.mark.parametrize("num_cut", [1, 2])
+def test_nothing_is_lost_after_a_prompt_that_ends_inside_a_character(num_cut):
+    ids = byte_fallback_ids(SENTENCEPIECE, "a日")
+    rest = byte_fallback_ids(SENTENCEPIECE, "bcd")[1:]
+    context = ids[: len(ids) - num_cut]
+    assert streamed(SENTENCEPIECE, ids[-num_cut:] + rest, [], context=context) == "日bcd"
 
 
 @pytest.mark.parametrize("text", ["😀", "👍🏽", "日本語", "👨‍👩‍👧", "é"])

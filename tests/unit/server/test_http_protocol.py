@@ -11,7 +11,9 @@ from tests.unit.server.conftest import serving
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 CLOSE = b"Connection: close\r\n\r\n"
-CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+CHUNKED = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+)
 
 
 @pytest.fixture
@@ -50,6 +52,7 @@ def check_error(reply: tuple[int, dict[str, str], bytes], status: int, code: str
     assert headers["content-type"] == "application/json"
     assert headers["connection"] == "close"
     assert headers["x-request-id"]
+    assert headers["date"]
     assert headers["x-should-retry"] == "false"
     assert int(headers["content-length"]) == len(body)
     error = json.loads(body)["error"]
@@ -83,7 +86,9 @@ def test_a_body_with_a_bad_chunk_is_a_400(url):
 
 
 def test_a_bad_body_behind_a_finished_answer_just_closes(url, caplog):
-    status, _, body = ask(url, b"GET /version HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", b"nonsense\r\n")
+    status, _, body = ask(
+        url, b"GET /version HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", b"nonsense\r\n"
+    )
     assert status == 200
     assert json.loads(body)["version"]
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

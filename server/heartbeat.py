@@ -1,0 +1,68 @@
+"""Tells the launcher when the engine's loop makes no progress, and when it does again. Imports engine.control only.
+
+Life: start (the engine is ready) → beat with every Heartbeat → stop (it ended). Use inside one event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from engine.control import Heartbeat
+
+# The engine beats once a second, but never within a step. The longest steps are prompt chunks of 512 tokens on a CPU:
+# 7 TFLOP for 7 B parameters, a few seconds on a server. Whoever kills the unhealthy should wait for several bad probes.
+STALL_AFTER_S = 10.0
+
+
+class HeartbeatWatch:
+    """Calls `on_change(True)` after `stall_after_s` without progress, `on_change(False)` with the progress after that.
+
+    Progress is a heartbeat that is idle or follows a new step: a loop that turns and computes nothing is stuck too.
+    """
+
+    def __init__(
+        self,
+        on_change: Callable[[bool], None],
+        *,
+        stall_after_s: float = STALL_AFTER_S,
+        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle] | None = None,
+    ) -> None:
+        self._on_change = on_change
+        self._stall_after_s = stall_after_s
+        self._call_later = call_later
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_running = False
+        self._is_stalled = False
+        self._step_id = -1
+
+    def start(self) -> None:
+        """Expect heartbeats from now on."""
+        self.stop()
+        self._is_running, self._step_id = True, -1
+        self._arm()
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Take in one heartbeat; one that comes after stop() was still on its way and means nothing."""
+        has_work = heartbeat.num_running + heartbeat.num_waiting > 0
+        if not self._is_running or (has_work and heartbeat.step_id == self._step_id):
+            return
+        self._step_id = heartbeat.step_id
+        self._arm()
+        if self._is_stalled:
+            self._is_stalled = False
+            self._on_change(False)
+
+    def stop(self) -> None:
+        """Expect nothing any more."""
+        self._is_running = self._is_stalled = False
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        call_later = self._call_later or asyncio.get_running_loop().call_later
+        self._timer = call_later(self._stall_after_s, self._stall)
+
+    def _stall(self) -> None:
+        self._is_stalled = True
+        self._on_change(True)

@@ -1,0 +1,69 @@
+"""What orchestrators and people look at: readiness, health, metrics, documents."""
+
+from engine.control import Stage, State
+from tests.fakes import FakeSupervisor
+from tests.unit.server.conftest import CHAT, COMPLETIONS, check_error
+
+
+def test_ready_follows_the_launcher(harness):
+    supervisor = FakeSupervisor("weights")
+    supervisor.state = State(Stage("weights", done=1, total=4, unit="bytes"), False)
+    app = harness(supervisor=supervisor)
+    ready, app.client.ready = app.client.ready, None
+    assert (app.get("/ready").status_code, app.get("/ready").json()) == (503, {"stage": "weights", "done": 0.25})
+    assert app.get("/health").status_code == 200
+    for path in (CHAT, COMPLETIONS):
+        reply = app.post(path, {})
+        assert "weights" in check_error(reply, 503, "not_ready")["message"]
+        assert reply.headers["retry-after"]
+    supervisor.state = State(Stage("ready"), False)
+    assert app.get("/ready").status_code == 503
+    assert app.get("/health").status_code == 503
+    app.client.ready = ready
+    assert (app.get("/ready").status_code, app.get("/health").status_code) == (200, 200)
+    assert app.get("/ready", "HEAD").status_code == 200
+    supervisor.state = State(Stage("ready"), True)
+    assert app.get("/ready").json()["stage"] == "draining"
+    reply = app.chat()
+    check_error(reply, 503, "draining")
+    assert reply.headers["retry-after"]
+    assert app.get("/health").status_code == 200
+
+
+def test_health_is_the_engines(harness):
+    """Not its readiness: a first load is healthy, a load after a crash is not."""
+    supervisor = FakeSupervisor()
+    app = harness(supervisor=supervisor)
+    for stage, fault, status in (
+        ("weights", "", 200), ("ready", "", 200), ("ready", "stalled", 503), ("ready", "", 200),
+        ("restarting", "dead", 503), ("weights", "dead", 503), ("ready", "", 200),
+    ):  # fmt: skip
+        supervisor.state = State(Stage(stage), False, fault)
+        reply = app.get("/health")
+        assert reply.status_code == status
+        assert reply.json()["status"] == (f"engine {fault}" if fault else "ok")
+        assert ("detail" in reply.json()) == bool(fault)
+    supervisor.state = State(Stage("ready"), False, "stalled")
+    assert "10 s" in app.get("/health").json()["detail"]
+
+
+def test_metrics_version_and_documents(harness):
+    app = harness()
+    assert app.get("/metrics").content == b"quire_up 1\n"
+    assert app.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert app.get("/version").json()["version"]
+    assert app.get("/docs", "HEAD").status_code == 200
+    document = app.get("/openapi.json").json()
+    body = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "messages" in document["components"]["schemas"][body["$ref"].rsplit("/", 1)[1]]["properties"]
+
+
+def test_the_reference_page_loads_nothing_from_other_hosts(harness):
+    app = harness()
+    page = app.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert 'fetch("openapi.json")' in page.text
+    assert "//" not in page.text
+    check_error(app.get("/redoc"), 404, "not_found")
+    check_error(app.get("/docs/oauth2-redirect"), 404, "not_found")
