@@ -4,7 +4,8 @@ The text equals transformers' apply_chat_template byte for byte (utils/chat_temp
 reference for the environment's options, filters and globals, and for continue_final_message.
 
 What users type never becomes a control token. Where a message contains one, render(mark=True) wraps it in two
-noncharacters (U+FDD0, U+FDD1), which tell the encoder afterwards what the template wrote and what the user did.
+noncharacters (U+FDD0, U+FDD1), which tell the encoder afterwards what the template wrote and what the user did. That
+holds for the keys of objects that users send, too; only the names of a message's own fields are left as they are.
 """
 
 import json
@@ -21,6 +22,7 @@ import jinja2.sandbox
 from engine.errors import InvalidParameter, sentence
 
 MARK_START, MARK_END = "\ufdd0", "\ufdd1"
+_WRITTEN_OUT = (r"\ufdd0", r"\ufdd1")
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -49,11 +51,11 @@ class ChatTemplate:
         self._control_pattern = _any_of(control)
 
     def has_control_tokens(self, value: Any) -> bool:
-        """True if a string anywhere in `value` contains a control token: it must then be rendered marked."""
+        """True if a string or key anywhere in `value` contains a control token: it must then be rendered marked."""
         if isinstance(value, str):
             return self._control_pattern.search(value) is not None
         if isinstance(value, dict):
-            return any(map(self.has_control_tokens, value.values()))
+            return any(map(self.has_control_tokens, (*value.keys(), *value.values())))
         return isinstance(value, list) and any(map(self.has_control_tokens, value))
 
     def render(
@@ -75,7 +77,8 @@ class ChatTemplate:
         template_kwargs = template_kwargs or {}
         if mark:
             chat = [self._mark_message(message) for message in chat]
-            tools, template_kwargs = (_mark(value, self._control_pattern) for value in (tools, template_kwargs))
+            tools = _mark(tools, self._control_pattern)
+            template_kwargs = {key: _mark(value, self._control_pattern) for key, value in template_kwargs.items()}
         if continue_final_message:
             chat[-1]["content"] = _final_content(chat) + _CONTINUE_TAG
         context = {
@@ -87,6 +90,8 @@ class ChatTemplate:
             **template_kwargs,
         }
         text = self._run(context, deadline_s)
+        if mark:  # JSON in ASCII and str() of an object write the marks out
+            text = text.replace(_WRITTEN_OUT[0], MARK_START).replace(_WRITTEN_OUT[1], MARK_END)
         return _cut_at_tag(text) if continue_final_message else text
 
     def _run(self, context: dict[str, Any], deadline_s: float | None) -> str:
@@ -185,9 +190,10 @@ def _any_of(tokens: list[str]) -> re.Pattern[str]:
 def _mark(value: Any, pattern: re.Pattern[str]) -> Any:
     if isinstance(value, str):
         value = value.replace(MARK_START, "").replace(MARK_END, "")  # a user's own marks would forge a border
+        value = re.sub(r"\\+(?=ufdd[01])", "", value)
         return pattern.sub(f"{MARK_START}\\g<0>{MARK_END}", value)
     if isinstance(value, dict):
-        return {key: _mark(item, pattern) for key, item in value.items()}
+        return {_mark(key, pattern): _mark(item, pattern) for key, item in value.items()}
     if isinstance(value, list):
         return [_mark(item, pattern) for item in value]
     return value

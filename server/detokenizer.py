@@ -1,7 +1,8 @@
 """Token ids to text, a few at a time. Imports tokenizers only.
 
-The texts of push() and finish(), joined, equal the decode of all ids at once. A character whose bytes are spread over
-tokens comes out whole, with the token that completes it. One Detokenizer belongs to one choice of one request.
+The texts of push() and finish(), joined, equal the decode of all ids at once, or with a context (the tokens that they
+go on from) what they add to its decode. A character whose bytes are spread over tokens comes out whole, with the token
+that completes it. One Detokenizer belongs to one choice of one request.
 
     ByteLevelDetokenizer   byte-level BPE (Llama 3, Qwen, GPT-2): a token is bytes, whatever its neighbours are
     WindowDetokenizer      any other decoder (Metaspace, ByteFallback, WordPiece, ...): decodes a short window again
@@ -14,6 +15,8 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 _MAX_HELD_TOKENS = 16  # tokens: an undecodable run is given out rather than held back for ever
+_NUM_CONTEXT_TOKENS = 6  # as vLLM: more than any decoder's rule for neighbours looks at
+_MAX_CHARACTER_TOKENS = 4  # bytes of one UTF-8 character
 
 
 class Detokenizer(Protocol):
@@ -56,10 +59,11 @@ class TokenBytes:
 class ByteLevelDetokenizer:
     """Bytes per token and one incremental UTF-8 decoder: O(1) per token."""
 
-    def __init__(self, token_bytes: TokenBytes, *, hidden_ids: frozenset[int]) -> None:
+    def __init__(self, token_bytes: TokenBytes, *, hidden_ids: frozenset[int], context: Sequence[int] = ()) -> None:
         self._token_bytes = token_bytes
         self._hidden_ids = hidden_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self.push(context[-_MAX_CHARACTER_TOKENS:])  # it may end inside a character
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Return the text that is certain after these tokens."""
@@ -78,24 +82,24 @@ class WindowDetokenizer:
     A run of byte tokens that is not UTF-8 as a whole can differ from a whole decode in its number of U+FFFD.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, hidden_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, hidden_ids: frozenset[int], context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._hidden_ids = hidden_ids
-        self._window: list[int] = []
-        self._num_given = 0  # tokens of the window whose text is out
-        self._given_text = ""  # decode(window[:num_given])
+        self._window = self._last_shown(context)
+        self._num_given = len(self._window)  # tokens of the window whose text is out
+        self._given_text = self._decode(self._window)  # decode(window[:num_given])
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Return the text that is certain after these tokens."""
         parts = []
         for token_id in token_ids:
             # A hidden token would be an empty window, and the leading space of the next token would be lost.
-            if token_id in self._hidden_ids or self._tokenizer.id_to_token(token_id) is None:
+            if not self._is_shown(token_id):
                 continue
             self._window.append(token_id)
             text = self._decode(self._window)
             is_held = text.endswith("\ufffd") and len(self._window) - self._num_given < _MAX_HELD_TOKENS
-            if not is_held and len(text) > len(self._given_text):
+            if not is_held and not self._given_text.startswith(text):
                 parts.append(self._give(text))
         return "".join(parts)
 
@@ -105,8 +109,26 @@ class WindowDetokenizer:
             return ""
         return self._give(self._decode(self._window))
 
+    def _is_shown(self, token_id: int) -> bool:
+        return token_id not in self._hidden_ids and self._tokenizer.id_to_token(token_id) is not None
+
+    def _last_shown(self, context: Sequence[int]) -> list[int]:
+        """The end of the context as a window: its first token must not lie inside a character."""
+        window: list[int] = []
+        for token_id in reversed(context):
+            if len(window) >= _NUM_CONTEXT_TOKENS and not self._decode(window).startswith("\ufffd"):
+                break
+            if len(window) == _NUM_CONTEXT_TOKENS + _MAX_CHARACTER_TOKENS:
+                break
+            if self._is_shown(token_id):
+                window.insert(0, token_id)
+        return window
+
     def _give(self, text: str) -> str:
-        new_text = text[len(self._given_text) :]
+        given = self._given_text
+        if not text.startswith(given):
+            given = given.rstrip("\ufffd")  # a context ended inside a character, which is complete now
+        new_text = text[len(given) :]
         self._window = self._window[self._num_given :]
         self._num_given = len(self._window)
         self._given_text = self._decode(self._window)

@@ -168,7 +168,9 @@ class _Child:
         self.finish_reason = ""
         self._spec = spec
         self._metrics = metrics
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=spec.skip_special_tokens)
+        self._detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=spec.skip_special_tokens, context=spec.text_context(index)
+        )
         self._stop = StopChecker(spec.stop, include_in_output=spec.include_stop_str_in_output) if spec.stop else None
 
     @property

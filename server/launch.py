@@ -214,7 +214,7 @@ class Launcher:
 
     async def _announce(self) -> None:
         """Show the closing panel once, when a client would find the daemon ready."""
-        while not await is_ready(self._listeners[0]):
+        while not self._is_draining and not await is_ready(self._listeners[0]):  # a drain closes listeners
             await asyncio.sleep(_PROBE_INTERVAL_S)
         if self._is_announced or self._is_draining:
             return

@@ -7,6 +7,7 @@ tokenizer.json goes through transformers' AutoTokenizer, which is slow to import
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,12 +122,12 @@ class Tokenizer:
         """Return the text of all ids at once."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """Return a fresh incremental decoder."""
+    def detokenizer(self, *, skip_special_tokens: bool, context: Sequence[int] = ()) -> Detokenizer:
+        """Return a fresh incremental decoder. `context`: the tokens whose text the new text goes on from."""
         hidden_ids = self.special_ids if skip_special_tokens else frozenset[int]()
         if self._byte_level is not None:
-            return ByteLevelDetokenizer(self._byte_level, hidden_ids=hidden_ids)
-        return WindowDetokenizer(self._backend, hidden_ids=hidden_ids)
+            return ByteLevelDetokenizer(self._byte_level, hidden_ids=hidden_ids, context=context)
+        return WindowDetokenizer(self._backend, hidden_ids=hidden_ids, context=context)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return one token's own bytes, which need not be whole characters."""

@@ -32,6 +32,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    continues_prompt: bool = False  # the texts join the prompts'; else each is a turn of its own
     cache_salt: str = ""
     priority: int = 0
     timeout_s: float | None = None  # from arrival
@@ -41,6 +42,10 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     def deadline_s(self) -> float | None:
         """The time.monotonic() at which the request is over."""
         return None if self.timeout_s is None else self.arrival_s + self.timeout_s
+
+    def text_context(self, index: int) -> tuple[int, ...]:
+        """The tokens that the text of choice `index` goes on from."""
+        return self.prompts[index // self.n] if self.continues_prompt else ()
 
 
 class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +122,8 @@ def chat_spec(
         defaults=defaults,
         seed=moment.seed,
     )
-    return _spec(body, prompts=(tuple(token_ids),), params=params, moment=moment)
+    is_continued = bool(body.continue_final_message)
+    return _spec(body, prompts=(tuple(token_ids),), continues_prompt=is_continued, params=params, moment=moment)
 
 
 def completion_spec(
@@ -159,7 +165,7 @@ def completion_spec(
         defaults=defaults,
         seed=moment.seed,
     )
-    return _spec(body, prompts=tuple(map(tuple, prompts)), params=params, moment=moment)
+    return _spec(body, prompts=tuple(map(tuple, prompts)), continues_prompt=True, params=params, moment=moment)
 
 
 def reply_options(body: ChatBody | CompletionBody, params: SamplingParams) -> ReplyOptions:
@@ -246,7 +252,12 @@ def _params(
 
 
 def _spec(
-    body: ChatBody | CompletionBody, *, prompts: tuple[tuple[int, ...], ...], params: SamplingParams, moment: Moment
+    body: ChatBody | CompletionBody,
+    *,
+    prompts: tuple[tuple[int, ...], ...],
+    continues_prompt: bool,
+    params: SamplingParams,
+    moment: Moment,
 ) -> GenerationSpec:
     timeouts = [seconds for seconds in (body.timeout, moment.timeout_s) if seconds is not None]
     return GenerationSpec(
@@ -256,6 +267,7 @@ def _spec(
         stop=tuple(body.stop or ()),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         skip_special_tokens=_given(body.skip_special_tokens, True),
+        continues_prompt=continues_prompt,
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
         timeout_s=min(timeouts, default=None),

@@ -258,7 +258,9 @@ class TextWriter:
         result = TextLogprobs([], [], [], [])
         spec = self._generation.spec
         detokenizer, offset = self._positions.get(source.index) or (
-            self._tokenizer.detokenizer(skip_special_tokens=spec.skip_special_tokens),
+            self._tokenizer.detokenizer(
+                skip_special_tokens=spec.skip_special_tokens, context=spec.text_context(source.index)
+            ),
             0,
         )
         for token_id, entry in zip(source.token_ids, logprobs, strict=True):

@@ -142,6 +142,14 @@ def test_a_signal_while_the_model_loads_ends_it(start: Start) -> None:
         daemon.process.send_signal(signal.SIGTERM)
 
 
+def test_a_signal_at_the_moment_of_readiness_drains_several_workers(start: Start) -> None:
+    daemon = start("--http-workers", "2")
+    wait_for(lambda: ready_status(daemon) == 200, timeout_s=60, what="ready")
+    with ends_within(daemon, 20, 0):
+        daemon.process.send_signal(signal.SIGTERM)
+    assert "internal error" not in daemon.log
+
+
 def test_a_killed_launcher_leaves_no_orphans(start: Start) -> None:
     daemon = start("--http-workers", "2").wait_ready()
     Stream(daemon, max_tokens=4000).wait_started()

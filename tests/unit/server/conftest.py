@@ -43,9 +43,31 @@ def train_byte_level() -> Tokenizer:
     return tokenizer
 
 
-def write_model_folder(folder: Path, *, chat_template: str | None = CHATML) -> Path:
+def train_sentencepiece_like() -> Tokenizer:
+    """Llama 2's form: ▁ for spaces, bytes as <0xNN>, one leading space stripped."""
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.train_from_iterator(SENTENCES[:2] * 4, trainer)
+    tokenizer.add_tokens([AddedToken(f"<0x{byte:02X}>", special=False, normalized=False) for byte in range(256)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def byte_fallback_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encode with bytes for every character outside the vocabulary, as byte_fallback would."""
+    ids = []
+    for char in "▁" + text.replace(" ", "▁"):
+        token_id = tokenizer.token_to_id(char)
+        ids += [token_id] if token_id is not None else [tokenizer.token_to_id(f"<0x{b:02X}>") for b in char.encode()]
+    return ids
+
+
+def write_model_folder(folder: Path, *, chat_template: str | None = CHATML, tokenizer: Tokenizer | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    train_byte_level().save(str(folder / "tokenizer.json"))
+    (tokenizer or train_byte_level()).save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "bos_token": None, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     if chat_template is not None:

@@ -103,6 +103,39 @@ def test_a_users_own_marks_forge_no_border(model_folder: Path):
     assert sum(id_ in tokenizer.special_ids for id_ in ids) == 3
 
 
+WITH_JSON = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- for call in message.tool_calls %}{{ call.function.arguments PRINT }}{% endfor %}
+    {{- (extra | default({})) PRINT }}
+    {{- '<|im_end|>' }}
+{%- endfor %}
+"""
+
+
+@pytest.mark.parametrize("shown", ["| tojson", "| tojson(ensure_ascii=True)", "| string", ""])
+@pytest.mark.parametrize("value", [{"<|im_end|>x": 1}, {"a": [{"b<|im_start|>": {"<|im_end|>": "<|im_end|>"}}]}])
+def test_control_tokens_that_users_type_as_keys_or_in_objects_are_plain_text(tmp_path: Path, value, shown):
+    tokenizer = load_tokenizer(write_model_folder(tmp_path, chat_template=WITH_JSON.replace("PRINT", shown)))
+    call = {"type": "function", "function": {"name": "f", "arguments": value}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    for given, kwargs in ((messages, {}), ([{"role": "user"}], {"extra": value})):
+        rendered = tokenizer.render_chat(given, template_kwargs=kwargs, add_generation_prompt=False)
+        ids = tokenizer.encode_chat(rendered)
+        assert sum(id_ in tokenizer.special_ids for id_ in ids) == 2
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+        assert (json.dumps(value) in text) if "tojson" in shown else (str(value) in text)
+
+
+def test_a_written_out_mark_forges_no_border(tmp_path: Path):
+    """A template that escapes non-ASCII text writes marks out, and users can write them so, too."""
+    tokenizer = load_tokenizer(write_model_folder(tmp_path))
+    for start in (r"\ufdd0", r"\\ufdd0", r"\ufd\ufdd0d0", "\\uf\ufdd0dd0"):
+        messages = [{"role": "user", "content": text} for text in ("<|im_end|>" + start, r"\ufdd1")]
+        ids = tokenizer.encode_chat(tokenizer.render_chat(messages, add_generation_prompt=False))
+        assert sum(id_ in tokenizer.special_ids for id_ in ids) == 4
+
+
 def test_the_models_own_think_tags_stay_tokens_in_the_history(tmp_path: Path):
     tokenizer = load_tokenizer(write_model_folder(tmp_path, chat_template=templates.QWEN3_LIKE))
     think = tokenizer.encode("<think>")

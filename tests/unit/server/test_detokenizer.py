@@ -7,36 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders
 
 from server.detokenizer import _BYTE_OF_CHAR, ByteLevelDetokenizer, WindowDetokenizer
 from server.tokenizer import Tokenizer as ServerTokenizer
 from server.tokenizer import load_tokenizer
-from tests.unit.server.conftest import SENTENCES, train_byte_level
+from tests.unit.server.conftest import byte_fallback_ids, train_byte_level, train_sentencepiece_like
 
 BYTE_LEVEL = train_byte_level()
-
-
-def train_sentencepiece_like() -> Tokenizer:
-    """Llama 2's form: ▁ for spaces, bytes as <0xNN>, one leading space stripped."""
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    tokenizer.train_from_iterator(SENTENCES[:2] * 4, trainer)
-    tokenizer.add_tokens([AddedToken(f"<0x{byte:02X}>", special=False, normalized=False) for byte in range(256)])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return tokenizer
-
-
-def byte_fallback_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encode with bytes for every character outside the vocabulary, as byte_fallback would."""
-    ids = []
-    for char in "▁" + text.replace(" ", "▁"):
-        token_id = tokenizer.token_to_id(char)
-        ids += [token_id] if token_id is not None else [tokenizer.token_to_id(f"<0x{b:02X}>") for b in char.encode()]
-    return ids
 
 
 SENTENCEPIECE = train_sentencepiece_like()
@@ -108,6 +86,8 @@ def test_nothing_is_lost_after_a_prompt_that_ends_inside_a_character(num_cut):
     rest = byte_fallback_ids(SENTENCEPIECE, "bcd")[1:]
     context = ids[: len(ids) - num_cut]
     assert streamed(SENTENCEPIECE, ids[-num_cut:] + rest, [], context=context) == "日bcd"
+    ids = [BYTE_LEVEL.token_to_id(byte_char(byte)) for byte in "a日bcd".encode()]
+    assert streamed(BYTE_LEVEL, ids[4 - num_cut :], [], context=ids[: 4 - num_cut]) == "日bcd"
 
 
 @pytest.mark.parametrize("text", ["😀", "👍🏽", "日本語", "👨‍👩‍👧", "é"])
