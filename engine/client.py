@@ -128,6 +128,8 @@ class SocketEngineClient:
                     self._dispatch(message, time.monotonic())
             except (OSError, msgspec.MsgspecError) as error:
                 logger.warning("engine connection lost error=%r", str(error))
+            except Exception:  # a bug here must not leave this worker without an engine for ever
+                logger.exception("engine connection dropped")
             self._disconnected(_engine_dead)
             await asyncio.sleep(_RECONNECT_S)
 

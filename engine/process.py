@@ -171,7 +171,7 @@ def main() -> int:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(ConnectionError):  # the launcher went while this process started
         return EngineProcess(config).run()
     return 1
 

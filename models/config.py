@@ -232,7 +232,11 @@ def _sliding_windows(
     layer_types = raw.get("layer_types")
     if layer_types is None:
         num_full_layers = raw.get("max_window_layers", 28)
+        if isinstance(num_full_layers, bool) or not isinstance(num_full_layers, int):
+            raise ModelError(f"{where}: max_window_layers must be an integer, found {num_full_layers!r}")
         return tuple(window if layer >= num_full_layers else None for layer in range(num_layers))
+    if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
+        raise ModelError(f"{where}: layer_types must be a list of names, found {layer_types!r}")
     if len(layer_types) != num_layers:
         raise ModelError(f"{where}: layer_types has {len(layer_types)} entries for {num_layers} layers")
     unknown = sorted(set(layer_types) - {"full_attention", "sliding_attention"})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
-from server.flags import integer, seconds, share, size, text, workers
+from server.flags import deadline, integer, seconds, share, size, text, workers
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig, LaunchConfig
@@ -117,7 +117,7 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     add("--port", type=integer(0, 65_535), default=8000, metavar="N", help="0: any free port (8000)")
     add("--http-workers", type=workers, default=workers("auto"), metavar="N", help="HTTP processes (auto: by cores)")
     add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
-    add("--request-timeout", type=seconds, metavar="S", help="deadline of every request in seconds (none)")
+    add("--request-timeout", type=deadline, metavar="S", help="deadline of every request in seconds (none)")
     add("--drain-timeout", type=seconds, default=25.0, metavar="S", help="how long SIGTERM waits for streams (25)")
 
 

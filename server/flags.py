@@ -59,6 +59,14 @@ def seconds(text: str) -> float:
     return value
 
 
+def deadline(text: str) -> float:
+    """Parse a time in seconds above 0: one of 0 would be over before it began."""
+    value = seconds(text)
+    if value == 0.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, up to 86,400")
+    return value
+
+
 def size(text: str) -> int:
     """Parse a size in bytes; units are decimal (GB) or binary (GiB), in any case."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)", text.strip())

@@ -82,7 +82,7 @@ def check_chat(body: ChatBody) -> None:
     _refuse_unless(body.audio is None, "audio", "audio output")
     _refuse_unless(body.prediction is None, "prediction", "predicted output")
     _refuse_unless(body.web_search_options is None, "web_search_options", "web search")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidParameter("top_logprobs needs logprobs to be true.", param="top_logprobs")
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidParameter(

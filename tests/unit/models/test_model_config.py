@@ -180,3 +180,9 @@ def test_folder_errors_name_the_folder(tmp_path):
         ModelConfig.from_folder(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     assert ModelConfig.from_folder(tmp_path).num_layers == 32
+
+
+@pytest.mark.parametrize("wrong", [{"layer_types": 5}, {"layer_types": [1, None, {}, 2]}, {"max_window_layers": "x"}])
+def test_window_fields_of_a_wrong_type_are_named(wrong):
+    with pytest.raises(ModelError, match=next(iter(wrong))):
+        qwen(use_sliding_window=True, **wrong)

@@ -310,12 +310,22 @@ def test_an_unexpected_error_in_a_stream_is_an_event(harness):
     assert "secret" not in text
 
 
+class _OneTokenThenSilence:
+    def __init__(self) -> None:
+        self._has_passed = False
+
+    async def wait(self) -> None:
+        if self._has_passed:
+            await asyncio.sleep(60)
+        self._has_passed = True
+
+
 def test_the_requests_own_deadline(harness):
     app = harness(engine={"delay_s": 5})
     assert "0.05 s" in check_error(app.chat(timeout=0.05), 408, "deadline_exceeded")["message"]
     assert len(app.client.aborted) == 1
     assert "0.001 s" in check_error(app.chat(timeout=0.001), 408, "deadline_exceeded")["message"]
-    app = harness(engine={"delay_s": 0.03}, request_timeout_s=0.05)
+    app = harness(engine={"hold": _OneTokenThenSilence()}, request_timeout_s=0.3)
     chunks = stream_chunks(app.chat(stream=True).text)
     assert chunk_error(chunks[-1])["code"] == "deadline_exceeded"
 

@@ -115,6 +115,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         ("--max-waiting", "0"),
         ("--drain-timeout", "-1"),
         ("--request-timeout", "inf"),
+        ("--request-timeout", "0"),
         ("--served-model-name", " "),
         ("--log-format", "xml"),
         ("--log-level", "loud"),
