@@ -34,6 +34,7 @@ format: $(STAMP)
 clean:
 	rm -rf $(VENV)
 
+# CUDA builds of torch bring their own triton; beside a CPU build it runs the kernels' small cases in its interpreter
 # a version manager's shim may exist for a Python that is not installed, so each candidate is asked
 $(STAMP): pyproject.toml constraints.txt
 	@set -e; python=; \
@@ -53,4 +54,7 @@ $(STAMP): pyproject.toml constraints.txt
 		}; \
 	fi; \
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test]'; \
+	if [ "$$(uname -sm)" = "Linux x86_64" ] && ! $(BIN)/python -c 'import triton' 2>/dev/null; then \
+		$(BIN)/python -m pip install $(PIP_ARGS) triton==3.6.0; \
+	fi; \
 	touch $(STAMP)

@@ -10,6 +10,8 @@ largest first into one memory pool, so that all sizes share the largest one's ac
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 
 import torch
@@ -22,7 +24,7 @@ GraphPool = tuple[int, int]
 RunMixed = Callable[[InputBatch], torch.Tensor]
 
 # Padded numbers of tokens, and with each the padded numbers of rows: few large steps, which do not feel wasted rows
-TOKEN_SIZES = (32, 64, 128, 192, 256, 384, 512, 576, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192)
+TOKEN_SIZES = (32, 64, 128, 192, 256, 384, 512, 576, 640, 768, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 6144, 8192)
 SMALL_ROWS, SMALL_ROWS_MAX_TOKENS = 32, 2048
 
 
@@ -95,6 +97,8 @@ class MixedGraphs:
         self._last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._hidden: dict[tuple[int, int], torch.Tensor] = {}
+        self.tokens_per_s = 0.0  # of a large step, measured after the capture: all but attention over long contexts
+        self._launch_s = 0.0  # host time to launch one step without a graph
 
     @property
     def num_graphs(self) -> int:
@@ -111,10 +115,16 @@ class MixedGraphs:
             key = num_tokens, num_rows
             self._graphs[key], self._hidden[key] = _capture(lambda batch=batch: self._run_mixed(batch), pool)
             on_captured()
+        self._measure()
 
-    def has_room(self, batch: InputBatch) -> bool:
-        """Whether a graph takes a step of this size."""
-        return batch.input_ids.shape[0] <= TOKEN_SIZES[-1]
+    def is_faster(self, num_tokens: int) -> bool:
+        """Whether a graph, padding included, beats launching a step of num_tokens kernel by kernel."""
+        size = next((size for size in TOKEN_SIZES if size >= num_tokens), None)
+        return size is not None and size / self.tokens_per_s <= max(self._launch_s, num_tokens / self.tokens_per_s)
+
+    def fitting_size(self, seconds: float) -> int:
+        """The padded number of tokens whose step takes nearest to `seconds`."""
+        return min(TOKEN_SIZES, key=lambda size: abs(math.log(size / self.tokens_per_s / seconds)))
 
     def replay(self, batch: InputBatch) -> torch.Tensor:
         """Launch the step; return hidden [R, hidden_size] of each row's last token, valid until the next replay."""
@@ -138,17 +148,21 @@ class MixedGraphs:
         self._graphs[t, r].replay()
         return self._hidden[t, r][:num_rows]
 
-    def tokens_per_s(self) -> float:
-        """Time the largest graph: tokens per second, all but attention. Blocks; writes padding's block alone."""
+    def _measure(self) -> None:
+        """Time the largest graph, and how long the host takes to launch such a step without one. Blocks."""
         num_tokens, num_rows = self._sizes[-1]
-        self._slots.zero_()
+        self._slots.zero_()  # padding's block alone is written
         self._block_table.zero_()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         for event in (start, end):
             self._graphs[num_tokens, num_rows].replay()
             event.record()
         end.synchronize()
-        return num_tokens / start.elapsed_time(end) * 1e3
+        self.tokens_per_s = num_tokens / start.elapsed_time(end) * 1e3
+        launched_s = time.perf_counter()
+        self._run_mixed(self._view(TOKEN_SIZES[0], 1))
+        self._launch_s = time.perf_counter() - launched_s
+        torch.cuda.synchronize()
 
     def _padded_rows(self, num_tokens: int, num_rows: int) -> int:
         small = min(SMALL_ROWS, self._max_num_seqs)

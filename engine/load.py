@@ -102,7 +102,7 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
         block_size=plan.block_size,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_num_mixed_tokens=config.max_num_mixed_tokens or _mixed_tokens(runner.tokens_per_s(), limits),
+        max_num_mixed_tokens=config.max_num_mixed_tokens or _mixed_tokens(runner, limits),
         max_model_len=plan.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
     )
@@ -142,11 +142,9 @@ def _limits(config: EngineConfig, device: torch.device) -> _Limits:
     return _Limits(num_seqs, batched)
 
 
-def _mixed_tokens(tokens_per_s: float | None, limits: _Limits) -> int:
-    """How many tokens a step may have while requests decode: what keeps it under the target, as measured here."""
-    if tokens_per_s is None:
-        return limits.max_num_batched_tokens
-    fitting = int(tokens_per_s * _MIXED_STEP_TARGET_S) // 256 * 256
+def _mixed_tokens(runner: ModelRunner, limits: _Limits) -> int:
+    """How many tokens a step may have while requests decode: what comes nearest to the target, as measured here."""
+    fitting = runner.fitting_tokens(_MIXED_STEP_TARGET_S) or limits.max_num_batched_tokens
     return min(max(fitting, 2 * limits.max_num_seqs), limits.max_num_batched_tokens)
 
 

@@ -77,9 +77,9 @@ class ModelRunner:
                 graphs.capture(pool, lambda: on_progress(next(done), mixed.num_graphs + decode.num_graphs))
         self._decode_graphs, self._mixed_graphs = decode, mixed
 
-    def tokens_per_s(self) -> float | None:
-        """How fast prompts are computed here, if graphs were captured. Blocks."""
-        return None if self._mixed_graphs is None else self._mixed_graphs.tokens_per_s()
+    def fitting_tokens(self, seconds: float) -> int | None:
+        """How many tokens a step of `seconds` has here, as measured when graphs were captured; None: they were not."""
+        return None if self._mixed_graphs is None else self._mixed_graphs.fitting_size(seconds)
 
     def forward(self, plan: StepPlan) -> _Step:
         """See Executor.forward."""
@@ -113,7 +113,7 @@ class ModelRunner:
     def _run_mixed(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SampleRows]:
         """Rows of any kind → (hidden [S, hidden_size] of those that sample, S possibly 0, and what they are)."""
         batch = self._builder.mixed_batch(plan.rows, num_decodes)
-        if self._mixed_graphs is not None and self._mixed_graphs.has_room(batch):
+        if self._mixed_graphs is not None and self._mixed_graphs.is_faster(batch.input_ids.shape[0]):
             hidden = self._mixed_graphs.replay(batch)
         else:
             hidden = self._last_hidden(batch)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from triton.runtime import interpreter
+import importlib.util
 
-_patch_lang_tensor = interpreter._patch_lang_tensor
+if importlib.util.find_spec("triton") is None:
+    collect_ignore_glob = ["*"]
+else:
+    from triton.runtime import interpreter
 
+    _patch_lang_tensor = interpreter._patch_lang_tensor
 
-def _patch_with_index(tensor, scope):
-    _patch_lang_tensor(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+    def _patch_with_index(tensor, scope):
+        _patch_lang_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
-
-interpreter._patch_lang_tensor = _patch_with_index
+    interpreter._patch_lang_tensor = _patch_with_index
