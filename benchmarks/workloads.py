@@ -4,6 +4,7 @@ from random import Random
 
 
 def workload(name: str) -> list[tuple[list[int], int]]:
+    """Return the requests of one workload. Raises KeyError for a name that is none."""
     rng = Random(0)
 
     def tokens(n: int) -> list[int]:

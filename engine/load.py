@@ -74,7 +74,11 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
         torch.set_num_threads(1)
     started = time.monotonic()
     model, num_bytes = _load_weights(config, model_config, device, dtype, on_stage, detail)
-    weights_s = time.monotonic() - started
+    facts = {
+        "Model": f"{model_config.architecture}, {model_config.num_parameters / 1e6:,.1f} M parameters",
+        "Device": _describe_device(device),
+        "Weights": f"{num_bytes / GIB:.3g} GiB {_name(dtype)} in {time.monotonic() - started:.1f} s",
+    }
 
     on_stage(Stage("kv_cache"))
     backend = _select_backend(config, model_config, dtype, device)
@@ -106,13 +110,8 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
         max_model_len=plan.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
     )
-    facts = {
-        "Model": f"{model_config.architecture}, {model_config.num_parameters / 1e6:,.1f} M parameters",
-        "Device": _describe_device(device),
-        "Weights": f"{num_bytes / GIB:.3g} GiB {_name(dtype)} in {weights_s:.1f} s",
-        "KV cache": _describe_pool(plan),
-        "Attention": f"{backend.name}, blocks of {plan.block_size} tokens",
-    }
+    facts["KV cache"] = _describe_pool(plan)
+    facts["Attention"] = f"{backend.name} ({_describe_choice(config)}), blocks of {plan.block_size} tokens"
     depth = config.depth or (2 if device.type == "cuda" else 1)
     return LoadedEngine(runner, scheduler_config, depth, model_config.vocab_size, facts)
 
@@ -215,6 +214,12 @@ def _describe_device(device: torch.device) -> str:
         return "mps (Apple GPU; untested path)"
     num_threads = torch.get_num_threads()
     return f"cpu, {num_threads} thread{'s' * (num_threads != 1)}"
+
+
+def _describe_choice(config: EngineConfig) -> str:
+    if config.attention_backend != "auto":
+        return "asked for"
+    return f"the first of {', '.join(cls.name for cls in BACKENDS)} that takes this model here"
 
 
 def _describe_pool(plan: KVCachePlan) -> str:

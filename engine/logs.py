@@ -18,6 +18,8 @@ def configure_logging(*, level: str, log_format: str, process: str) -> None:
 
 
 class _TextFormatter(logging.Formatter):
+    """One line for people: when, level, process, message."""
+
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
@@ -28,6 +30,8 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
+    """One JSON object a line, for log collectors."""
+
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process

@@ -6,6 +6,7 @@ step is in flight. Nothing is pickled; a frame that is no valid message closes i
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import selectors
@@ -21,6 +22,7 @@ from engine.protocol import ClientGone, EngineReady, FromEngine, ToEngine
 logger = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 
@@ -82,6 +84,11 @@ class Connection:
         """Queue one message and send what the peer takes. A broken connection shows at the next receive()."""
         self._unsent += encode_frame(message)
         self.flush()
+        if len(self._unsent) > MAX_UNSENT_BYTES:  # a peer that stopped reading: without it, memory would grow for ever
+            logger.error("connection dropped unsent_bytes=%d", len(self._unsent))
+            self._unsent.clear()
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
 
     def flush(self) -> None:
         """Send what the peer takes of the bytes kept back."""

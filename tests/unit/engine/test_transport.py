@@ -97,3 +97,15 @@ def test_an_open_request_hears_who_ended_it(tmp_path: Path, is_ours: bool) -> No
         assert error.message.endswith(".")
         assert ("shutting down" in error.message) == is_ours
     assert ("restarted" in errors[0].message) != is_ours
+
+
+def test_a_peer_that_stops_reading_is_dropped_before_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.transport.MAX_UNSENT_BYTES", 1 << 20)
+    here, there = socket.socketpair()
+    connection = Connection(here, FromLauncher)
+    for _ in range(40):
+        connection.send(AddRequest("r", list(range(20_000)), SamplingParams(max_tokens=1), 0.0))
+    assert not connection.has_unsent
+    assert connection.receive() is None
+    there.close()
+    here.close()
