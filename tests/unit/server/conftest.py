@@ -134,6 +134,16 @@ def stream_chunks(text: str) -> list[dict]:
     return [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
 
 
+def chat_text(chunks: list[dict], index: int = 0) -> str:
+    """Join one choice's content over a chat stream."""
+    return "".join(
+        choice["delta"].get("content", "")
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["index"] == index
+    )
+
+
 def check_error(reply: httpx.Response, status: int, code: str) -> dict:
     """Check the form of an error answer; return its error object."""
     assert reply.status_code == status, reply.text
