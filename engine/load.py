@@ -16,7 +16,7 @@ import torch
 from engine.config import EngineConfig, SchedulerConfig
 from engine.control import Stage
 from engine.errors import StartupError
-from engine.kv_cache import GIB, KVCachePlan, allocate_kv_cache, free_bytes, plan_kv_cache
+from engine.kv_cache import GIB, KVCachePlan, allocate_kv_cache, format_size, free_bytes, plan_kv_cache
 from engine.model_runner import ModelRunner
 from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.torch_ref import TorchAttention
@@ -77,7 +77,7 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
     facts = {
         "Model": f"{model_config.architecture}, {model_config.num_parameters / 1e6:,.1f} M parameters",
         "Device": _describe_device(device),
-        "Weights": f"{num_bytes / GIB:.3g} GiB {_name(dtype)} in {time.monotonic() - started:.1f} s",
+        "Weights": f"{format_size(num_bytes)} {_name(dtype)} in {time.monotonic() - started:.1f} s",
     }
 
     on_stage(Stage("kv_cache"))
@@ -223,9 +223,9 @@ def _describe_choice(config: EngineConfig) -> str:
 
 
 def _describe_pool(plan: KVCachePlan) -> str:
-    size = plan.bytes_per_block * plan.num_blocks / GIB
+    size = format_size(plan.bytes_per_block * plan.num_blocks)
     requests = plan.num_tokens // plan.max_model_len
-    return f"{plan.num_tokens:,} tokens = {requests} requests × {plan.max_model_len:,} ({size:.3g} GiB)"
+    return f"{plan.num_tokens:,} tokens = {requests} requests × {plan.max_model_len:,} ({size})"
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -171,5 +171,6 @@ def _amount(stage: Stage) -> str:
     if not stage.total:
         return ""
     if stage.unit == "bytes":
-        return f"{stage.done / 2**30:.2f} of {stage.total / 2**30:.2f} GiB"
+        unit, size = ("GiB", 2**30) if stage.total >= 2**30 else ("MiB", 2**20)
+        return f"{stage.done / size:.1f} of {stage.total / size:.1f} {unit}"
     return f"{stage.done} of {stage.total} {stage.unit}".rstrip()
