@@ -1,4 +1,4 @@
-"""Where the time of one step goes: a table per kernel of a decode step, and of a full prompt step.
+"""Where the time of one step goes: a table per kernel of a decode step, a full prompt step, and steps of both.
 
     python -m benchmarks.profile_step --shape qwen3-0.6b --batch 1 64 256 --context 512 --json out.json
 Runs the engine's own loop, profiles some steady steps with torch's profiler (CUPTI), and prints per kernel name: calls,
@@ -10,8 +10,10 @@ import json
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -24,6 +26,7 @@ from engine.protocol import AddRequest, SamplingParams
 
 _SHAPES = Path(__file__).parent / "shapes"
 _STEPS = 20
+_MIXED_PROMPT_LEN = 512
 
 
 def main() -> int:
@@ -33,6 +36,8 @@ def main() -> int:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prompt-len", type=int, default=4096, help="of the prompt step; 0: none")
+    parser.add_argument("--mixed", type=int, nargs="*", default=[], help="tokens of steps with 512-token prompts too")
+    parser.add_argument("--mixed-rows", type=int, default=240, help="requests that decode in them")
     parser.add_argument("--rows", type=int, default=14, help="kernels shown")
     parser.add_argument("--json", default="")
     args = parser.parse_args()
@@ -45,6 +50,9 @@ def main() -> int:
         report["steps"][f"decode B{batch}"] = _decode(loaded, batch, args.context)
     if args.prompt_len:
         report["steps"][f"prompt {args.prompt_len}"] = _prompt(loaded, args.prompt_len)
+    for num_tokens in args.mixed:
+        name = f"mixed {num_tokens} tokens, {args.mixed_rows} decoding"
+        report["steps"][name] = _mixed(loaded, num_tokens, args.mixed_rows, args.context)
     for name, step in report["steps"].items():
         _print(name, step, args.rows)
     if args.json:
@@ -53,20 +61,42 @@ def main() -> int:
 
 
 def _decode(loaded: LoadedEngine, batch: int, context: int) -> dict:
+    offline = _decoding(loaded, batch, context)
+    return _finish(offline, _profile(offline.engine))
+
+
+def _mixed(loaded: LoadedEngine, num_tokens: int, batch: int, context: int) -> dict:
+    """Steps of num_tokens: `batch` decoding requests and, for the rest, prompts of 512 tokens that end at once."""
+    scheduler_config = msgspec.structs.replace(loaded.scheduler_config, max_num_mixed_tokens=num_tokens)
+    offline = _decoding(replace(loaded, scheduler_config=scheduler_config), batch, context)
+    for i in range(num_tokens * (_STEPS * 2 + 8) // _MIXED_PROMPT_LEN):
+        prompt = [(i * 37 + j) % 9000 for j in range(_MIXED_PROMPT_LEN)]
+        request = AddRequest(f"p{i}", prompt, SamplingParams(max_tokens=1, temperature=0.0), 0.0)
+        offline.transport.inbox.append((0, request))
+    for _ in range(4):
+        offline.engine.run_once()
+    return _finish(offline, _profile(offline.engine))
+
+
+def _decoding(loaded: LoadedEngine, batch: int, context: int) -> OfflineEngine:
+    """An engine in which `batch` requests have decoded for some steps."""
     offline = OfflineEngine(loaded)
-    engine, transport = offline.engine, offline.transport
-    params = SamplingParams(max_tokens=10_000, temperature=0.0)
+    engine, params = offline.engine, SamplingParams(max_tokens=10_000, temperature=0.0)
     for i in range(batch):
         prompt = [(i * 31 + j) % 9000 for j in range(context)]
-        transport.inbox.append((0, AddRequest(str(i), prompt, params, 0.0)))
+        offline.transport.inbox.append((0, AddRequest(str(i), prompt, params, 0.0)))
     while len(engine.scheduler.running) < batch or any(not r.is_decoding for r in engine.scheduler.running):
         engine.run_once()
     for _ in range(10):
         engine.run_once()
-    result = _profile(engine)
-    engine.abort_all()
-    while not engine.is_idle:
-        engine.run_once()
+    return offline
+
+
+def _finish(offline: OfflineEngine, result: dict) -> dict:
+    """Abort what still runs; return `result`."""
+    offline.engine.abort_all()
+    while not offline.engine.is_idle:
+        offline.engine.run_once()
     return result
 
 
@@ -79,10 +109,7 @@ def _prompt(loaded: LoadedEngine, prompt_len: int) -> dict:
         transport.inbox.append((0, AddRequest(str(i), prompt, SamplingParams(max_tokens=1, temperature=0.0), 0.0)))
     for _ in range(4):
         engine.run_once()
-    result = _profile(engine)
-    while not engine.is_idle:
-        engine.run_once()
-    return result
+    return _finish(offline, _profile(engine))
 
 
 def _profile(engine: Engine) -> dict:

@@ -3,7 +3,7 @@
 DecodeGraphs: one token per row, by padded number of rows. A graph reads DeviceState by the req_index values in one
 fixed buffer, so a replay needs nothing from the host but, when the set of decoding requests changed, that buffer. Rows
 past the real ones point at the state's padding row.
-MixedGraphs: rows of any length, by padded number of tokens and of rows, from fixed copies of an InputBatch.
+MixedGraphs: rows of any length, by padded number of tokens and of rows, from what InputBatchBuilder.send_mixed shipped.
 Both end at the last hidden states: logits are a hundred times larger, and each graph would keep its own. Captured
 largest first into one memory pool, so that all sizes share the largest one's activations.
 """
@@ -16,16 +16,52 @@ from collections.abc import Callable
 
 import torch
 
-from engine.input_batch import InputBatch
-from kernels.attention.base import AttentionMetadata
+from engine.input_batch import MixedShape
 
 RunDecode = Callable[[torch.Tensor], torch.Tensor]
 GraphPool = tuple[int, int]
-RunMixed = Callable[[InputBatch], torch.Tensor]
+RunMixed = Callable[[MixedShape], torch.Tensor]
 
-# Padded numbers of tokens, and with each the padded numbers of rows: few large steps, which do not feel wasted rows
-TOKEN_SIZES = (32, 64, 128, 192, 256, 384, 512, 576, 640, 768, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 6144, 8192)
-SMALL_ROWS, SMALL_ROWS_MAX_TOKENS = 32, 2048
+# Padded numbers of tokens. Below the first bound of tokens there are also shapes of few rows; up to the second, where
+# idle programs of the prefill kernel would show, few rows may be prompts
+TOKEN_SIZES = (
+    32,
+    64,
+    128,
+    192,
+    256,
+    320,
+    384,
+    448,
+    512,
+    640,
+    768,
+    896,
+    1024,
+    1280,
+    1536,
+    1792,
+    2048,
+    3072,
+    4096,
+    6144,
+    8192,
+)
+FEW_ROWS, FEW_ROWS_MAX_TOKENS, FEW_PREFILLS_MAX_TOKENS = 32, 2048, 4096
+
+
+def mixed_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[MixedShape]:
+    """Return the padded shapes of mixed steps, ascending; each has one row more than requests, for padding."""
+    shapes = []
+    for num_tokens in TOKEN_SIZES:
+        rows = max_num_seqs + 1
+        if num_tokens <= FEW_ROWS_MAX_TOKENS and rows > FEW_ROWS:
+            shapes.append(MixedShape(num_tokens, FEW_ROWS, FEW_ROWS))
+        num_prefills = min(FEW_ROWS, rows) if num_tokens <= FEW_PREFILLS_MAX_TOKENS else rows
+        shapes.append(MixedShape(num_tokens, rows, num_prefills))
+        if num_tokens >= max_num_batched_tokens:
+            break
+    return shapes
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -75,115 +111,64 @@ class DecodeGraphs:
 
 
 class MixedGraphs:
-    """Captures `run_mixed` (InputBatch → hidden [R, hidden_size], no sync inside) and replays it."""
+    """Captures `run_mixed` (MixedShape → hidden [R, hidden_size], no sync inside) and replays it."""
 
-    def __init__(
-        self, run_mixed: RunMixed, *, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, run_mixed: RunMixed, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._run_mixed = run_mixed
-        self._max_model_len = max_model_len
-        self._max_num_seqs = max_num_seqs
-        self._sizes = [(t, self._padded_rows(t, rows)) for t in TOKEN_SIZES for rows in (1, max_num_seqs)]
-        self._sizes = list(dict.fromkeys(self._sizes))
-        max_rows, max_tokens = max_num_seqs + 1, TOKEN_SIZES[-1]
-        max_blocks = -(-max(max_model_len, max_tokens) // block_size)
-        # what every graph reads; one row more than requests, for the tokens of padding
-        self._input_ids = torch.zeros(max_tokens, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
-        self._slots = torch.zeros(max_tokens, dtype=torch.int64, device=device)
-        self._query_start_loc = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
-        self._seq_lens = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self._block_table = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
-        self._last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        self._hidden: dict[tuple[int, int], torch.Tensor] = {}
-        self.tokens_per_s = 0.0  # of a large step, measured after the capture: all but attention over long contexts
+        self.shapes = mixed_shapes(max_num_seqs, max_num_batched_tokens)
+        self._graphs: dict[MixedShape, torch.cuda.CUDAGraph] = {}
+        self._hidden: dict[MixedShape, torch.Tensor] = {}
+        self._seconds: dict[MixedShape, float] = {}  # a replay, measured after the capture: all but attention
         self._launch_s = 0.0  # host time to launch one step without a graph
 
     @property
     def num_graphs(self) -> int:
         """How many graphs capture() makes."""
-        return len(self._sizes)
+        return len(self.shapes)
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """The padded numbers of tokens, ascending."""
+        return sorted({shape.num_tokens for shape in self.shapes})
 
     def capture(self, pool: GraphPool, on_captured: Callable[[], None]) -> None:
-        """Capture every pair of sizes into `pool`. Blocks; on_captured() after each."""
-        for num_tokens, num_rows in reversed(self._sizes):
-            # one row holds all tokens while capturing: any shape of batch gives the same kernels
-            self._query_start_loc[1:].fill_(num_tokens)
-            self._seq_lens.fill_(num_tokens)
-            batch = self._view(num_tokens, num_rows)
-            key = num_tokens, num_rows
-            self._graphs[key], self._hidden[key] = _capture(lambda batch=batch: self._run_mixed(batch), pool)
+        """Capture every shape into `pool`. Blocks; on_captured() after each."""
+        for shape in reversed(self.shapes):
+            self._graphs[shape], self._hidden[shape] = _capture(lambda shape=shape: self._run_mixed(shape), pool)
             on_captured()
         self._measure()
 
-    def is_faster(self, num_tokens: int) -> bool:
-        """Whether a graph, padding included, beats launching a step of num_tokens kernel by kernel."""
-        size = next((size for size in TOKEN_SIZES if size >= num_tokens), None)
-        return size is not None and size / self.tokens_per_s <= max(self._launch_s, num_tokens / self.tokens_per_s)
+    def fitting_shape(self, needed: MixedShape) -> MixedShape | None:
+        """The smallest shape for a step, or None if launching it kernel by kernel is faster, padding considered."""
+        fits = (shape for shape in self.shapes if all(has >= needs for has, needs in zip(shape, needed, strict=True)))
+        shape = next(fits, None)
+        if shape is None:
+            return None
+        padded_s = self._seconds[shape]
+        return shape if padded_s <= max(self._launch_s, padded_s * needed.num_tokens / shape.num_tokens) else None
 
-    def fitting_size(self, seconds: float) -> int:
+    def fitting_tokens(self, seconds: float) -> int:
         """The padded number of tokens whose step takes nearest to `seconds`."""
-        return min(TOKEN_SIZES, key=lambda size: abs(math.log(size / self.tokens_per_s / seconds)))
+        return min(self._seconds, key=lambda shape: abs(math.log(self._seconds[shape] / seconds))).num_tokens
 
-    def replay(self, batch: InputBatch) -> torch.Tensor:
-        """Launch the step; return hidden [R, hidden_size] of each row's last token, valid until the next replay."""
-        num_tokens, num_rows = batch.input_ids.shape[0], batch.req_index.shape[0]
-        t = next(size for size in TOKEN_SIZES if size >= num_tokens)
-        r = self._padded_rows(t, num_rows)
-        metadata = batch.attention
-        self._input_ids[:num_tokens].copy_(batch.input_ids)
-        self._positions[:num_tokens].copy_(batch.positions)
-        self._slots[:num_tokens].copy_(metadata.slot_mapping)
-        self._slots[num_tokens:t].zero_()
-        self._query_start_loc[: num_rows + 1].copy_(metadata.query_start_loc)
-        self._query_start_loc[num_rows + 1 : r + 2].fill_(t)
-        self._seq_lens[:num_rows].copy_(metadata.seq_lens)
-        self._seq_lens[num_rows : num_rows + 1].fill_(t - num_tokens)
-        self._block_table[:num_rows, : metadata.block_table.shape[1]].copy_(metadata.block_table)
-        self._block_table[num_rows].zero_()
-        assert batch.last_tokens is not None
-        self._last_tokens[:num_rows].copy_(batch.last_tokens)
-        self._last_tokens[num_rows : r + 1].zero_()
-        self._graphs[t, r].replay()
-        return self._hidden[t, r][:num_rows]
+    def replay(self, shape: MixedShape) -> torch.Tensor:
+        """Launch a step; return hidden [R, hidden_size] of the rows that sample, valid until the next replay."""
+        self._graphs[shape].replay()
+        return self._hidden[shape]
 
     def _measure(self) -> None:
-        """Time the largest graph, and how long the host takes to launch such a step without one. Blocks."""
-        num_tokens, num_rows = self._sizes[-1]
-        self._slots.zero_()  # padding's block alone is written
-        self._block_table.zero_()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        for event in (start, end):
-            self._graphs[num_tokens, num_rows].replay()
-            event.record()
-        end.synchronize()
-        self.tokens_per_s = num_tokens / start.elapsed_time(end) * 1e3
+        """Time every graph, and how long the host takes to launch a step without one. Blocks."""
+        for shape, graph in self._graphs.items():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            for event in (start, end):
+                graph.replay()
+                event.record()
+            end.synchronize()
+            self._seconds[shape] = start.elapsed_time(end) / 1e3
         launched_s = time.perf_counter()
-        self._run_mixed(self._view(TOKEN_SIZES[0], 1))
+        self._run_mixed(self.shapes[0])
         self._launch_s = time.perf_counter() - launched_s
         torch.cuda.synchronize()
-
-    def _padded_rows(self, num_tokens: int, num_rows: int) -> int:
-        small = min(SMALL_ROWS, self._max_num_seqs)
-        return small if num_rows <= small and num_tokens <= SMALL_ROWS_MAX_TOKENS else self._max_num_seqs
-
-    def _view(self, num_tokens: int, num_rows: int) -> InputBatch:
-        """The fixed buffers as a batch of num_rows rows and one of padding."""
-        rows = num_rows + 1
-        metadata = AttentionMetadata(
-            query_start_loc=self._query_start_loc[: rows + 1],
-            seq_lens=self._seq_lens[:rows],
-            block_table=self._block_table[:rows],
-            slot_mapping=self._slots[:num_tokens],
-            max_query_len=num_tokens,
-            max_seq_len=self._max_model_len,
-            num_decodes=None,
-        )
-        return InputBatch(
-            self._input_ids[:num_tokens], self._positions[:num_tokens], metadata, self._last_tokens[:rows],
-            last_tokens=self._last_tokens[:rows],
-        )  # fmt: skip
 
 
 def _capture(run: Callable[[], torch.Tensor], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:

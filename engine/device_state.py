@@ -7,20 +7,23 @@ Life of a row: init() → steps write last_token and num_computed → the next i
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from engine.staging import Staging
 from engine.step import RequestInit
-
-_FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
 
 
 class DeviceState:
     """Rows of request state on one device. Not thread-safe: one step at a time writes it."""
 
-    def __init__(self, *, num_rows: int, max_blocks: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, *, num_rows: int, max_blocks: int, vocab_size: int, device: torch.device, staging: Staging
+    ) -> None:
         rows = num_rows + 1
         self.device = device
         self.vocab_size = vocab_size
+        self._staging = staging
         # [rows] int64: the newest token of each request
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
         # [rows] int64: tokens whose keys and values are in the pool; the position of a decode row's token
@@ -28,32 +31,24 @@ class DeviceState:
         # [rows, max_blocks, rounded up] int32: block ids in order; stale entries are valid ids that nobody reads
         self.block_table = torch.zeros(rows, -(-max_blocks // 16) * 16, dtype=torch.int32, device=device)
         # [rows] float32 each, and int64
-        self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = torch.zeros(
-            len(_FLOATS), rows, dtype=torch.float32, device=device
-        )
-        self.top_k = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._floats = torch.zeros(6, rows, dtype=torch.float32, device=device)
+        self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = self._floats
+        self._integers = torch.zeros(2, rows, dtype=torch.int64, device=device)
+        self.top_k, self.seeds = self._integers
         # [rows, V] int32 and bool, made when the first request with penalties comes
         self.output_counts: torch.Tensor | None = None
         self.in_prompt: torch.Tensor | None = None
 
     def init(self, inits: list[RequestInit]) -> None:
         """Fill the rows of requests that join, in a few copies however many they are."""
-        rows = torch.tensor([init.req_index for init in inits], device=self.device)
+        rows = self._staging.send(np.array([init.req_index for init in inits]))
         params = [init.params for init in inits]
-        floats = torch.tensor(
-            [
-                (p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
-                for p in params
-            ],
-            dtype=torch.float32,
-        ).to(self.device)
-        for column, tensor in enumerate(
-            (self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition)
-        ):
-            tensor[rows] = floats[:, column]
-        integers = torch.tensor([(p.top_k, p.seed) for p in params], dtype=torch.int64).to(self.device)
-        self.top_k[rows], self.seeds[rows] = integers[:, 0], integers[:, 1]
+        floats = [
+            (p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
+            for p in params
+        ]
+        self._floats[:, rows] = self._staging.send(np.array(floats, dtype=np.float32)).T
+        self._integers[:, rows] = self._staging.send(np.array([(p.top_k, p.seed) for p in params])).T
         for init in inits:
             if init.params.has_penalties:
                 self._init_counts(init)
@@ -63,13 +58,9 @@ class DeviceState:
         """The row that rows of a padded batch point at."""
         return self.last_token.shape[0] - 1
 
-    def advance(self, req_index: torch.Tensor, seq_lens: torch.Tensor) -> None:
-        """Note that the rows' tokens are computed up to seq_lens [R] int32."""
-        self.num_computed[req_index] = seq_lens.to(torch.int64)
-
     def append_blocks(self, rows: list[int], columns: list[int], block_ids: list[int]) -> None:
         """Write block_table[rows[i], columns[i]] = block_ids[i]."""
-        updates = torch.tensor([rows, columns, block_ids], dtype=torch.int64).to(self.device, non_blocking=True)
+        updates = self._staging.send(np.array([rows, columns, block_ids]))
         self.block_table[updates[0], updates[1]] = updates[2].to(torch.int32)
 
     def _init_counts(self, init: RequestInit) -> None:

@@ -4,13 +4,16 @@
 At depth 2 step n is launched before the tokens of step n-1 are read, so the device never waits for the host. Depth 1
 only moves the commit above schedule(): the oracle of the tests and the debugging switch.
 Every AddRequest ends exactly once: by a `finished` row, by RequestFailed, or by its client's own end.
+A step that the device has no memory for is given up, together with all that were launched after it: the requests that
+made it large fail, the others are computed again.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from engine.engine_stats import EngineStats
-from engine.errors import InvalidParameter, Overloaded, ServiceError
+from engine.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError
 from engine.executor import Executor, StepHandle
 from engine.metrics import Metrics
 from engine.protocol import (
@@ -26,6 +29,9 @@ from engine.protocol import (
 )
 from engine.request import Request
 from engine.scheduler import RowOutput, Scheduler
+from engine.step import StepPlan
+
+logger = logging.getLogger(__name__)
 
 
 class Transport(Protocol):
@@ -54,7 +60,9 @@ class Engine:
         vocab_size: int,
         depth: int = 2,
         max_waiting: int = 2048,
+        memory_error: type[Exception] = MemoryError,
     ) -> None:
+        """memory_error: what the executor raises where the device has too little memory for a step."""
         self.scheduler = scheduler
         self.clock = clock
         self.depth = depth
@@ -63,6 +71,7 @@ class Engine:
         self._executor = executor
         self._transport = transport
         self._vocab_size = vocab_size
+        self._memory_error = memory_error
         self._stats = EngineStats(metrics, scheduler)
         self._in_flight: StepHandle | None = None
         self._outbox: dict[int, StepEvents] = {}  # by client_id
@@ -76,16 +85,13 @@ class Engine:
         """Turn the loop once. Blocks for messages only while idle; else waits for nothing but the step before."""
         for client_id, message in self._transport.receive(idle_timeout_s if self.is_idle else 0):
             self._handle(client_id, message)
-        if self.depth == 1:
-            self._commit()
-            self._send_events()  # now: where forward() computes, tokens must not wait for the step after theirs
-        plan = self.scheduler.schedule(self.clock())
-        step = self._executor.forward(plan) if plan else None
-        if self.depth > 1:
-            self._commit()
-        if step is not None:
-            step.sample()
-        self._in_flight = step
+        plan = failure = None
+        try:
+            plan = self._turn()
+        except self._memory_error as error:
+            failure = str(error).partition("\n")[0]
+        if failure is not None:  # only now, since the error holds the tensors of the step
+            self._give_up_steps(failure)
         self._send_events()
         self._stats.record_turn(plan, self.clock())
 
@@ -98,6 +104,36 @@ class Engine:
     def record_gauges(self) -> None:
         """Bring the gauges up to date, which else happens at the end of a turn."""
         self._stats.record_gauges()
+
+    def _turn(self) -> StepPlan | None:
+        """Launch one step and commit the one before; returns what was launched."""
+        if self.depth == 1:
+            self._commit()
+            self._send_events()  # now: where forward() computes, tokens must not wait for the step after theirs
+        plan = self.scheduler.schedule(self.clock())
+        step = self._executor.forward(plan) if plan else None
+        if self.depth > 1:
+            self._commit()
+        if step is not None:
+            step.sample()
+        self._in_flight = step
+        return plan
+
+    def _give_up_steps(self, reason: str) -> None:
+        """Fail the requests that the oldest uncommitted step has no memory for; compute that and later steps again."""
+        try:
+            self._commit()  # a step launched before the one that failed is whole
+        except self._memory_error as error:
+            reason = str(error).partition("\n")[0]
+        self._send_events()  # first, since nothing may follow a request's end
+        failed = self.scheduler.give_up_steps()
+        logger.error(
+            "out of memory in a step failed=%d recomputed=%d reason=%r", len(failed), len(self.scheduler.waiting), reason
+        )
+        for request in failed:
+            message = "The device has too little free memory for this request now; try again shortly."
+            self._transport.send(request.client_id, RequestFailed(request.request_id, OutOfMemory.code, message))
+            self._stats.record_finished(request)
 
     def _handle(self, client_id: int, message: ToEngine | ClientGone) -> None:
         match message:
@@ -148,9 +184,10 @@ class Engine:
 
     def _commit(self) -> None:
         """Wait for the step in flight, if there is one, and turn its tokens into events."""
-        if self._in_flight is None:
+        step, self._in_flight = self._in_flight, None
+        if step is None:
             return
-        result = self._in_flight.wait()
+        result = step.wait()
         now = self.clock()
         outputs = self.scheduler.commit(result, now)
         self._stats.record_commit(len(outputs), now)

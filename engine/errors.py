@@ -9,6 +9,7 @@
     ├── Overloaded                    the queue is full; try again later
     ├── RequestAborted                ended by its client or by an operator
     ├── EngineError                   the engine failed this request
+    ├── OutOfMemory                   the device had no room for this request's part of a step
     ├── EngineDead                    the engine process is gone; it is being restarted
     ├── ShuttingDown                  the daemon is ending, and with it whatever is still open
     └── StartupError                  the daemon cannot start (bad folder, no memory, port in use, ...)
@@ -81,6 +82,12 @@ class EngineError(ServiceError):
     code = "engine_error"
 
 
+class OutOfMemory(ServiceError):
+    """A step did not fit the device's memory. The requests blamed for its size fail; the others go on."""
+
+    code = "out_of_memory"
+
+
 class EngineDead(ServiceError):
     """The engine process ended; the launcher restarts it."""
 
@@ -114,6 +121,7 @@ ERRORS_BY_CODE: dict[str, type[ServiceError]] = {
         Overloaded,
         RequestAborted,
         EngineError,
+        OutOfMemory,
         EngineDead,
         ShuttingDown,
         StartupError,

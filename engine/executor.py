@@ -23,7 +23,12 @@ class StepHandle(Protocol):
 
 
 class Executor(Protocol):
-    """Runs plans in the order given. A device fault raises out of any method and ends the process."""
+    """Runs plans in the order given. A device fault raises out of any method and ends the process.
+
+    A step for which there is too little memory raises the Engine's memory_error, from any of its methods. It may have
+    been applied in part: its handle and those of later steps are dropped, its freed rows are named again, and rows that
+    go on are initialised anew.
+    """
 
     def forward(self, plan: StepPlan) -> StepHandle:
         """Apply the plan's frees and inits, launch its forward pass, return without waiting for the device."""

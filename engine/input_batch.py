@@ -1,22 +1,27 @@
 """From a StepPlan to the tensors of one forward pass. Sees plans and tensors; owns nothing but caches of row layouts.
 
 Decode rows take token, position and table from DeviceState: while the same requests decode, no tensor is made from a
-Python list. Prompt chunks bring their tokens in one packed copy. Three index spaces: req_index (row of DeviceState),
-row (place in this step), slot (block_id * block_size + offset).
+Python list. A step with prompt chunks brings all that only the host knows in one packed copy. Three index spaces:
+req_index (row of DeviceState), row (place in this step), slot (block_id * block_size + offset).
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.device_state import DeviceState
+from engine.staging import Staging
 from engine.step import RowPlan, StepPlan
 from kernels.attention.base import AttentionMetadata
-from kernels.batch_inputs import DecodeInputs
-from kernels.ops import gather_decode_inputs
+from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
+from kernels.ops import gather_decode_inputs, gather_mixed_inputs
+
+_NEWEST = [-1]  # token ids of a decode row: the last sampled one, which the device knows
 
 
 @dataclass
@@ -30,6 +35,14 @@ class SampleRows:
     positions: torch.Tensor
 
 
+class MixedShape(NamedTuple):
+    """How large the tensors of a step with prompt chunks are; at least what its rows need."""
+
+    num_tokens: int
+    num_rows: int
+    num_prefills: int  # rows that may have more than one token
+
+
 @dataclass
 class InputBatch:
     """The tensors of one forward pass: R rows, T tokens."""
@@ -39,28 +52,33 @@ class InputBatch:
     # [T] int64
     positions: torch.Tensor
     attention: AttentionMetadata
-    # [R] int64
-    req_index: torch.Tensor
-    # [R] int64: index into the T hidden states of each row's last token; None: every token is its row's last
+    # [R] int64: index into the T hidden states of the last token of each row that samples, the rest arbitrary;
+    # None: every token is its row's last
     last_tokens: torch.Tensor | None
 
 
 class InputBatchBuilder:
-    """Builds InputBatch after InputBatch over one DeviceState."""
+    """Builds InputBatch after InputBatch over one DeviceState. Each lives in buffers that the next one fills again."""
 
-    def __init__(self, state: DeviceState, *, block_size: int) -> None:
+    def __init__(self, state: DeviceState, staging: Staging, *, block_size: int, max_mixed: MixedShape) -> None:
         self._state = state
+        self._staging = staging
         self._block_size = block_size
-        self._num_blocks = [0] * state.last_token.shape[0]  # per req_index: length of its block table
-        self._arange = torch.arange(state.last_token.shape[0] + 1, dtype=torch.int32, device=state.device)
-        self._inputs = DecodeInputs.allocate(
-            max_rows=state.last_token.shape[0], max_blocks=state.block_table.shape[1], device=state.device
-        )
+        max_rows, max_blocks, device = state.last_token.shape[0], state.block_table.shape[1], state.device
+        self._num_blocks = [0] * max_rows  # per req_index: length of its block table
+        self._arange = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+        self._inputs = DecodeInputs.allocate(max_rows=max_rows, max_blocks=max_blocks, device=device)
         self._decode_key: list[int] = []
-        self._decode_req_index = torch.empty(0, dtype=torch.int64, device=state.device)
+        self._decode_req_index = torch.empty(0, dtype=torch.int64, device=device)
+        self._mixed = MixedInputs.allocate(
+            max_tokens=max_mixed.num_tokens, max_rows=max_mixed.num_rows, max_blocks=max_blocks, device=device
+        )
+        num_values = MixedPlan.num_values(max_mixed.num_tokens, max_mixed.num_rows)
+        self._packed = torch.zeros(num_values, dtype=torch.int32, device=device)
 
     def apply(self, plan: StepPlan) -> None:
         """Bring joins and table growth into the state; first thing of every step."""
+        self._staging.begin_step()
         if plan.inits:
             self._state.init(plan.inits)
             for init in plan.inits:
@@ -72,14 +90,11 @@ class InputBatchBuilder:
         key = [row.req_index for row in rows]
         if key != self._decode_key:
             self._decode_key = key
-            self._decode_req_index = torch.tensor(key, dtype=torch.int64).to(self._state.device, non_blocking=True)
+            self._decode_req_index = self._staging.send(np.array(key))
         return self._decode_req_index
 
     def decode_batch(self, req_index: torch.Tensor, *, max_seq_len: int) -> InputBatch:
-        """Gather decode rows, all from the state, which advances. Graph-safe: needs nothing of the host but the bound.
-
-        The result lives in buffers that the next call fills again.
-        """
+        """Gather decode rows, all from the state, which advances. Graph-safe: the host gives no more than the bound."""
         state, inputs, num_rows = self._state, self._inputs, req_index.shape[0]
         gather_decode_inputs(
             req_index,
@@ -99,52 +114,78 @@ class InputBatchBuilder:
             max_seq_len=max_seq_len,
             num_decodes=num_rows,
         )
-        return InputBatch(inputs.input_ids[:num_rows], inputs.positions[:num_rows], metadata, req_index, None)
+        return InputBatch(inputs.input_ids[:num_rows], inputs.positions[:num_rows], metadata, None)
 
-    def mixed_batch(self, rows: list[RowPlan], num_decodes: int) -> InputBatch:
-        """Gather decode rows from the state and prompt chunks from the plan, which come in one packed copy."""
-        state, chunks = self._state, rows[num_decodes:]
-        lengths = np.array([row.num_tokens for row in chunks])
-        starts = np.array([row.start for row in chunks])
-        req_index = np.array([row.req_index for row in chunks])
-        ends = np.cumsum(lengths)
-        positions = np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
-        token_ids = np.concatenate([np.array(row.token_ids) for row in chunks])
-        packed = np.concatenate(
-            [token_ids, positions, np.repeat(req_index, lengths), req_index, starts + lengths, num_decodes + ends]
+    def send_mixed(self, rows: list[RowPlan], shape: MixedShape) -> None:
+        """Ship what mixed_batch(shape) needs of a plan's rows.
+
+        Prompt chunks come first, then decode rows. A shape with more rows than these begins with a row of padding, to
+        which the tokens belong that are none.
+        """
+        num_decodes = sum(1 for row in rows if not row.token_ids)
+        order = rows[num_decodes:] + rows[:num_decodes]
+        req_index = [row.req_index for row in order]
+        seq_lens = [row.start + row.num_tokens for row in order]
+        lengths = [row.num_tokens for row in order]
+        chunks = [row.token_ids or _NEWEST for row in order]
+        num_paddings = int(shape.num_rows > len(rows))
+        if num_paddings:
+            req_index.insert(0, self._state.padding_row)
+            seq_lens.insert(0, 0)
+            lengths.insert(0, shape.num_tokens - sum(lengths))
+            chunks.insert(0, [0] * lengths[0])
+        packed = np.zeros(MixedPlan.num_values(shape.num_tokens, shape.num_rows), dtype=np.int32)
+        plan = MixedPlan.view(torch.from_numpy(packed), shape.num_tokens, shape.num_rows)
+        num_rows = len(lengths)
+        plan.token_ids.numpy()[:] = list(itertools.chain.from_iterable(chunks))
+        plan.token_rows.numpy()[:] = np.repeat(np.arange(num_rows), lengths)
+        plan.req_index.numpy()[:] = self._state.padding_row
+        plan.req_index.numpy()[:num_rows] = req_index
+        plan.seq_lens.numpy()[:num_rows] = seq_lens
+        plan.query_start_loc.numpy()[1:] = shape.num_tokens
+        plan.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)
+        # in plan order, which begins with the decode rows
+        places = (np.arange(len(rows)) - num_decodes) % len(rows) + num_paddings
+        sampling = places[[row.samples for row in rows]]
+        plan.sample_rows.numpy()[: len(sampling)] = sampling
+        plan.sample_tokens.numpy()[: len(sampling)] = plan.query_start_loc.numpy()[1:][sampling] - 1
+        self._staging.send(packed, self._packed)
+
+    def mixed_batch(self, shape: MixedShape, *, max_query_len: int, max_seq_len: int) -> InputBatch:
+        """Gather what send_mixed shipped for the same shape. Graph-safe: needs nothing of the host but the bounds."""
+        state, inputs, (num_tokens, num_rows, num_prefills) = self._state, self._mixed, shape
+        plan = MixedPlan.view(self._packed, num_tokens, num_rows)
+        gather_mixed_inputs(
+            plan,
+            last_token=state.last_token,
+            num_computed=state.num_computed,
+            block_table=state.block_table,
+            block_size=self._block_size,
+            out=inputs,
         )
-        t, r = int(ends[-1]), len(chunks)
-        parts = torch.from_numpy(packed).to(state.device, non_blocking=True).split([t, t, t, r, r, r])
-        decode = self.decode_req_index(rows[:num_decodes])
-        decode_positions = state.num_computed[decode]
-        all_positions = torch.cat((decode_positions, parts[1]))
-        all_req_index = torch.cat((decode, parts[3]))
-        query_start_loc = torch.cat((self._arange[: num_decodes + 1], parts[5].to(torch.int32)))
-        max_seq_len = max(row.start + row.num_tokens for row in rows)
         metadata = AttentionMetadata(
-            query_start_loc=query_start_loc,
-            seq_lens=torch.cat((decode_positions + 1, parts[4])).to(torch.int32),
-            block_table=self._tables(all_req_index, max_seq_len),
-            slot_mapping=self._slots(torch.cat((decode, parts[2])), all_positions),
-            max_query_len=int(lengths.max()),
+            query_start_loc=plan.query_start_loc,
+            seq_lens=plan.seq_lens,
+            block_table=inputs.block_table[:num_rows, : self._table_width(max_seq_len)],
+            slot_mapping=inputs.slot_mapping[:num_tokens],
+            max_query_len=max_query_len,
             max_seq_len=max_seq_len,
-            num_decodes=num_decodes,
+            num_decodes=None,
+            max_prefills=num_prefills,
         )
-        input_ids = torch.cat((state.last_token[decode], parts[0]))
-        return InputBatch(input_ids, all_positions, metadata, all_req_index, (query_start_loc[1:] - 1).to(torch.int64))
+        return InputBatch(
+            inputs.input_ids[:num_tokens], inputs.positions[:num_tokens], metadata, inputs.sample_tokens[:num_rows]
+        )
 
-    def _tables(self, req_index: torch.Tensor, max_seq_len: int) -> torch.Tensor:
-        """The block tables of rows, as wide as the longest needs."""
-        return self._state.block_table[:, : self._table_width(max_seq_len)].index_select(0, req_index)
+    def mixed_samples(self, rows: list[RowPlan]) -> SampleRows:
+        """The rows of the mixed step gathered last that sample, in plan order."""
+        sampling = [row for row in rows if row.samples]
+        count = len(sampling)
+        return SampleRows(sampling, self._mixed.sample_req_index[:count], self._mixed.sample_positions[:count])
 
     def _table_width(self, max_seq_len: int) -> int:
         """Columns for max_seq_len tokens, in sixteens: kernels specialise on such strides."""
         return -(-max_seq_len // self._block_size // 16) * 16
-
-    def _slots(self, token_req_index: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Where each token's key and value go."""
-        blocks = self._state.block_table[token_req_index, positions // self._block_size].to(torch.int64)
-        return blocks * self._block_size + positions % self._block_size
 
     def _append_blocks(self, rows: list[RowPlan]) -> None:
         growing = [row for row in rows if row.new_block_ids]

@@ -19,6 +19,7 @@ from engine.errors import StartupError
 from engine.kv_cache import GIB, KVCachePlan, allocate_kv_cache, format_size, free_bytes, plan_kv_cache
 from engine.model_runner import ModelRunner
 from kernels.attention.base import AttentionBackend, select_backend
+from kernels.attention.flash import FlashAttention
 from kernels.attention.torch_ref import TorchAttention
 from kernels.attention.triton_backend import TritonAttention
 from models.config import ModelConfig
@@ -29,12 +30,15 @@ from models.weights import Weights
 
 logger = logging.getLogger(__name__)
 
-BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, TorchAttention)
+# Fastest first, as measured on an H100 (benchmarks/notes.md)
+BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # Below this, waking a second thread costs more than it computes (docs/performance.md)
 _ONE_THREAD_PARAMETERS = 20_000_000
-# How long decoding requests wait for a step with prompts beside them: what a reader of a stream does not notice
-_MIXED_STEP_TARGET_S = 0.045
+# Steps with prompts beside decoding requests, which wait for them: as short as prompts are still computed at nearly
+# full speed (benchmarks/notes.md), and, with many requests, as long as a reader of a stream does not notice
+_SHORT_STEP_S = 0.014
+_LONG_STEP_S = 0.045
 # What the captured graphs themselves take on a GPU, about 10 MiB each
 _GRAPHS_BYTES = GIB
 OnStage = Callable[[Stage], None]
@@ -96,6 +100,7 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
         plan=plan,
         backend=backend,
         max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         vocab_size=model_config.vocab_size,
         device=device,
     )
@@ -106,7 +111,9 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
         block_size=plan.block_size,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_num_mixed_tokens=config.max_num_mixed_tokens or _mixed_tokens(runner, limits),
+        min_num_mixed_tokens=_mixed_tokens(runner, limits, config, _SHORT_STEP_S),
+        max_num_mixed_tokens=config.max_num_mixed_tokens or _mixed_tokens(runner, limits, config, _LONG_STEP_S),
+        step_sizes=runner.padded_tokens,
         max_model_len=plan.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
     )
@@ -141,10 +148,10 @@ def _limits(config: EngineConfig, device: torch.device) -> _Limits:
     return _Limits(num_seqs, batched)
 
 
-def _mixed_tokens(runner: ModelRunner, limits: _Limits) -> int:
-    """How many tokens a step may have while requests decode: what comes nearest to the target, as measured here."""
-    fitting = runner.fitting_tokens(_MIXED_STEP_TARGET_S) or limits.max_num_batched_tokens
-    return min(max(fitting, 2 * limits.max_num_seqs), limits.max_num_batched_tokens)
+def _mixed_tokens(runner: ModelRunner, limits: _Limits, config: EngineConfig, seconds: float) -> int:
+    """How many tokens a step of about `seconds` has, as measured here, within what the user allows."""
+    most = config.max_num_mixed_tokens or limits.max_num_batched_tokens
+    return min(max(runner.fitting_tokens(seconds) or most, 2 * limits.max_num_seqs), most)
 
 
 def _load_weights(
@@ -219,7 +226,8 @@ def _describe_device(device: torch.device) -> str:
 def _describe_choice(config: EngineConfig) -> str:
     if config.attention_backend != "auto":
         return "asked for"
-    return f"the first of {', '.join(cls.name for cls in BACKENDS)} that takes this model here"
+    names = ", ".join(cls.name for cls in BACKENDS)
+    return f"the fastest measured of those that take this model here: {names}"
 
 
 def _describe_pool(plan: KVCachePlan) -> str:

@@ -13,12 +13,13 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from engine.cuda_graph import DecodeGraphs, MixedGraphs
+from engine.cuda_graph import DecodeGraphs, MixedGraphs, mixed_shapes
 from engine.device_state import DeviceState
-from engine.input_batch import InputBatch, InputBatchBuilder, SampleRows
+from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows
 from engine.kv_cache import KVCachePlan
 from engine.sampler import Sampled, Sampler
-from engine.step import StepPlan, StepResult
+from engine.staging import Staging
+from engine.step import RowPlan, StepPlan, StepResult
 from kernels.attention.base import AttentionBackend
 from models.context import ForwardContext
 
@@ -34,6 +35,7 @@ class ModelRunner:
         plan: KVCachePlan,
         backend: AttentionBackend,
         max_num_seqs: int,
+        max_num_batched_tokens: int,
         vocab_size: int,
         device: torch.device,
     ) -> None:
@@ -43,15 +45,21 @@ class ModelRunner:
         self._backend = backend
         self._max_num_seqs = max_num_seqs
         self._max_model_len = plan.max_model_len
+        self._max_num_batched_tokens = max_num_batched_tokens
+        # A step's tokens and rows take 4 bytes each, twice or five times; what joins and grows is rarely as much again
+        staging = Staging(device, num_bytes=64 * (max_num_batched_tokens + max_num_seqs))
         self._state = DeviceState(
             num_rows=max_num_seqs,
             max_blocks=-(-plan.max_model_len // plan.block_size),
             vocab_size=vocab_size,
             device=device,
+            staging=staging,
         )
-        self._builder = InputBatchBuilder(self._state, block_size=plan.block_size)
+        shapes = mixed_shapes(max_num_seqs, max_num_batched_tokens)
+        max_tokens = max(max_num_batched_tokens, shapes[-1].num_tokens)
+        max_mixed = MixedShape(max_tokens, max_num_seqs + 1, max_num_seqs + 1)
+        self._builder = InputBatchBuilder(self._state, staging, block_size=plan.block_size, max_mixed=max_mixed)
         self._sampler = Sampler(self._state)
-        self._block_size = plan.block_size
         self._decode_graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
 
@@ -64,11 +72,9 @@ class ModelRunner:
             device=self.device,
         )
         mixed = MixedGraphs(
-            self._last_hidden,
+            lambda shape: self._run_mixed(shape, shape.num_tokens, self._max_model_len),
             max_num_seqs=self._max_num_seqs,
-            max_model_len=self._max_model_len,
-            block_size=self._block_size,
-            device=self.device,
+            max_num_batched_tokens=self._max_num_batched_tokens,
         )
         pool = torch.cuda.graph_pool_handle()
         done = itertools.count(1)
@@ -79,7 +85,12 @@ class ModelRunner:
 
     def fitting_tokens(self, seconds: float) -> int | None:
         """How many tokens a step of `seconds` has here, as measured when graphs were captured; None: they were not."""
-        return None if self._mixed_graphs is None else self._mixed_graphs.fitting_size(seconds)
+        return None if self._mixed_graphs is None else self._mixed_graphs.fitting_tokens(seconds)
+
+    @property
+    def padded_tokens(self) -> list[int]:
+        """The numbers of tokens to which steps with prompt chunks are padded, ascending; empty: to none."""
+        return [] if self._mixed_graphs is None else self._mixed_graphs.num_tokens
 
     def forward(self, plan: StepPlan) -> _Step:
         """See Executor.forward."""
@@ -96,7 +107,7 @@ class ModelRunner:
                     hidden = self._run_decode(req_index, max(row.start + 1 for row in plan.rows))
                 sampling = SampleRows(plan.rows, req_index, self._state.num_computed[req_index])
             else:
-                hidden, sampling = self._run_mixed(plan, num_decodes)
+                hidden, sampling = self._forward_mixed(plan.rows, num_decodes)
             logits = self._model.compute_logits(hidden) if sampling.rows else hidden
         return _Step(plan.step_id, sampling, logits, self._sampler, self.device)
 
@@ -110,24 +121,33 @@ class ModelRunner:
         """One token of each row; req_index: [R] int64 → hidden [R, hidden_size]."""
         return self._last_hidden(self._builder.decode_batch(req_index, max_seq_len=max_seq_len))
 
-    def _run_mixed(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SampleRows]:
+    def _forward_mixed(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows]:
         """Rows of any kind → (hidden [S, hidden_size] of those that sample, S possibly 0, and what they are)."""
-        batch = self._builder.mixed_batch(plan.rows, num_decodes)
-        if self._mixed_graphs is not None and self._mixed_graphs.is_faster(batch.input_ids.shape[0]):
-            hidden = self._mixed_graphs.replay(batch)
+        num_tokens = sum(row.num_tokens for row in rows)
+        shape = None
+        if self._mixed_graphs is not None:  # a row more than these, for padding
+            needed = MixedShape(num_tokens, len(rows) + 1, len(rows) - num_decodes + 1)
+            shape = self._mixed_graphs.fitting_shape(needed)
+        if self._mixed_graphs is not None and shape is not None:
+            self._builder.send_mixed(rows, shape)
+            hidden = self._mixed_graphs.replay(shape)
         else:
-            hidden = self._last_hidden(batch)
-        req_index, seq_lens = batch.req_index, batch.attention.seq_lens
-        self._state.advance(req_index, seq_lens)
-        rows = [row for row in plan.rows if row.samples]
-        if len(rows) < len(plan.rows):
-            samples = torch.tensor([i for i, row in enumerate(plan.rows) if row.samples], dtype=torch.int64)
-            samples = samples.to(self.device, non_blocking=True)
-            hidden, req_index, seq_lens = hidden[samples], req_index[samples], seq_lens[samples]
-        return hidden, SampleRows(rows, req_index, seq_lens.to(torch.int64))
+            shape = MixedShape(num_tokens, len(rows), len(rows) - num_decodes)
+            self._builder.send_mixed(rows, shape)
+            hidden = self._run_mixed(
+                shape,
+                max_query_len=max(row.num_tokens for row in rows),
+                max_seq_len=max(row.start + row.num_tokens for row in rows),
+            )
+        sampling = self._builder.mixed_samples(rows)
+        return hidden[: len(sampling.rows)], sampling
+
+    def _run_mixed(self, shape: MixedShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
+        """What send_mixed shipped last → hidden [R, hidden_size], first the rows that sample."""
+        return self._last_hidden(self._builder.mixed_batch(shape, max_query_len=max_query_len, max_seq_len=max_seq_len))
 
     def _last_hidden(self, batch: InputBatch) -> torch.Tensor:
-        """Run the layers; returns the hidden states [R, hidden_size] of each row's last token."""
+        """Run the layers; returns the hidden states [R, hidden_size] of the batch's last tokens."""
         ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_caches)
         hidden = self._model(batch.input_ids, ctx)
         return hidden if batch.last_tokens is None else hidden[batch.last_tokens]

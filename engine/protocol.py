@@ -42,6 +42,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         """True if counts of earlier tokens change the logits."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
+    @property
+    def has_extras(self) -> bool:
+        """True if each of its tokens takes memory beyond a draw from the logits."""
+        return self.has_penalties or bool(self.logit_bias) or self.logprobs is not None
+
 
 class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     """A validated request. `arrival_s` is time.monotonic() at the HTTP worker (one host, one clock)."""

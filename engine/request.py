@@ -47,7 +47,7 @@ class Request:
     req_index: int = -1
     last_step: int = -1  # the newest step that contains a row of it
     status: Status = Status.WAITING
-    finish_reason: str | None = None  # "stop" | "length" | "abort"
+    finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     stop_token_id: int | None = None
 
     num_preemptions: int = 0

@@ -20,6 +20,9 @@ from engine.protocol import TokenLogprobs
 from engine.request import Request, Status
 from engine.step import RequestInit, RowPlan, StepPlan, StepResult
 
+# Of a step with prompt chunks, per decoding request. Whoever sends 4 prompt tokens per token of output needs 5
+_TOKENS_PER_DECODE = 8
+
 _sort_key = attrgetter("sort_key")
 
 
@@ -36,6 +39,7 @@ class _Step(NamedTuple):
 
     step_id: int
     rows: list[tuple[Request, RowPlan]]
+    freed: list[int]
 
 
 class Scheduler:
@@ -103,12 +107,12 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """Plan the next step, or return None if nothing can run before the next commit."""
-        step = _Step(self._next_step_id, [])
+        step = _Step(self._next_step_id, [], self._freed)
         inits: list[RequestInit] = []
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
-        if step.rows and self.config.max_num_mixed_tokens is not None:  # prompts beside them make them wait
-            budget = max(min(budget, self.config.max_num_mixed_tokens - len(step.rows)), 0)
+        if step.rows:  # prompts beside them make them wait
+            budget = max(min(budget, self._num_mixed_tokens(len(step.rows)) - len(step.rows)), 0)
         for request in self.running:
             if budget and not request.is_decoding:
                 budget -= self._plan_chunk(step, request, budget, [])
@@ -117,8 +121,8 @@ class Scheduler:
             return None
         self._next_step_id += 1
         self._in_flight.append(step)
-        freed, self._freed = self._freed, []
-        return StepPlan(step.step_id, [row for _, row in step.rows], inits, freed)
+        self._freed = []
+        return StepPlan(step.step_id, [row for _, row in step.rows], inits, step.freed)
 
     def commit(self, result: StepResult, now: float) -> list[RowOutput]:
         """Take in the oldest step in flight: append its tokens, publish full blocks, end and release requests."""
@@ -139,11 +143,30 @@ class Scheduler:
                 token_id = result.token_ids[index]
                 outputs.append(RowOutput(request, token_id, logprobs.get(index) if logprobs else None))
                 self._append(request, token_id, now)
-        if self.retiring:
-            retiring, self.retiring = self.retiring, []
-            for request in retiring:
-                self._retire(request)
+        self._release_retired()
         return outputs
+
+    def give_up_steps(self) -> list[Request]:
+        """Drop every step in flight, the oldest of which had too little memory; end and return the requests to blame.
+
+        These are the ones that made it large: its prompt chunks, else those that ask for more than a token, else all.
+        The others of these steps wait to be computed again.
+        """
+        steps = list(self._in_flight)
+        self._in_flight.clear()
+        self.committed_step_id = self._next_step_id - 1
+        blamed = _blame(steps[0].rows) if steps else []
+        for request in dict.fromkeys(request for step in steps for request, _ in step.rows):
+            request.num_pending_tokens = 0
+            if request in blamed:
+                self._finish(request, "error")
+            elif request.status is Status.RUNNING:
+                request.num_preemptions += 1
+                self.running.remove(request)
+                self._retire(request)
+        self._release_retired()
+        self._freed = [req_index for step in steps for req_index in step.freed] + self._freed
+        return blamed
 
     def check(self) -> None:
         """Assert invariants 1 and 2 of docs/architecture.md; tests call it after every step."""
@@ -182,6 +205,17 @@ class Scheduler:
             request.last_step = step_id
             budget -= 1
         return budget
+
+    def _num_mixed_tokens(self, num_decodes: int) -> int:
+        """How many tokens a step with prompt chunks beside decode rows may have.
+
+        Prompt tokens ride along with decode rows for less than they cost alone, as long as the step stays short; so
+        they are spread over many steps, but not over more than keep up with the requests that end meanwhile.
+        """
+        config = self.config
+        most = config.max_num_mixed_tokens or config.max_num_batched_tokens
+        wanted = max(config.min_num_mixed_tokens or most, _TOKENS_PER_DECODE * num_decodes)
+        return min(next((size for size in config.step_sizes if size >= wanted), wanted), most)
 
     def _plan_chunk(self, step: _Step, request: Request, budget: int, new_block_ids: list[int]) -> int:
         """Plan the next tokens of a request that the host still sends; return their number."""
@@ -236,6 +270,13 @@ class Scheduler:
                 return False
         return True
 
+    def _release_retired(self) -> None:
+        """Release whoever waited for the step that has just been committed or dropped."""
+        if self.retiring:
+            retiring, self.retiring = self.retiring, []
+            for request in retiring:
+                self._retire(request)
+
     def _append(self, request: Request, token_id: int, now: float) -> None:
         """Add a committed token to the request and end it if that was the last one."""
         output, params = request.output_token_ids, request.params
@@ -277,3 +318,11 @@ class Scheduler:
             insort(self.waiting, request, key=_sort_key)
         else:
             request.status = Status.FINISHED
+
+
+def _blame(rows: list[tuple[Request, RowPlan]]) -> list[Request]:
+    """The requests of a step's rows that made it large; see Scheduler.give_up_steps."""
+    live = [(request, row) for request, row in rows if request.finish_reason is None]
+    with_chunks = [request for request, row in live if row.token_ids]
+    with_extras = [request for request, _ in live if request.params.has_extras]
+    return with_chunks or with_extras or [request for request, _ in live]

@@ -1,4 +1,4 @@
-"""The inputs of a decode step, gathered by req_index from the device state: the torch specification. Any device.
+"""The inputs of a step, gathered by req_index from the device state: the torch specification. Any device.
 
 Nothing here syncs. All outputs are fixed buffers, so a CUDA graph can hold the gathering and whatever reads them.
 """
@@ -61,3 +61,93 @@ def gather_decode_inputs(
     out.slot_mapping[:num_rows] = blocks * block_size + positions % block_size
     out.block_table[:num_rows] = tables
     num_computed[req_index] = torch.where(req_index == padding_row, 0, positions + 1)
+
+
+@dataclass(frozen=True)
+class MixedPlan:
+    """What the host knows of a step of T tokens in R rows, as views of one int32 buffer that one copy fills."""
+
+    # [T] token ids; -1: the newest token of the row's request, which only the device knows
+    token_ids: torch.Tensor
+    # [T] row of each token
+    token_rows: torch.Tensor
+    # [R] request of each row; the padding row's for rows that are none
+    req_index: torch.Tensor
+    # [R] tokens of each request including this step's; 0: the row's tokens are padding
+    seq_lens: torch.Tensor
+    # [R] rows that sample, in the order of their results, and the last token of each; the rest is 0
+    sample_rows: torch.Tensor
+    sample_tokens: torch.Tensor
+    # [R + 1] first token of each row
+    query_start_loc: torch.Tensor
+
+    @staticmethod
+    def num_values(num_tokens: int, num_rows: int) -> int:
+        """Length of the buffer of T tokens in R rows."""
+        return sum(_mixed_sections(num_tokens, num_rows))
+
+    @classmethod
+    def view(cls, buffer: torch.Tensor, num_tokens: int, num_rows: int) -> MixedPlan:
+        """The sections of buffer, at least [num_values(T, R)] int32."""
+        sections = buffer[: cls.num_values(num_tokens, num_rows)].split(_mixed_sections(num_tokens, num_rows))
+        token_ids, token_rows, *per_row, starts = sections
+        return cls(token_ids, token_rows, *(rows[:num_rows] for rows in per_row), starts[: num_rows + 1])
+
+
+def _mixed_sections(num_tokens: int, num_rows: int) -> list[int]:
+    """Lengths of the sections: of rows in fours, since kernels load 16 bytes at once where they may."""
+    return [num_tokens] * 2 + [(num_rows + 4) // 4 * 4] * 5
+
+
+@dataclass(frozen=True)
+class MixedInputs:
+    """The tensors of a step of any rows that are not in its MixedPlan as they stand."""
+
+    # [max_tokens] int64
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    # [max_rows, max_blocks] int32: defined as far as seq_lens needs
+    block_table: torch.Tensor
+    # [max_rows] int64: of rows that sample: request, place in it of the token to be chosen, last token
+    sample_req_index: torch.Tensor
+    sample_positions: torch.Tensor
+    sample_tokens: torch.Tensor
+
+    @classmethod
+    def allocate(cls, *, max_tokens: int, max_rows: int, max_blocks: int, device: torch.device) -> MixedInputs:
+        """Allocate zeros: valid ids everywhere, also where no step has written yet."""
+        tokens = torch.zeros(3, max_tokens, dtype=torch.int64, device=device)
+        rows = torch.zeros(3, max_rows, dtype=torch.int64, device=device)
+        return cls(*tokens, torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device), *rows)
+
+
+def gather_mixed_inputs(
+    plan: MixedPlan,
+    *,
+    last_token: torch.Tensor,
+    num_computed: torch.Tensor,
+    block_table: torch.Tensor,
+    block_size: int,
+    out: MixedInputs,
+) -> None:
+    """Fill the first T tokens and R rows of out, and set num_computed of the plan's requests to their seq_lens.
+
+    State tensors as in gather_decode_inputs. Tokens of padding stand at position 0 and go to slot 0.
+    """
+    num_tokens, num_rows = plan.token_ids.shape[0], plan.req_index.shape[0]
+    token_rows, req_index, seq_lens = plan.token_rows.long(), plan.req_index.long(), plan.seq_lens.long()
+    token_requests = req_index[token_rows]
+    before_end = plan.query_start_loc[1:][token_rows] - torch.arange(num_tokens, device=token_rows.device)
+    positions = (seq_lens[token_rows] - before_end).clamp(min=0)
+    blocks = block_table[token_requests, positions // block_size].long()
+    is_known = plan.token_ids >= 0
+    out.input_ids[:num_tokens] = torch.where(is_known, plan.token_ids.long(), last_token[token_requests])
+    out.positions[:num_tokens] = positions
+    out.slot_mapping[:num_tokens] = blocks * block_size + positions % block_size
+    out.block_table[:num_rows] = block_table[req_index]
+    sample_rows = plan.sample_rows.long()
+    out.sample_req_index[:num_rows] = req_index[sample_rows]
+    out.sample_positions[:num_rows] = seq_lens[sample_rows]
+    out.sample_tokens[:num_rows] = plan.sample_tokens
+    num_computed[req_index] = seq_lens

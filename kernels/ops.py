@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from kernels import batch_inputs, elementwise
-from kernels.batch_inputs import DecodeInputs
+from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
 from kernels.kv_write import write_kv
 
 try:
@@ -102,6 +102,27 @@ def gather_decode_inputs(
         block_table=block_table,
         block_size=block_size,
         padding_row=padding_row,
+        out=out,
+    )
+
+
+def gather_mixed_inputs(
+    plan: MixedPlan,
+    *,
+    last_token: torch.Tensor,
+    num_computed: torch.Tensor,
+    block_table: torch.Tensor,
+    block_size: int,
+    out: MixedInputs,
+) -> None:
+    """See kernels.batch_inputs.gather_mixed_inputs."""
+    gather = triton_batch_inputs if HAS_TRITON and last_token.is_cuda else batch_inputs
+    gather.gather_mixed_inputs(
+        plan,
+        last_token=last_token,
+        num_computed=num_computed,
+        block_table=block_table,
+        block_size=block_size,
         out=out,
     )
 

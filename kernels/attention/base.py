@@ -33,6 +33,9 @@ class AttentionMetadata:
     # The first num_decodes rows have exactly one query token; None: rows of one token may stand anywhere, and the
     # device must find them (a CUDA graph that serves many mixes)
     num_decodes: int | None
+    # With num_decodes None: rows past the first max_prefills have at most one query token; None: no such bound.
+    # A row of seq_len 0 is padding, however many query tokens it has: its output is zeros
+    max_prefills: int | None = None
 
 
 @dataclass(frozen=True)

@@ -47,33 +47,50 @@ class TorchAttention:
         A padding row (seq_len 0) yields the value in its table's first slot.
         """
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        num_decodes, seq_lens = metadata.num_decodes or 0, metadata.seq_lens
-        if num_decodes > 0:
-            tables = metadata.block_table[:num_decodes]
-            out[:num_decodes] = _attend_decodes(
-                q[:num_decodes],
+        decodes, others = _split_rows(metadata)
+        if len(decodes):
+            first = 0 if decodes.start == 0 else q.shape[0] - len(decodes)  # of their tokens
+            rows, tokens = slice(decodes.start, decodes.stop), slice(first, first + len(decodes))
+            tables = metadata.block_table[rows]
+            out[tokens] = _attend_decodes(
+                q[tokens],
                 self._keys.gather(k_cache, tables, metadata.max_seq_len),
                 self._values.gather(v_cache, tables, metadata.max_seq_len),
-                seq_lens[:num_decodes].clamp(min=1),
+                metadata.seq_lens[rows].clamp(min=1),
                 scale=scale,
                 sliding_window=sliding_window,
                 softcap=softcap,
             )
-        if seq_lens.shape[0] == num_decodes:
+        if not len(others):
             return out
-        starts = metadata.query_start_loc[num_decodes:].tolist()
-        lengths = seq_lens[num_decodes:].tolist()
-        for row, (start, end, length) in enumerate(zip(starts[:-1], starts[1:], lengths, strict=True), num_decodes):
+        starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+        for row in others:
+            start, end, length = starts[row], starts[row + 1], lengths[row]
+            if length == 0:
+                out[start:end] = 0
+                continue
             table = metadata.block_table[row : row + 1]
             out[start:end] = _attend_row(
                 q[start:end],
-                self._keys.gather(k_cache, table, max(length, 1))[0],
-                self._values.gather(v_cache, table, max(length, 1))[0],
+                self._keys.gather(k_cache, table, length)[0],
+                self._values.gather(v_cache, table, length)[0],
                 scale=scale,
                 sliding_window=sliding_window,
                 softcap=softcap,
             )
         return out
+
+
+def _split_rows(metadata: AttentionMetadata) -> tuple[range, range]:
+    """The rows that are known to have one token each, first or last of all, and the others."""
+    num_rows = metadata.seq_lens.shape[0]
+    if metadata.num_decodes is not None:
+        return range(metadata.num_decodes), range(metadata.num_decodes, num_rows)
+    num_prefills = num_rows if metadata.max_prefills is None else metadata.max_prefills
+    num_tokens = int(metadata.query_start_loc[-1] - metadata.query_start_loc[num_prefills])
+    if num_tokens < num_rows - num_prefills:  # rows without a token among them
+        num_prefills = num_rows
+    return range(num_prefills, num_rows), range(num_prefills)
 
 
 class _Scratch:

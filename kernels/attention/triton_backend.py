@@ -77,10 +77,13 @@ class TritonAttention:
                 query_start_loc=metadata.query_start_loc if is_mixed else None,
                 max_seq_len=metadata.max_seq_len, pdl=self._pdl,
             )  # fmt: skip
-        if metadata.seq_lens.shape[0] > num_decodes:
+        num_rows = metadata.seq_lens.shape[0]
+        if num_rows > num_decodes:
+            end = num_rows if metadata.max_prefills is None else metadata.max_prefills
             prefill_attention(
-                q, k_cache, v_cache, metadata.block_table, metadata.query_start_loc, metadata.seq_lens, out,
-                scale=scale, max_query_len=metadata.max_query_len, first_row=num_decodes, skips_decodes=is_mixed,
+                q, k_cache, v_cache, metadata.block_table, metadata.query_start_loc[: end + 1],
+                metadata.seq_lens[:end], out, scale=scale, max_query_len=metadata.max_query_len,
+                first_row=num_decodes, skips_decodes=is_mixed,
                 sliding_window=sliding_window, softcap=softcap, pdl=self._pdl,
             )  # fmt: skip
         return out

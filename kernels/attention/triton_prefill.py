@@ -69,7 +69,7 @@ def prefill_attention(
     q, out: [T, num_heads, head_dim], the last two dimensions dense; query_start_loc: [R + 1], seq_lens: [R] int32;
     block_table: [R, max_blocks] int32. num_tokens: query tokens of those rows (default: all from first_row, which then
     counts rows of one token). skips_decodes: leave rows of one token to decode_attention. Query i of a row of n
-    stands at position seq_len - n + i.
+    stands at position seq_len - n + i; a row of seq_len 0 is padding and yields zeros.
     """
     total_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
@@ -180,7 +180,7 @@ def _attend_query_tile(
         acc, maximum, total, tl.maximum(full_start, full_end), end, view,
         HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=True,
     )  # fmt: skip
-    return acc / total[:, None]
+    return acc / tl.where(total > 0.0, total, 1.0)[:, None]  # a row of padding sees no key
 
 
 @triton.jit

@@ -32,6 +32,7 @@ class CheckedExecutor(FakeExecutor):
         super().__init__(num_blocks=scheduler.config.num_blocks, block_size=scheduler.config.block_size)
         self.scheduler = scheduler
         self.last_plan: StepPlan | None = None
+        self.num_failures = 0
 
     def forward(self, plan: StepPlan):
         assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
@@ -71,6 +72,7 @@ class Harness:
         max_model_len: int = 64,
         enable_prefix_caching: bool = True,
         max_waiting: int = 1000,
+        executor: type[CheckedExecutor] = CheckedExecutor,
     ) -> None:
         config = SchedulerConfig(
             num_blocks=num_blocks,
@@ -82,7 +84,7 @@ class Harness:
             enable_prefix_caching=enable_prefix_caching,
         )
         self.scheduler = Scheduler(config)
-        self.executor = CheckedExecutor(self.scheduler)
+        self.executor = executor(self.scheduler)
         self.transport = LocalTransport()
         self.metrics = Metrics()
         self.clock = Clock()
@@ -128,9 +130,11 @@ class Harness:
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
             nothing_in_flight = self.engine._in_flight is None or self.engine.depth == 1
+            num_failures = self.executor.num_failures
             self.engine.run_once(0)
             self.scheduler.check()
-            if nothing_in_flight and (self.scheduler.waiting or self.scheduler.running):
+            is_given_up = self.executor.num_failures > num_failures
+            if nothing_in_flight and not is_given_up and (self.scheduler.waiting or self.scheduler.running):
                 assert self.engine._in_flight is not None, "something could run, but nothing was planned"
 
     def drain(self) -> None:

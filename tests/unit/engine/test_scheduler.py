@@ -45,6 +45,18 @@ def test_prompts_get_the_smaller_budget_while_others_decode():
     assert step(scheduler).num_tokens == 16
 
 
+@pytest.mark.parametrize(("num_decodes", "num_tokens"), [(1, 12), (2, 20), (3, 28), (4, 28)])
+def test_prompts_get_more_the_more_decode_up_to_a_padded_size(num_decodes, num_tokens):
+    """8 tokens per decoding request: at least 10, at most 28, rounded up to what costs as much."""
+    sizes = {"min_num_mixed_tokens": 10, "max_num_mixed_tokens": 28, "step_sizes": [12, 20, 28, 40]}
+    scheduler = make_scheduler(max_num_batched_tokens=64, max_num_seqs=8, **sizes)
+    for i in range(num_decodes):
+        add(scheduler, str(i), range(4))
+    step(scheduler)
+    add(scheduler, "long", range(60))
+    assert schedule(scheduler).num_tokens == num_tokens
+
+
 def test_requests_are_admitted_by_priority_then_arrival():
     scheduler = make_scheduler(max_num_seqs=1)
     late = add(scheduler, "late", [1], 1, arrival_s=2.0)

@@ -138,3 +138,24 @@ def test_decode_and_prefill_share_ragged_rows_between_them(query_lens):
         max_query_len=max(query_lens), skips_decodes=True,
     )  # fmt: skip
     assert relative_error(out, reference(q, k_cache, v_cache, metadata, scale=0.25)) < 1e-5
+
+
+@pytest.mark.parametrize("num_padding", [1, 5, 40])
+def test_the_tokens_of_a_padding_row_get_zeros(num_padding):
+    q, k_cache, v_cache, metadata = make_problem(
+        query_lens=[num_padding, 17, 1], context_lens=[0, 9, 20], num_heads=4, num_kv_heads=2,
+        head_dim=16, block_size=16, dtype=torch.float32, device="cpu",
+    )  # fmt: skip
+    metadata.seq_lens[0] = 0
+    scratch = DecodeScratch.allocate(num_heads=4, num_kv_heads=2, head_dim=16, device=torch.device("cpu"))
+    out = torch.full_like(q, float("nan"))
+    decode_attention(
+        q, k_cache, v_cache, metadata.block_table, metadata.seq_lens, out, scratch, scale=0.25,
+        query_start_loc=metadata.query_start_loc,
+    )  # fmt: skip
+    prefill_attention(
+        q, k_cache, v_cache, metadata.block_table, metadata.query_start_loc[:3], metadata.seq_lens[:2], out,
+        scale=0.25, max_query_len=60, skips_decodes=True,
+    )  # fmt: skip
+    assert not out[:num_padding].any()
+    assert out.isfinite().all()

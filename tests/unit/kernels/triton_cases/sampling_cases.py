@@ -1,4 +1,4 @@
-"""Sampling and the gathering of decode inputs against their torch specifications, through Triton's interpreter."""
+"""Sampling and the gathering of inputs against their torch specifications, through Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -93,3 +93,36 @@ def test_gathering_advances_like_the_decode_batch():
     assert out.input_ids.tolist() == [8, 9]
     assert out.seq_lens.tolist() == [32, 1]
     assert out.slot_mapping.tolist() == [6 * 16 + 15, 0]
+
+
+def test_gathered_mixed_inputs_equal_the_specification():
+    """A row of padding, a chunk with context, a whole prompt, decode rows, and rows that are none."""
+    lengths, seq_lens, requests = [6, 300, 40, 1, 1, 0, 0], [0, 520, 40, 77, 1, 0, 0], [4, 2, 0, 3, 1, 4, 4]
+    num_tokens, num_rows, max_blocks = sum(lengths), len(lengths), 40
+    packed = torch.zeros(batch_inputs.MixedPlan.num_values(num_tokens, num_rows) + 3, dtype=torch.int32)
+    plan = batch_inputs.MixedPlan.view(packed, num_tokens, num_rows)
+    plan.token_ids[:346] = torch.arange(346)
+    plan.token_ids[346:] = -1
+    plan.token_rows.copy_(torch.repeat_interleave(torch.arange(num_rows), torch.tensor(lengths)))
+    plan.req_index.copy_(torch.tensor(requests))
+    plan.seq_lens.copy_(torch.tensor(seq_lens))
+    plan.query_start_loc[1:] = torch.tensor(lengths).cumsum(0)
+    plan.sample_rows[:3] = torch.tensor([3, 4, 2])
+    plan.sample_tokens[:3] = torch.tensor([346, 347, 345])
+    table = torch.arange(5 * max_blocks, dtype=torch.int32).view(5, max_blocks)
+    table[4] = 0
+    results = []
+    for gather in (batch_inputs.gather_mixed_inputs, triton_batch_inputs.gather_mixed_inputs):
+        out = batch_inputs.MixedInputs.allocate(
+            max_tokens=400, max_rows=9, max_blocks=max_blocks, device=torch.device("cpu")
+        )
+        advanced = torch.tensor([0, 0, 220, 76, 0])
+        gather(plan, last_token=torch.arange(70, 75), num_computed=advanced, block_table=table, block_size=16, out=out)
+        results.append((out, advanced))
+    (expected, expected_lengths), (out, advanced) = results
+    assert advanced.tolist() == expected_lengths.tolist() == [40, 1, 520, 77, 0]
+    for name in ("input_ids", "positions", "slot_mapping", "sample_req_index", "sample_positions", "sample_tokens"):
+        assert getattr(out, name).equal(getattr(expected, name)), name
+    for row, seq_len in enumerate(seq_lens):
+        num_blocks = -(-seq_len // 16)
+        assert out.block_table[row, :num_blocks].equal(expected.block_table[row, :num_blocks])

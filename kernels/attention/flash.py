@@ -1,0 +1,208 @@
+"""FlashAttention: the AttentionBackend over the package flash-attn, which is imported only once it is asked for.
+
+On a Hopper GPU with FlashAttention-3 (module flash_attn_interface) that one, else FlashAttention-2 (flash_attn). Both
+read the pool through the block table; FA2 wants blocks of 256 tokens.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch.nn import functional
+
+from kernels.attention.base import AttentionMetadata, AttentionSpec
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = (torch.bfloat16, torch.float16)
+_MAX_HEAD_DIM = 256
+_MIN_CAPABILITY = (8, 0)
+_HOPPER = 9
+_MIN_FA2_VERSION = (2, 6)  # the first with a softcap
+_WHOLE_ROW = (-1, -1)
+
+
+@dataclass(frozen=True)
+class _Masking:
+    """What changes the softmax of every row alike."""
+
+    scale: float
+    window: tuple[int, int]  # tokens seen before and after the query's own
+    softcap: float
+
+
+@dataclass(frozen=True)
+class _Library:
+    """One generation of the library, imported."""
+
+    generation: int
+    block_size_multiple: int
+    module: ModuleType
+    attend: Callable[[ModuleType, torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata, _Masking], torch.Tensor]
+
+
+class FlashAttention:
+    """FA3 takes all rows in one call; FA2 the rows of one query token in one call and the others in a second."""
+
+    name = "flash-attn"
+    is_graph_safe = True
+
+    def __init__(self) -> None:
+        library = _find_library(torch.cuda.get_device_capability())
+        if isinstance(library, str):
+            raise ImportError(library)
+        self._library = library
+        self.block_size_multiple = library.block_size_multiple
+        logger.info("attention_backend=%s generation=%d", self.name, library.generation)
+
+    @classmethod
+    def refuse(cls, spec: AttentionSpec) -> str | None:
+        """Refuse what neither generation computes, and name what keeps the library from being imported."""
+        if spec.device.type != "cuda":
+            return f"it needs a CUDA device, not {spec.device.type}"
+        if spec.dtype not in _DTYPES:
+            return f"dtype {spec.dtype} is not one of bfloat16, float16"
+        if spec.head_dim > _MAX_HEAD_DIM or spec.head_dim % 8 != 0:
+            return f"head_dim {spec.head_dim} is not a multiple of 8 of at most {_MAX_HEAD_DIM}"
+        if spec.num_heads % spec.num_kv_heads != 0:
+            return f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
+        library = _find_library(torch.cuda.get_device_capability(spec.device))
+        if isinstance(library, str):
+            return library
+        if spec.block_size is not None and spec.block_size % library.block_size_multiple != 0:
+            return (
+                f"block_size {spec.block_size} is not a multiple of {library.block_size_multiple}, "
+                f"which FlashAttention-{library.generation} needs"
+            )
+        return None
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        """Attend each row over its own tokens; see AttentionBackend.forward. A padding row (seq_len 0) yields zeros."""
+        window = _WHOLE_ROW if sliding_window is None else (sliding_window - 1, 0)
+        masking = _Masking(scale=scale, window=window, softcap=softcap)
+        return self._library.attend(self._library.module, q, k_cache, v_cache, metadata, masking)
+
+
+def _find_library(capability: tuple[int, int]) -> _Library | str:
+    """Import the newest generation that runs on this GPU, or return why there is none."""
+    if capability < _MIN_CAPABILITY:
+        return "it needs compute capability 8.0 or higher, this GPU has {}.{}".format(*capability)
+    if capability[0] == _HOPPER:
+        module = _import("flash_attn_interface")
+        if isinstance(module, ModuleType):
+            return _Library(3, 16, module, _attend_fa3)
+        logger.info("FlashAttention-3 is not used: %s", module)
+    module = _import("flash_attn")
+    if isinstance(module, str):
+        return module
+    version = str(module.__version__)
+    if tuple(int(part) for part in version.split(".")[:2]) < _MIN_FA2_VERSION:
+        return "flash-attn {} is older than {}.{}".format(version, *_MIN_FA2_VERSION)
+    return _Library(2, 256, module, _attend_fa2)
+
+
+def _import(name: str) -> ModuleType | str:
+    """Import a module, or return in one sentence why that failed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            return f"the module {name} is not installed"
+        return f"importing {name} failed: {error}"
+    except Exception as error:  # compiled for another torch or CUDA, it may raise anything
+        return f"importing {name} failed: {type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _attend_fa3(
+    module: ModuleType,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    masking: _Masking,
+) -> torch.Tensor:
+    """All rows, whatever their lengths. Shapes as AttentionBackend.forward."""
+    return module.flash_attn_with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        cache_seqlens=metadata.seq_lens,
+        page_table=metadata.block_table,
+        cu_seqlens_q=metadata.query_start_loc,
+        max_seqlen_q=metadata.max_query_len,
+        softmax_scale=masking.scale,
+        causal=True,
+        window_size=masking.window,
+        softcap=masking.softcap,
+    )
+
+
+def _attend_fa2(
+    module: ModuleType,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    masking: _Masking,
+) -> torch.Tensor:
+    """Decode rows split along their keys, the rest by tiles of queries. Shapes as AttentionBackend.forward."""
+    num_rows = metadata.seq_lens.shape[0]
+    num_decodes = num_rows if metadata.max_query_len == 1 else metadata.num_decodes or 0
+    if num_decodes == num_rows:
+        return _decode_fa2(module, q, k_cache, v_cache, metadata, masking)
+    # The first tokens of q belong to no row of this call, which leaves them unwritten
+    out: torch.Tensor = module.flash_attn_varlen_func(
+        q,
+        k_cache,
+        v_cache,
+        cu_seqlens_q=metadata.query_start_loc[num_decodes:],
+        cu_seqlens_k=functional.pad(metadata.seq_lens[num_decodes:].cumsum(0, dtype=torch.int32), (1, 0)),
+        max_seqlen_q=metadata.max_query_len,
+        max_seqlen_k=metadata.max_seq_len,
+        softmax_scale=masking.scale,
+        causal=True,
+        window_size=masking.window,
+        softcap=masking.softcap,
+        block_table=metadata.block_table[num_decodes:],
+    )
+    if num_decodes > 0:
+        out[:num_decodes] = _decode_fa2(module, q[:num_decodes], k_cache, v_cache, metadata, masking)
+    return out
+
+
+def _decode_fa2(
+    module: ModuleType,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    masking: _Masking,
+) -> torch.Tensor:
+    """The first N rows, of one query token each. q: [N, num_heads, head_dim]; returns as q."""
+    out: torch.Tensor = module.flash_attn_with_kvcache(
+        q.unsqueeze(1),
+        k_cache,
+        v_cache,
+        cache_seqlens=metadata.seq_lens[: q.shape[0]],
+        block_table=metadata.block_table[: q.shape[0]],
+        softmax_scale=masking.scale,
+        causal=True,
+        window_size=masking.window,
+        softcap=masking.softcap,
+    )
+    return out.squeeze(1)

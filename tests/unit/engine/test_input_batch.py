@@ -1,0 +1,97 @@
+"""The inputs of steps with prompt chunks: what was planned arrives, at its exact shape and padded alike."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.device_state import DeviceState
+from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape
+from engine.staging import Staging
+from engine.step import RowPlan, StepPlan
+
+CPU = torch.device("cpu")
+BLOCK_SIZE, NUM_REQUESTS, MAX_BLOCKS = 4, 6, 16
+
+
+def make_builder() -> tuple[InputBatchBuilder, DeviceState]:
+    """A builder over a state in which every request has another newest token and other blocks."""
+    staging = Staging(CPU, num_bytes=1 << 16)
+    state = DeviceState(num_rows=NUM_REQUESTS, max_blocks=MAX_BLOCKS, vocab_size=100, device=CPU, staging=staging)
+    state.last_token[:NUM_REQUESTS] = torch.arange(1000, 1000 + NUM_REQUESTS)
+    state.block_table[:NUM_REQUESTS] = torch.arange(1, 1 + NUM_REQUESTS * MAX_BLOCKS).view(NUM_REQUESTS, MAX_BLOCKS)
+    max_mixed = MixedShape(128, NUM_REQUESTS + 4, NUM_REQUESTS + 4)
+    return InputBatchBuilder(state, staging, block_size=BLOCK_SIZE, max_mixed=max_mixed), state
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> list[RowPlan]:
+    """Rows of distinct requests, decode rows first, at least one prompt chunk."""
+    requests = draw(st.permutations(range(NUM_REQUESTS)))
+    num_decodes = draw(st.integers(0, NUM_REQUESTS - 1))
+    num_chunks = draw(st.integers(1, NUM_REQUESTS - num_decodes))
+    rows = [RowPlan(index, draw(st.integers(1, 60)), 1) for index in requests[:num_decodes]]
+    for index in requests[num_decodes : num_decodes + num_chunks]:
+        start, count = draw(st.integers(0, 40)), draw(st.integers(1, 18))
+        token_ids = draw(st.lists(st.integers(0, 99), min_size=count, max_size=count))
+        rows.append(RowPlan(index, start, count, token_ids, samples=draw(st.booleans())))
+    return rows
+
+
+def make_batch(rows: list[RowPlan], shape: MixedShape) -> tuple[InputBatch, InputBatchBuilder, DeviceState]:
+    builder, state = make_builder()
+    builder.apply(StepPlan(0, rows))
+    builder.send_mixed(rows, shape)
+    return builder.mixed_batch(shape, max_query_len=shape.num_tokens, max_seq_len=64), builder, state
+
+
+def exact_shape(rows: list[RowPlan]) -> MixedShape:
+    num_prefills = sum(1 for row in rows if row.token_ids)
+    return MixedShape(sum(row.num_tokens for row in rows), len(rows), num_prefills)
+
+
+@given(rows=plans(), extra_tokens=st.integers(0, 9), extra_rows=st.integers(0, 3))
+def test_every_row_arrives_whatever_the_padding(rows: list[RowPlan], extra_tokens: int, extra_rows: int) -> None:
+    exact = exact_shape(rows)
+    padded = MixedShape(exact.num_tokens + extra_tokens, exact.num_rows + 1 + extra_rows, exact.num_prefills + 1)
+    for shape in (exact, padded):
+        batch, _, state = make_batch(rows, shape)
+        metadata = batch.attention
+        starts, seq_lens = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+        assert starts == sorted(starts)
+        assert (starts[0], starts[-1]) == (0, shape.num_tokens)
+        assert len(seq_lens) == len(starts) - 1 == shape.num_rows
+        arrived = {}
+        for row, seq_len in enumerate(seq_lens):
+            tokens = slice(starts[row], starts[row + 1])
+            count = tokens.stop - tokens.start
+            assert count <= 1 or row < shape.num_prefills
+            if seq_len == 0:
+                assert not batch.positions[tokens].any()
+                assert not metadata.slot_mapping[tokens].any()
+                continue
+            positions = batch.positions[tokens].tolist()
+            assert positions == list(range(seq_len - count, seq_len))
+            blocks = metadata.block_table[row]
+            slots = [int(blocks[p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for p in positions]
+            assert metadata.slot_mapping[tokens].tolist() == slots
+            request = (int(blocks[0]) - 1) // MAX_BLOCKS
+            arrived[request] = (positions[0], batch.input_ids[tokens].tolist())
+        expected = {row.req_index: (row.start, row.token_ids or [1000 + row.req_index]) for row in rows}
+        assert arrived == expected
+        for row in rows:
+            assert int(state.num_computed[row.req_index]) == row.start + row.num_tokens
+        assert int(state.num_computed[state.padding_row]) == 0
+
+
+@given(rows=plans(), extra_rows=st.integers(0, 3))
+def test_rows_that_sample_come_first_in_plan_order(rows: list[RowPlan], extra_rows: int) -> None:
+    exact = exact_shape(rows)
+    for shape in (exact, MixedShape(exact.num_tokens + 5, exact.num_rows + 1 + extra_rows, exact.num_prefills + 1)):
+        batch, builder, _ = make_batch(rows, shape)
+        sampling = builder.mixed_samples(rows)
+        assert sampling.rows == [row for row in rows if row.samples]
+        assert sampling.req_index.tolist() == [row.req_index for row in sampling.rows]
+        assert sampling.positions.tolist() == [row.start + row.num_tokens for row in sampling.rows]
+        assert batch.last_tokens is not None
+        newest = batch.input_ids[batch.last_tokens[: len(sampling.rows)]].tolist()
+        assert newest == [row.token_ids[-1] if row.token_ids else 1000 + row.req_index for row in sampling.rows]
