@@ -18,7 +18,7 @@ GEMV_SHAPES = {
     "0.6B lm_head": (151936, 1024), "8B qkv": (6144, 4096), "8B o": (4096, 4096), "8B gate_up": (28672, 4096),
     "8B down": (4096, 14336), "8B lm_head": (128256, 4096),
 }  # fmt: skip
-GEMV_ROWS = (1, 2, 4, 8, 16, 32)
+GEMV_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
 
 
@@ -26,6 +26,9 @@ def gemv_candidates(num_rows: int, n: int, k: int) -> list[GemvConfig]:
     """The cuts worth timing for a shape."""
     dots = [(64, 128, 4, 6), (64, 256, 4, 3), (32, 256, 4, 4), (32, 512, 4, 3), (32, 256, 4, 6), (64, 128, 4, 4),
             (16, 512, 4, 4)]  # fmt: skip
+    if num_rows > 32:
+        dots = [(64, 128, 4, 3), (64, 128, 4, 4), (64, 64, 4, 6), (64, 64, 4, 8), (32, 128, 4, 5), (64, 128, 8, 4),
+                (128, 64, 8, 5), (128, 128, 8, 3), (128, 128, 8, 4)]  # fmt: skip
     cuts = [(bn, bk, s, warps, stages) for bn, bk, warps, stages in dots for s in (1, 2, 4)]
     found = [
         GemvConfig(*cut, prefetch=prefetch)

@@ -25,28 +25,9 @@ RunMixed = Callable[[MixedShape], torch.Tensor]
 # Padded numbers of tokens. Below the first bound of tokens there are also shapes of few rows; up to the second, where
 # idle programs of the prefill kernel would show, few rows may be prompts
 TOKEN_SIZES = (
-    32,
-    64,
-    128,
-    192,
-    256,
-    320,
-    384,
-    448,
-    512,
-    640,
-    768,
-    896,
-    1024,
-    1280,
-    1536,
-    1792,
-    2048,
-    3072,
-    4096,
-    6144,
-    8192,
-)
+    32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 6144, 8192,
+)  # fmt: skip
+_NEARLY = 0.88  # of the best rate
 FEW_ROWS, FEW_ROWS_MAX_TOKENS, FEW_PREFILLS_MAX_TOKENS = 32, 2048, 4096
 
 
@@ -150,6 +131,12 @@ class MixedGraphs:
     def fitting_tokens(self, seconds: float) -> int:
         """The padded number of tokens whose step takes nearest to `seconds`."""
         return min(self._seconds, key=lambda shape: abs(math.log(self._seconds[shape] / seconds))).num_tokens
+
+    @property
+    def efficient_tokens(self) -> int:
+        """The smallest padded number of tokens that are computed at nearly the best rate."""
+        rates = {shape.num_tokens / seconds: shape.num_tokens for shape, seconds in self._seconds.items()}
+        return min(num_tokens for rate, num_tokens in rates.items() if rate >= _NEARLY * max(rates))
 
     def replay(self, shape: MixedShape) -> torch.Tensor:
         """Launch a step; return hidden [R, hidden_size] of the rows that sample, valid until the next replay."""

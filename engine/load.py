@@ -35,9 +35,7 @@ BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention,
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # Below this, waking a second thread costs more than it computes (docs/performance.md)
 _ONE_THREAD_PARAMETERS = 20_000_000
-# Steps with prompts beside decoding requests, which wait for them: as short as prompts are still computed at nearly
-# full speed (benchmarks/notes.md), and, with many requests, as long as a reader of a stream does not notice
-_SHORT_STEP_S = 0.014
+# How long decoding requests wait at most for a step with prompts: what a reader of a stream does not notice
 _LONG_STEP_S = 0.045
 # What the captured graphs themselves take on a GPU, about 10 MiB each
 _GRAPHS_BYTES = GIB
@@ -106,13 +104,14 @@ def _load(config: EngineConfig, on_stage: OnStage) -> LoadedEngine:
     )
     if device.type == "cuda" and backend.is_graph_safe and not config.enforce_eager:
         runner.capture_graphs(lambda done, total: on_stage(Stage("graphs", done, total, unit="graphs", detail=detail)))
+    longest = _longest_step(runner, limits, config)
     scheduler_config = SchedulerConfig(
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        min_num_mixed_tokens=_mixed_tokens(runner, limits, config, _SHORT_STEP_S),
-        max_num_mixed_tokens=config.max_num_mixed_tokens or _mixed_tokens(runner, limits, config, _LONG_STEP_S),
+        min_num_mixed_tokens=min(runner.efficient_tokens or longest, longest),
+        max_num_mixed_tokens=longest,
         step_sizes=runner.padded_tokens,
         max_model_len=plan.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
@@ -148,10 +147,12 @@ def _limits(config: EngineConfig, device: torch.device) -> _Limits:
     return _Limits(num_seqs, batched)
 
 
-def _mixed_tokens(runner: ModelRunner, limits: _Limits, config: EngineConfig, seconds: float) -> int:
-    """How many tokens a step of about `seconds` has, as measured here, within what the user allows."""
-    most = config.max_num_mixed_tokens or limits.max_num_batched_tokens
-    return min(max(runner.fitting_tokens(seconds) or most, 2 * limits.max_num_seqs), most)
+def _longest_step(runner: ModelRunner, limits: _Limits, config: EngineConfig) -> int:
+    """How many tokens a step may have while requests decode, as measured here, unless the user says."""
+    if config.max_num_mixed_tokens:
+        return config.max_num_mixed_tokens
+    fitting = runner.fitting_tokens(_LONG_STEP_S) or limits.max_num_batched_tokens
+    return min(max(fitting, 2 * limits.max_num_seqs), limits.max_num_batched_tokens)
 
 
 def _load_weights(

@@ -88,6 +88,11 @@ class ModelRunner:
         return None if self._mixed_graphs is None else self._mixed_graphs.fitting_tokens(seconds)
 
     @property
+    def efficient_tokens(self) -> int | None:
+        """The fewest tokens of a step that are computed at nearly the best rate; None: nothing was captured."""
+        return None if self._mixed_graphs is None else self._mixed_graphs.efficient_tokens
+
+    @property
     def padded_tokens(self) -> list[int]:
         """The numbers of tokens to which steps with prompt chunks are padded, ascending; empty: to none."""
         return [] if self._mixed_graphs is None else self._mixed_graphs.num_tokens

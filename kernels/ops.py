@@ -25,8 +25,6 @@ try:
 except ImportError:
     HAS_TRITON = False
 
-_MAX_SKINNY_ROWS = 32  # above, cuBLAS is as fast (benchmarks/notes.md)
-
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See kernels.elementwise.rms_norm."""
@@ -171,7 +169,7 @@ class DenseLinear:
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; w: [N, K]; bias: [N] or None; returns [T, N]."""
-        if not (HAS_TRITON and x.shape[0] <= _MAX_SKINNY_ROWS and can_gemv(x, w)):
+        if not (HAS_TRITON and can_gemv(x, w)):
             return functional.linear(x, w, bias)
         if self._scratch is None:
             self._scratch = GemvScratch.allocate(x.device)

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-"""Skinny GEMM: x @ w.T for at most 32 rows of x, where the only cost is reading w once.
+"""Skinny GEMM: x @ w.T for at most 64 rows of x, where the only cost is reading w once.
 
 Each program streams BLOCK_N rows of w. Where N alone gives too few programs to fill the device, the rows are split
 along K as well, and the last program to arrive sums the parts in order: deterministic, one launch. Under programmatic
@@ -17,7 +17,7 @@ import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
 
-MAX_ROWS = 32
+MAX_ROWS = 64  # above, cuBLAS is as fast (benchmarks/notes.md)
 _MAX_SPLITS = 16
 
 
@@ -44,8 +44,8 @@ class GemvScratch:
     arrivals: torch.Tensor
 
     @classmethod
-    def allocate(cls, device: torch.device, *, capacity: int = 1 << 19) -> GemvScratch:
-        """Allocate capacity fp32 sums (2 MB): enough for every cut that gemv_config chooses."""
+    def allocate(cls, device: torch.device, *, capacity: int = 1 << 20) -> GemvScratch:
+        """Allocate capacity fp32 sums (4 MB): enough for every cut that gemv_config chooses."""
         return cls(
             partial=torch.empty(capacity, dtype=torch.float32, device=device),
             arrivals=torch.zeros(4096, dtype=torch.int32, device=device),
@@ -53,7 +53,7 @@ class GemvScratch:
 
 
 def can_gemv(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Whether gemv takes this product: 16-bit, at most 32 rows, K a multiple of 512. Host-side facts only."""
+    """Whether gemv takes this product: 16-bit, at most 64 rows, K a multiple of 512. Host-side facts only."""
     return (
         x.is_cuda
         and x.dtype == w.dtype
@@ -69,6 +69,8 @@ def gemv_config(*, num_rows: int, n: int, k: int) -> GemvConfig:
     """The cut of a shape class, tuned on an H100 (benchmarks/notes.md). k: a multiple of 512."""
     if num_rows == 1:
         return _one_row_config(n, k)
+    if num_rows > 32:
+        return _many_rows_config(n, k)
     if n < 2048 and k % 1024 == 0:
         if num_rows <= 8:
             return GemvConfig(32, 256, 4, num_warps=4, num_stages=4, prefetch=512)
@@ -80,6 +82,16 @@ def gemv_config(*, num_rows: int, n: int, k: int) -> GemvConfig:
             return GemvConfig(64, 128, 1, num_warps=4, num_stages=6, prefetch=0)
         return GemvConfig(32, 512, 1, num_warps=4, num_stages=3)
     return GemvConfig(64, 128, 2 if n < 6144 and k >= 4096 else 1, num_warps=4, num_stages=6)
+
+
+def _many_rows_config(n: int, k: int) -> GemvConfig:
+    if n < 2048 and k % 1024 == 0:
+        return GemvConfig(64, 128, 4, num_warps=4, num_stages=4)
+    if k < 4096:
+        return GemvConfig(64, 128 if n >= 65536 else 64, 1, num_warps=4, num_stages=3 if n >= 65536 else 8)
+    if n >= 16384:
+        return GemvConfig(128, 128, 1, num_warps=8, num_stages=3, prefetch=0)
+    return GemvConfig(64, 128, 2, num_warps=4, num_stages=4) if n < 6144 else GemvConfig(64, 64, 1, 4, 8)
 
 
 def _one_row_config(n: int, k: int) -> GemvConfig:
@@ -101,7 +113,7 @@ def gemv(
     config: GemvConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Return x @ w.T + bias. x: [M, K], M <= 32; w: [N, K]; bias: [N]; one 16-bit dtype, fp32 accumulation; [M, N]."""
+    """Return x @ w.T + bias. x: [M, K], M <= 64; w: [N, K]; bias: [N]; one 16-bit dtype, fp32 accumulation; [M, N]."""
     num_rows, k = x.shape
     n = w.shape[0]
     config = config or gemv_config(num_rows=num_rows, n=n, k=k)

@@ -78,7 +78,7 @@ def test_norm_rope_write_kv_equals_the_three_specifications(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 13, 32])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 13, 32, 33, 64])
 @pytest.mark.parametrize(("n", "k"), [(4096, 1024), (1024, 3072), (1000, 2048), (4096, 14336), (30001, 1024)])
 def test_gemv_equals_the_product(n, k, rows, dtype):
     from kernels.triton_gemv import GemvScratch, can_gemv, gemv

@@ -20,7 +20,7 @@ def _error(num_rows, n, k, *, has_bias=False, config=None):
     return relative_error(out, expected + bias.double() if bias is not None else expected)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 5, 32])
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 32, 50])
 def test_gemv_with_the_chosen_config(num_rows):
     assert _error(num_rows, 70, 1024, has_bias=num_rows > 1) < 1e-3
 
@@ -32,7 +32,7 @@ def test_gemv_at_any_number_of_splits(num_rows, splits):
     assert _error(num_rows, 40, 512, has_bias=True, config=config) < 1e-3
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 8, 32])
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 32, 64])
 @pytest.mark.parametrize(
     ("n", "k"), [(4096, 1024), (1024, 2048), (1024, 3072), (151936, 1024), (4096, 14336), (512, 512)]
 )
@@ -43,7 +43,7 @@ def test_chosen_configs_divide_k(num_rows, n, k):
 
 def test_the_scratch_holds_every_chosen_split():
     scratch = GemvScratch.allocate(torch.device("cpu"))
-    for num_rows in range(1, 33):
+    for num_rows in range(1, 65):
         for n in range(16, 8192, 48):
             for k in (512, 1024, 2048, 3072, 4096, 14336):
                 config = gemv_config(num_rows=num_rows, n=n, k=k)
