@@ -61,7 +61,7 @@ def _print_table(results: list[dict[str, object]]) -> None:
         line = f"{kind[:4]} {case:28s} {first['us']:8.2f}us"
         for unit in ("tb_s", "tflop_s"):
             line += f" {first[unit]:6.2f}{unit}" if unit in first else ""
-        for other in ("torch_us", "sdpa_us", "cublas_us"):
+        for other in ("torch_us", "triton_us", "sdpa_us", "cublas_us"):
             line += f" {other[:-3]} {first[other]:.2f}" if other in first else ""
         line += "".join(f" nopdl {row['us']:.2f}" for row in rows if row.get("pdl") is False)
         if best is not first and best.get("config"):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
+from benchmarks.attention_problem import Heads, Problem, make_problem, relative_error
 from benchmarks.kernel_timing import num_copies, time_graph
+from kernels.attention.gluon_prefill import HopperConfig, hopper_prefill_attention, new_tickets
 from kernels.attention.triton_decode import DecodeConfig, DecodeScratch, decode_attention, decode_config
 from kernels.attention.triton_prefill import PrefillConfig, prefill_attention, prefill_config
 
@@ -24,56 +25,35 @@ PREFILL_CONFIGS = [
         (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 5), (128, 32, 8, 3), (64, 32, 4, 3))),
     PrefillConfig(64, 64, 4, 3, maxnreg=168), PrefillConfig(64, 32, 4, 3, maxnreg=160),
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Paged:
-    """A paged problem of equal rows on the device."""
-
-    q: torch.Tensor
-    caches: list[tuple[torch.Tensor, torch.Tensor]]
-    block_table: torch.Tensor
-    query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
-    scratch: DecodeScratch
+HOPPER_CONFIGS = [HopperConfig(1, 64, 2, 2), HopperConfig(2, 64, 4, 1), HopperConfig(2, 128, 2, 1)]
 
 
 def make_paged(
     *, rows: int, query_len: int, seq_len: int, num_heads: int, num_kv_heads: int,
     block_size: int, copies: int,
-) -> Paged:  # fmt: skip
+) -> Problem:  # fmt: skip
     """Rows of query_len queries over seq_len keys, blocks shuffled, and `copies` pairs of caches (a model's layers)."""
-    bf16 = {"dtype": torch.bfloat16, "device": "cuda"}
-    blocks = -(-seq_len // block_size)
-    shape = (rows * blocks, block_size, num_kv_heads, HEAD_DIM)
-    table = torch.randperm(rows * blocks, device="cuda", dtype=torch.int32).view(rows, blocks)
-    padded = torch.zeros(rows, -(-blocks // 16) * 16, dtype=torch.int32, device="cuda")
-    padded[:, :blocks] = table
-    return Paged(
-        q=torch.randn(rows * query_len, num_heads, HEAD_DIM, **bf16),
-        caches=[(torch.randn(shape, **bf16), torch.randn(shape, **bf16)) for _ in range(copies)],
-        block_table=padded,
-        query_start_loc=torch.arange(0, (rows + 1) * query_len, query_len, dtype=torch.int32, device="cuda"),
-        seq_lens=torch.full((rows,), seq_len, dtype=torch.int32, device="cuda"),
-        scratch=DecodeScratch.allocate(
-            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=HEAD_DIM, device=torch.device("cuda")
-        ),
+    heads = Heads(num_heads, num_kv_heads, HEAD_DIM, torch.bfloat16, torch.device("cuda"))
+    return make_problem(
+        heads, num_rows=rows, query_len=query_len, seq_len=seq_len, block_size=block_size, num_layers=copies
     )
 
 
 def decode_call(
-    problem: Paged, layer: int, *, config: DecodeConfig | None = None, num_splits: int | None = None, pdl: bool = True
+    problem: Problem, layer: int, *, config: DecodeConfig | None = None, num_splits: int | None = None, pdl: bool = True
 ) -> torch.Tensor:
     """One decode launch over that layer's cache."""
     out = torch.full_like(problem.q, float("nan")) if layer < 0 else torch.empty_like(problem.q)
     decode_attention(
-        problem.q, *problem.caches[layer], problem.block_table, problem.seq_lens, out, problem.scratch,
+        problem.q, *problem.caches[layer], problem.block_table, problem.seq_lens, out, _scratch(problem.heads),
         scale=HEAD_DIM**-0.5, max_seq_len=16384, config=config, num_splits=num_splits, pdl=pdl,
     )  # fmt: skip
     return out
 
 
-def prefill_call(problem: Paged, layer: int, *, config: PrefillConfig | None = None, pdl: bool = True) -> torch.Tensor:
+def prefill_call(
+    problem: Problem, layer: int, *, config: PrefillConfig | None = None, pdl: bool = True
+) -> torch.Tensor:
     """One prefill launch over that layer's cache."""
     out = torch.full_like(problem.q, float("nan")) if layer < 0 else torch.empty_like(problem.q)
     prefill_attention(
@@ -83,26 +63,21 @@ def prefill_call(problem: Paged, layer: int, *, config: PrefillConfig | None = N
     return out
 
 
-def check(problem: Paged, out: torch.Tensor) -> float:
-    """Relative error against float64 of the last layer's first and last row (the last 64 queries of each)."""
-    k_cache, v_cache = problem.caches[-1]
-    rows, seq_len = problem.seq_lens.shape[0], problem.block_table.shape[1] * k_cache.shape[1]
-    query_len = problem.q.shape[0] // rows
-    group = problem.q.shape[1] // k_cache.shape[2]
-    worst = 0.0
-    for row in {0, rows - 1}:
-        seq_len = int(problem.seq_lens[row])
-        blocks = problem.block_table[row, : -(-seq_len // k_cache.shape[1])].long()
-        k, v = (c[blocks].flatten(0, 1)[:seq_len].double().repeat_interleave(group, 1) for c in (k_cache, v_cache))
-        tail = slice((row + 1) * query_len - min(64, query_len), (row + 1) * query_len)
-        logits = torch.einsum("qhd,khd->hqk", problem.q[tail].double(), k) * HEAD_DIM**-0.5
-        positions = torch.arange(seq_len - logits.shape[1], seq_len, device="cuda")
-        logits.masked_fill_(torch.arange(seq_len, device="cuda") > positions[:, None], float("-inf"))
-        expected = torch.einsum("hqk,khd->qhd", logits.softmax(-1), v)
-        worst = max(worst, float((out[tail].double() - expected).norm() / expected.norm()))
-    assert worst < 6e-3, f"wrong: {worst}"
-    assert bool(out.isfinite().all()), "an element was not written"
-    return worst
+def hopper_prefill_call(problem: Problem, layer: int, *, config: HopperConfig | None = None) -> torch.Tensor:
+    """The same by the kernel for Hopper."""
+    out = torch.full_like(problem.q, float("nan")) if layer < 0 else torch.empty_like(problem.q)
+    hopper_prefill_attention(
+        problem.q, *problem.caches[layer], problem.block_table, problem.query_start_loc, problem.seq_lens, out,
+        _tickets(problem.q.device), scale=HEAD_DIM**-0.5, max_seq_len=problem.seq_len, config=config, pdl=True,
+    )  # fmt: skip
+    return out
+
+
+def check(problem: Problem, out: torch.Tensor) -> float:
+    """Relative error against float64; see relative_error."""
+    error = relative_error(problem, out)
+    assert error < 6e-3, f"wrong, or an element was not written: {error}"
+    return error
 
 
 def bench_decode(*, sweep: bool) -> list[dict[str, object]]:
@@ -115,7 +90,7 @@ def bench_decode(*, sweep: bool) -> list[dict[str, object]]:
             rows=rows, query_len=1, seq_len=seq_len, num_heads=num_heads, num_kv_heads=8, block_size=16,
             copies=num_copies(num_bytes),
         )  # fmt: skip
-        default_splits = problem.scratch.num_splits(num_pairs=rows * 8)
+        default_splits = _scratch(problem.heads).num_splits(num_pairs=rows * 8)
         variants: list[tuple[DecodeConfig, int, bool]] = [
             (_default_decode(rows), default_splits, pdl) for pdl in (True, False)
         ]
@@ -146,38 +121,60 @@ def bench_prefill(*, sweep: bool) -> list[dict[str, object]]:
         pairs = rows * query_len * (seq_len - query_len + (query_len + 1) / 2)
         flops = 4 * num_heads * HEAD_DIM * pairs
         default = _default_prefill(num_heads, rows * query_len, query_len)
-        swept = PREFILL_CONFIGS if sweep and num_heads == 32 else []
-        for config, pdl in [(default, True), *((c, True) for c in swept)]:
-            error = check(problem, prefill_call(problem, -1, config=config, pdl=pdl))
-            call = functools.partial(prefill_call, problem, config=config, pdl=pdl)
-            us = time_graph([functools.partial(call, layer) for layer in (0, 1)])
+        variants = [(hopper_prefill_call, None), (prefill_call, default)]
+        if sweep and num_heads == 32:
+            variants += [(hopper_prefill_call, c) for c in HOPPER_CONFIGS] + [
+                (prefill_call, c) for c in PREFILL_CONFIGS
+            ]
+        for call, config in variants:
+            error = check(problem, call(problem, -1, config=config))
+            us = time_graph([functools.partial(call, problem, layer, config=config) for layer in (0, 1)])
             results.append({"kind": "prefill", "case": f"H{num_heads}/8 {rows}x{query_len}/{seq_len} bs{block_size}",
-                            "config": str(config), "pdl": pdl, "us": us, "tflop_s": flops / us * 1e-6,
-                            "error": error})  # fmt: skip
+                            "kernel": "Triton" if call is prefill_call else "Gluon", "config": str(config), "us": us,
+                            "tflop_s": flops / us * 1e-6, "error": error})  # fmt: skip
+        results[-len(variants)]["triton_us"] = results[1 - len(variants)]["us"]
         if query_len == seq_len and block_size == 16:
-            results[-1 - len(swept)]["sdpa_us"] = _time_sdpa(rows, seq_len, num_heads)
+            results[-len(variants)]["sdpa_us"] = _time_sdpa(rows, seq_len, num_heads)
     return results
 
 
 def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
     """One tiny launch of every configuration that the two benchmarks time."""
 
-    def run(num_heads: int, block_size: int, query_len: int, **options: object) -> None:
+    def run(
+        call: Callable[..., torch.Tensor], num_heads: int, block_size: int, query_len: int, **options: object
+    ) -> None:
         problem = make_paged(
             rows=2, query_len=query_len, seq_len=256, num_heads=num_heads, num_kv_heads=8, block_size=block_size,
             copies=1,
         )  # fmt: skip
-        (decode_call if query_len == 1 else prefill_call)(problem, 0, **options)
+        call(problem, 0, **options)
 
     jobs: list[Callable[[], object]] = []
     for config in {*(_default_decode(rows) for rows in (1, 8, 256)), *(DECODE_CONFIGS if sweep else [])}:
         for num_heads, splits, pdl in [(h, s, p) for h in (16, 32) for s in (1, 4) for p in (True, False)]:
-            jobs.append(functools.partial(run, num_heads, 16, 1, config=config, num_splits=splits, pdl=pdl))
+            jobs.append(
+                functools.partial(run, decode_call, num_heads, 16, 1, config=config, num_splits=splits, pdl=pdl)
+            )
     defaults = {_default_prefill(16, tokens, tokens) for tokens in (512, 4096)}
-    for config in {*defaults, *(PREFILL_CONFIGS if sweep else [])}:
+    kernels = [(prefill_call, config) for config in {*defaults, *(PREFILL_CONFIGS if sweep else [])}]
+    for call, config in kernels + [(hopper_prefill_call, config) for config in HOPPER_CONFIGS]:
         for num_heads, block_size in ((16, 16), (32, 16), (16, 64), (32, 64)):
-            jobs.append(functools.partial(run, num_heads, block_size, 256, config=config, pdl=True))
+            jobs.append(functools.partial(run, call, num_heads, block_size, 256, config=config))
     return jobs
+
+
+@functools.cache
+def _scratch(heads: Heads) -> DecodeScratch:
+    """The backend's buffers for splits: one set for all calls of a shape."""
+    return DecodeScratch.allocate(
+        num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim, device=heads.device
+    )
+
+
+@functools.cache
+def _tickets(device: torch.device) -> torch.Tensor:
+    return new_tickets(device)
 
 
 def _default_decode(rows: int) -> DecodeConfig:

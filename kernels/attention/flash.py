@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import torch
@@ -25,6 +25,10 @@ _MIN_CAPABILITY = (8, 0)
 _HOPPER = 9
 _MIN_FA2_VERSION = (2, 6)  # the first with a softcap
 _WHOLE_ROW = (-1, -1)
+# FA2 launches programs for every row as if it were the longest: from this many idle queries on they take longer than
+# cutting rows into tiles (benchmarks/notes.md)
+_MANY_QUERIES = 100_000
+_TILE = 128
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,8 @@ def _attend_fa2(
     num_decodes = num_rows if metadata.max_query_len == 1 else metadata.num_decodes or 0
     if num_decodes == num_rows:
         return _decode_fa2(module, q, k_cache, v_cache, metadata, masking)
+    if metadata.num_decodes is None and num_rows * metadata.max_query_len > _MANY_QUERIES:
+        metadata = _cut_rows(metadata, q.shape[0])
     # The first tokens of q belong to no row of this call, which leaves them unwritten
     out: torch.Tensor = module.flash_attn_varlen_func(
         q,
@@ -206,3 +212,27 @@ def _decode_fa2(
         softcap=masking.softcap,
     )
     return out.squeeze(1)
+
+
+def _cut_rows(metadata: AttentionMetadata, num_tokens: int) -> AttentionMetadata:
+    """The same queries in rows of at most _TILE: each tile ends where its own last query does. Never syncs.
+
+    There are as many tiles as num_tokens in any rows could need; those past the last hold no query.
+    """
+    starts, num_rows = metadata.query_start_loc, metadata.seq_lens.shape[0]
+    counts = (starts.diff() + _TILE - 1) // _TILE
+    ends = counts.cumsum(0)
+    tiles = torch.arange(num_tokens // _TILE + num_rows, device=starts.device)
+    rows = torch.searchsorted(ends, tiles, right=True).clamp(max=num_rows - 1)
+    row_ends = starts[rows + 1]
+    firsts = torch.minimum(starts[rows] + (tiles - ends[rows] + counts[rows]) * _TILE, row_ends)
+    tile_starts = torch.cat((firsts, starts[-1:])).to(torch.int32)
+    return replace(
+        metadata,
+        query_start_loc=tile_starts,
+        seq_lens=(metadata.seq_lens[rows] - row_ends + tile_starts[1:]).clamp(min=0).to(torch.int32),
+        block_table=metadata.block_table[rows],
+        max_query_len=_TILE,
+        num_decodes=0,
+        max_prefills=None,
+    )

@@ -13,6 +13,12 @@ try:
     HAS_TRITON = True
 except ImportError:
     HAS_TRITON = False
+try:
+    from kernels.attention.gluon_prefill import hopper_prefill_attention, new_tickets, takes
+
+    HAS_GLUON = True
+except ImportError:
+    HAS_GLUON = False
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MAX_HEAD_DIM = 256
@@ -33,6 +39,7 @@ class TritonAttention:
         self._scratch: DecodeScratch | None = None
         self._shape: tuple[int, int, int, torch.device] | None = None
         self._pdl = False
+        self._tickets: torch.Tensor | None = None  # of the prefill kernel for Hopper, where it can run
 
     @classmethod
     def refuse(cls, spec: AttentionSpec) -> str | None:
@@ -80,12 +87,19 @@ class TritonAttention:
         num_rows = metadata.seq_lens.shape[0]
         if num_rows > num_decodes:
             end = num_rows if metadata.max_prefills is None else metadata.max_prefills
-            prefill_attention(
-                q, k_cache, v_cache, metadata.block_table, metadata.query_start_loc[: end + 1],
-                metadata.seq_lens[:end], out, scale=scale, max_query_len=metadata.max_query_len,
-                first_row=num_decodes, skips_decodes=is_mixed,
-                sliding_window=sliding_window, softcap=softcap, pdl=self._pdl,
-            )  # fmt: skip
+            row_starts, seq_lens = metadata.query_start_loc[: end + 1], metadata.seq_lens[:end]
+            if self._tickets is not None and takes(q, k_cache, sliding_window=sliding_window, softcap=softcap):
+                hopper_prefill_attention(
+                    q, k_cache, v_cache, metadata.block_table, row_starts, seq_lens, out, self._tickets,
+                    scale=scale, max_seq_len=metadata.max_seq_len, first_row=num_decodes, skips_decodes=is_mixed,
+                    pdl=self._pdl,
+                )  # fmt: skip
+            else:
+                prefill_attention(
+                    q, k_cache, v_cache, metadata.block_table, row_starts, seq_lens, out,
+                    scale=scale, max_query_len=metadata.max_query_len, first_row=num_decodes, skips_decodes=is_mixed,
+                    sliding_window=sliding_window, softcap=softcap, pdl=self._pdl,
+                )  # fmt: skip
         return out
 
     def _scratch_for(self, q: torch.Tensor, k_cache: torch.Tensor) -> DecodeScratch:
@@ -98,5 +112,7 @@ class TritonAttention:
                 num_heads=q.shape[1], num_kv_heads=k_cache.shape[2], head_dim=q.shape[2], device=q.device
             )
             self._shape = shape
-            self._pdl = q.is_cuda and torch.cuda.get_device_capability(q.device) >= (9, 0)
+            capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (0, 0)
+            self._pdl = capability >= (9, 0)
+            self._tickets = new_tickets(q.device) if HAS_GLUON and capability[0] == 9 else None
         return self._scratch

@@ -109,23 +109,29 @@ def test_every_row_equals_the_torch_reference(monkeypatch, rows, options, fa3, b
     )  # fmt: skip
     tensors = [t.nan_to_num() for t in tensors]  # the torch reference multiplies masked values by 0
     expected = TorchAttention().forward(*tensors, metadata, scale=0.3, **options)
-    is_one_token_each = rows == "chunks of one token"
-    for num_decodes in (0,) if is_one_token_each else (metadata.num_decodes, None):
-        metadata.num_decodes = num_decodes
-        torch.testing.assert_close(FlashAttention().forward(*tensors, metadata, scale=0.3, **options), expected)
+    if rows == "chunks of one token":
+        metadata.num_decodes = 0
+    views = [metadata]
+    if metadata.max_query_len > 1:  # as a graph knows them, by bounds close and far
+        views += [replace(metadata, num_decodes=None, max_query_len=bound) for bound in (300, 100_000)]
+    for view in views:
+        torch.testing.assert_close(FlashAttention().forward(*tensors, view, scale=0.3, **options), expected)
 
 
 @pytest.mark.parametrize("fa3", [None, make_fa3()])
-def test_padding_rows_of_a_graph_change_no_other_row(monkeypatch, fa3):
+@pytest.mark.parametrize("max_query_len", [300, 100_000])
+def test_padding_rows_of_a_graph_change_no_other_row(monkeypatch, fa3, max_query_len):
     _install(monkeypatch, fa2=make_fa2(), fa3=fa3)
     *tensors, metadata = make_problem(
-        query_lens=[1, 30, 9], context_lens=[40, 0, 9], num_heads=4, num_kv_heads=2, head_dim=16, block_size=256,
-        dtype=torch.float32, device="cpu",
+        query_lens=[1, 300, 9, 200], context_lens=[40, 0, 9, 0], num_heads=4, num_kv_heads=2, head_dim=16,
+        block_size=256, dtype=torch.float32, device="cpu",
     )  # fmt: skip
-    metadata.num_decodes, metadata.max_query_len, metadata.max_seq_len = None, 40, 4096
+    metadata.num_decodes, metadata.max_query_len, metadata.max_seq_len = None, max_query_len, 4096
     expected = FlashAttention().forward(*tensors, metadata, scale=0.3)
-    # rows that have lengths of an earlier step but no queries
-    metadata.query_start_loc = torch.cat((metadata.query_start_loc, torch.full((3,), 40, dtype=torch.int32)))
+    expected[310:] = 0
+    # the last row's tokens become padding; behind it rows without tokens, with lengths of an earlier step
+    metadata.query_start_loc = torch.cat((metadata.query_start_loc, torch.full((3,), 510, dtype=torch.int32)))
     metadata.seq_lens = torch.cat((metadata.seq_lens, torch.tensor([7, 0, 300], dtype=torch.int32)))
-    metadata.block_table = torch.cat((metadata.block_table, torch.zeros(3, 2, dtype=torch.int32)))
+    metadata.seq_lens[3] = 0
+    metadata.block_table = torch.cat((metadata.block_table, torch.zeros(3, 3, dtype=torch.int32)))
     torch.testing.assert_close(FlashAttention().forward(*tensors, metadata, scale=0.3), expected)

@@ -1,0 +1,292 @@
+# ruff: noqa: ANN001, ANN202, RUF005  (Triton reads annotations as types and unpacks no tuples: arguments carry none)
+"""Prefill attention for Hopper in Gluon: the rows of triton_prefill.py, by wgmma, TMA and specialised warps.
+
+FlashAttention-3 (arXiv:2407.08608) over a paged cache: two warpgroups of 64 query rows take turns at the tensor cores,
+so that one's softmax hides behind the other's products, and each has the scores of its next keys under way while it
+weighs the last ones; one warp loads, a TMA box per page. Programs stay: each draws tiles from a counter until none is
+left, its loads running ahead into the next tile. Of a group's query heads, as many share a tile as the largest power
+of two that divides the group.
+
+A TMA box reads whole pages, and slots past a row's end may hold anything, NaN too. So the box of a row's last page
+starts that many slots early (before a block lie zeros, or keys of this row): its tokens stand rotated in shared memory,
+the masks know it, and attention does not mind the order of keys.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernels.attention.gluon_attend import attend
+
+if not triton.__version__.startswith("3.6."):
+    raise ImportError("Gluon changes between versions of Triton: this was written for 3.6")
+
+_COLUMNS = 64  # of a TMA box: 128 bytes, the widest swizzle
+_BOX_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
+
+
+@dataclass(frozen=True)
+class HopperConfig:
+    """How one program is built."""
+
+    consumers: int  # warpgroups of 64 query rows
+    block_n: int  # keys per tile
+    num_stages: int  # tiles of keys, and of values, in shared memory
+    programs_per_sm: int
+
+
+def hopper_config(*, total_rows: int, max_seq_len: int, num_sms: int) -> HopperConfig:
+    """Choose tiles (benchmarks/notes.md). total_rows: query tokens x heads of all rows."""
+    if total_rows <= num_sms * 128:  # fewer tiles of 128 rows than SMs
+        return HopperConfig(consumers=1, block_n=64, num_stages=2, programs_per_sm=2)
+    if max_seq_len <= 1024:
+        return HopperConfig(consumers=2, block_n=64, num_stages=4, programs_per_sm=1)
+    return HopperConfig(consumers=2, block_n=128, num_stages=2, programs_per_sm=1)
+
+
+def takes(q: torch.Tensor, k_cache: torch.Tensor, *, sliding_window: int | None, softcap: float) -> bool:
+    """Whether this kernel was written for such tensors, given a device of compute capability 9."""
+    return (
+        q.dtype in (torch.bfloat16, torch.float16)
+        and q.shape[2] in (64, 128)
+        and k_cache.stride(2) == q.shape[2]
+        and sliding_window is None
+        and softcap == 0.0
+    )
+
+
+def new_tickets(device: torch.device) -> torch.Tensor:
+    """Return the counters that calls on one stream share; a kernel leaves them zero. Not inside a graph capture."""
+    return torch.zeros(2, dtype=torch.int32, device=device)
+
+
+def hopper_prefill_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    tickets: torch.Tensor,
+    *,
+    scale: float,
+    max_seq_len: int,
+    first_row: int = 0,
+    skips_decodes: bool = False,
+    config: HopperConfig | None = None,
+    pdl: bool = False,
+) -> None:
+    """prefill_attention for what `takes` allows. tickets: of new_tickets. max_seq_len bounds seq_lens."""
+    num_tokens, num_heads, head_dim = q.shape
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    group = num_heads // num_kv_heads
+    pack = group & -group
+    num_sms = torch.cuda.get_device_properties(q.device).multi_processor_count
+    if config is None:
+        config = hopper_config(total_rows=num_tokens * num_heads, max_seq_len=max_seq_len, num_sms=num_sms)
+    num_rows = seq_lens.shape[0] - first_row
+    tokens_per_tile = config.consumers * 64 // pack
+    num_tiles = (num_tokens - first_row) // tokens_per_tile + num_rows
+    page = min(block_size, 64)
+    queries = TensorDescriptor(
+        q, list(q.shape), [q.stride(0), q.stride(1), 1], [64 // pack, pack, _COLUMNS], _BOX_LAYOUT
+    )
+    keys, values = (
+        TensorDescriptor(
+            cache, [cache.shape[0], block_size, num_kv_heads * head_dim], [*cache.stride()[:2], 1], [1, page, _COLUMNS],
+            _BOX_LAYOUT,
+        )
+        for cache in (k_cache, v_cache)
+    )  # fmt: skip
+    _prefill_kernel[(min(num_tiles * (num_heads // pack), num_sms * config.programs_per_sm),)](
+        queries, keys, values, out, block_table, query_start_loc, seq_lens, tickets, first_row, num_rows,
+        num_heads // pack, scale * math.log2(math.e), out.stride(0), block_table.stride(0),
+        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_N=config.block_n, STAGES=config.num_stages,
+        CONSUMERS=config.consumers, SKIPS_DECODES=skips_decodes, PDL=pdl,
+        num_warps=4, launch_pdl=pdl, maxnreg=168 if config.consumers == 2 else 128,
+    )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["first_row", "num_rows"])
+def _prefill_kernel(
+    q_desc, k_desc, v_desc, out_ptr, table_ptr, query_start_ptr, seq_lens_ptr, ticket_ptr, first_row, num_rows,
+    num_units, scale, stride_out, stride_table,  # unit: the query heads that share a tile
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, CONSUMERS: gl.constexpr, SKIPS_DECODES: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Set up shared memory, then part: a warpgroup for each 64 query rows, a warp that loads."""
+    PACK: gl.constexpr = q_desc.block_shape[1]
+    PAGE: gl.constexpr = k_desc.block_shape[1]
+    PANELS: gl.constexpr = HEAD_DIM // 64
+    BOXES: gl.constexpr = STAGES * PANELS * (BLOCK_N // PAGE)
+    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    q_boxes = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS * PANELS, 64 // PACK, PACK, 64], q_desc.layout)
+    k_boxes = gl.allocate_shared_memory(k_desc.dtype, [BOXES, 1, PAGE, 64], k_desc.layout)
+    v_boxes = gl.allocate_shared_memory(v_desc.dtype, [BOXES, 1, PAGE, 64], v_desc.layout)
+    q_tiles = q_boxes._reinterpret(q_desc.dtype, [CONSUMERS, 64, HEAD_DIM], TILE)
+    k_tiles = k_boxes._reinterpret(k_desc.dtype, [STAGES, BLOCK_N, HEAD_DIM], TILE)
+    v_tiles = v_boxes._reinterpret(v_desc.dtype, [STAGES, BLOCK_N, HEAD_DIM], TILE)
+    work = gl.allocate_shared_memory(gl.int32, [6, 1], mbarrier.MBarrierLayout())
+    queries = (q_tiles, _barriers(1, 1), _barriers(1, CONSUMERS))  # tiles, loaded, free
+    keys = (k_tiles, _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS))
+    values = (v_tiles, _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS))
+    turns = _barriers(2, 1)
+    mbarrier.arrive(turns.index(0))
+    if PDL:
+        _grid_dependency("griddepcontrol.wait;")
+        _grid_dependency("griddepcontrol.launch_dependents;")
+    rings = (queries, keys, values)
+    problem = (query_start_ptr, seq_lens_ptr, table_ptr, stride_table, first_row, num_rows, num_units, ticket_ptr)
+    loading = ((q_desc, k_desc, v_desc), (q_boxes, k_boxes, v_boxes), rings, work, problem)
+    attending = (out_ptr, stride_out, rings, turns, work, scale)
+    gl.warp_specialize(
+        [
+            (attend, (attending, PACK, PAGE, 0)),
+            (attend, (attending, PACK, PAGE, 1)),
+            (_load, (loading, GROUP, BLOCK_SIZE, SKIPS_DECODES)),
+        ]
+        if CONSUMERS == 2
+        else [(attend, (attending, PACK, PAGE, 0)), (_load, (loading, GROUP, BLOCK_SIZE, SKIPS_DECODES))],
+        [4, 1] if CONSUMERS == 2 else [1],
+        [232, 40] if CONSUMERS == 2 else [40],
+    )
+
+
+@gluon.jit
+def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
+    """That many barriers in shared memory, each passed after so many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(NUMBER):
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers
+
+
+@gluon.jit
+def _grid_dependency(INSTRUCTION: gl.constexpr):
+    gl.inline_asm_elementwise(INSTRUCTION + " mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _load(loading, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, SKIPS_DECODES: gl.constexpr):
+    """Draw tiles until none is left: tell the other warps each one's place, load its queries, then keys and values."""
+    descs, boxes, rings, work, problem = loading
+    query_start_ptr, _seq_lens_ptr, table_ptr, stride_table, first_row, num_rows, num_units, ticket_ptr = problem
+    q_tiles, q_loaded, q_free = rings[0]
+    CONSUMERS: gl.constexpr = q_tiles.shape[0]
+    PANELS: gl.constexpr = q_tiles.shape[2] // 64
+    PACK: gl.constexpr = boxes[0].shape[2]
+    TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
+    num_programs = gl.num_programs(0)
+    base = gl.load(query_start_ptr + first_row)
+    num_tiles = (gl.load(query_start_ptr + first_row + num_rows) - base) // TOKENS + num_rows
+    drawn = gl.program_id(0)
+    loaded = 0  # tiles of keys
+    tiles = 0
+    while drawn < num_tiles * num_units:
+        unit = drawn % num_units
+        row, token, left, position, seq_len, end = _find_tile(problem, drawn // num_units, TOKENS, SKIPS_DECODES)
+        if end > 0:
+            mbarrier.wait(q_free.index(0), (tiles & 1) ^ 1)
+            _tell(work, (unit, token, left, position, seq_len, end))
+            mbarrier.expect(q_loaded.index(0), CONSUMERS * 64 * PANELS * 128)
+            for i in gl.static_range(CONSUMERS):
+                for panel in gl.static_range(PANELS):
+                    tma.async_copy_global_to_shared(
+                        descs[0], [token + i * (64 // PACK), unit * PACK, panel * 64], q_loaded.index(0),
+                        boxes[0].index(i * PANELS + panel),
+                    )  # fmt: skip
+            tiles += 1
+            table = table_ptr + row.to(gl.int64) * stride_table
+            column = unit * PACK // GROUP * PANELS * 64
+            loaded = _load_row(descs, boxes, rings, loaded, table, column, seq_len, end, BLOCK_SIZE)
+        drawn = num_programs + gl.atomic_add(ticket_ptr, 1, sem="relaxed")
+    mbarrier.wait(q_free.index(0), (tiles & 1) ^ 1)
+    _tell(work, (0, 0, 0, 0, 0, 0))
+    mbarrier.arrive(q_loaded.index(0))
+    if gl.atomic_add(ticket_ptr + 1, 1) == num_programs - 1:  # every program has drawn its last
+        gl.store(ticket_ptr, 0)
+        gl.store(ticket_ptr + 1, 0)
+
+
+@gluon.jit
+def _load_row(descs, boxes, rings, loaded, table, column, seq_len, end, BLOCK_SIZE: gl.constexpr):
+    """Load keys and values of tokens [0, end), a tile of each in turn. Returns the tiles loaded by now."""
+    PAGE: gl.constexpr = boxes[1].shape[2]
+    PAGES: gl.constexpr = rings[1][0].shape[1] // PAGE
+    STAGES: gl.constexpr = rings[1][0].shape[0]
+    last = (seq_len - 1) // PAGE
+    shift = (last + 1) * PAGE - seq_len
+    for start in range(0, end, PAGES * PAGE):
+        blocks = ()
+        slots = ()
+        for i in gl.static_range(PAGES):
+            page = gl.minimum(start // PAGE + i, last)
+            blocks = blocks + (gl.load(table + page * PAGE // BLOCK_SIZE),)
+            slots = slots + (page * PAGE % BLOCK_SIZE - gl.where(page == last, shift, 0),)
+        stage = loaded % STAGES
+        phase = (loaded // STAGES) & 1
+        _load_pages(descs[1], boxes[1], rings[1], stage, phase, blocks, slots, column)
+        _load_pages(descs[2], boxes[2], rings[2], stage, phase, blocks, slots, column)
+        loaded += 1
+    return loaded
+
+
+@gluon.jit
+def _load_pages(desc, boxes, ring, stage, phase, blocks, slots, column):
+    """Load one tile, page by page, into a stage once it is free."""
+    tiles, loaded, free = ring
+    PAGES: gl.constexpr = tiles.shape[1] // boxes.shape[2]
+    PANELS: gl.constexpr = tiles.shape[2] // 64
+    mbarrier.wait(free.index(stage), phase ^ 1)
+    mbarrier.expect(loaded.index(stage), tiles.shape[1] * PANELS * 128)
+    for i in gl.static_range(PAGES):
+        for panel in gl.static_range(PANELS):
+            box = boxes.index((stage * PANELS + panel) * PAGES + i)
+            tma.async_copy_global_to_shared(desc, [blocks[i], slots[i], column + panel * 64], loaded.index(stage), box)
+
+
+@gluon.jit
+def _find_tile(problem, flat, TOKENS: gl.constexpr, SKIPS_DECODES: gl.constexpr):
+    """Where tile `flat` of all rows is: row, first query token, query tokens from there on, its position, seq_len, end.
+
+    Row i's tiles begin at (its first token // TOKENS) + i; its last, which see the most keys, come first. end: the keys
+    its queries see; 0 if there is nothing to do, 1 in a row of padding, whose one page reads as zeros.
+    """
+    query_start_ptr, seq_lens_ptr, _table_ptr, _stride_table, first_row, num_rows, _num_units, _ticket_ptr = problem
+    lanes = gl.arange(0, 128, gl.BlockedLayout([1], [32], [1], [0]))
+    base = gl.load(query_start_ptr + first_row)
+    begun = 0
+    for start in range(0, num_rows, 128):
+        rows = start + lanes
+        starts = gl.load(query_start_ptr + first_row + rows, mask=rows < num_rows, other=0)
+        begun += gl.sum(((rows < num_rows) & ((starts - base) // TOKENS + rows <= flat)).to(gl.int32), 0)
+    row = first_row + begun - 1
+    query_start = gl.load(query_start_ptr + row)
+    query_len = gl.load(query_start_ptr + row + 1) - query_start
+    seq_len = gl.load(seq_lens_ptr + row)
+    num_tiles = gl.cdiv(query_len, TOKENS)
+    tile = flat - ((query_start - base) // TOKENS + begun - 1)
+    is_live = tile < num_tiles
+    if SKIPS_DECODES:
+        is_live = is_live & (query_len > 1)
+    first = (num_tiles - 1 - tile) * TOKENS
+    position = seq_len - query_len + first
+    end = gl.where(is_live, gl.maximum(gl.minimum(position + TOKENS, seq_len), 1), 0)
+    return row, query_start + first, query_len - first, position, seq_len, end
+
+
+@gluon.jit
+def _tell(work, values):
+    """Write a tile's place for the other warps, in the order of the fields' constants."""
+    for i in gl.static_range(6):
+        work.index(i).store(gl.full([1], values[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+    gl.thread_barrier()
