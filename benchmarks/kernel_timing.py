@@ -6,14 +6,20 @@ import multiprocessing
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
 
 import torch
 
 # Inputs of successive calls together exceed the H100's 50 MB of L2, so that each call reads device memory
 ROTATION_BYTES = 160_000_000
 MAX_COPIES = 48
+# Calls that take longer are timed with their launches, and those that take longer than the second only once
+_LONG_US = 5_000
+_VERY_LONG_US = 200_000
 
 
 def num_copies(num_bytes: int) -> int:
@@ -44,6 +50,23 @@ def time_graph(calls: Sequence[Callable[[], object]], *, replays: int = 15) -> f
     return statistics.median(start.elapsed_time(end) for start, end in times) * 1000 / len(calls)
 
 
+def time_calls(
+    calls: Sequence[Callable[[], object]], *, is_capturable: bool, device: torch.device
+) -> tuple[float, str]:
+    """The median time of a call in µs, and what it is of: "graph" is device time alone, "launches" holds the host's.
+
+    Short calls are timed in a graph where one can hold them; in long ones the launches do not count. All are warm.
+    """
+    if device.type != "cuda":
+        return _time_on_host(calls), "host clock"
+    us = _time_launches(calls[:1], repeats=1)
+    if us > _VERY_LONG_US:
+        return us, "launches"
+    if is_capturable and us < _LONG_US:
+        return time_graph(calls), "graph"
+    return _time_launches(calls, repeats=5), "launches"
+
+
 def compile_ahead(jobs: Sequence[Callable[[], object]], *, processes: int = 14) -> list[str]:
     """Run each job once in forked processes, which fills Triton's cache on disk. Call before CUDA starts here.
 
@@ -57,20 +80,41 @@ def compile_ahead(jobs: Sequence[Callable[[], object]], *, processes: int = 14) 
 
 def machine_facts() -> dict[str, str]:
     """Hardware, versions and date, to stand beside every number."""
-    import triton
-
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": triton.__version__,
+        "triton": version("triton") if find_spec("triton") else "none",
         "cuda": str(torch.version.cuda),
         "argv": " ".join(sys.argv[1:]),
     }
 
 
 _jobs: Sequence[Callable[[], object]] = ()
+
+
+def _time_launches(calls: Sequence[Callable[[], object]], *, repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for call in calls:
+            call()
+        end.record()
+        times.append((start, end))
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in times) * 1000 / len(calls)
+
+
+def _time_on_host(calls: Sequence[Callable[[], object]], *, repeats: int = 5) -> float:
+    times = []
+    for _ in range(repeats):
+        started_s = time.perf_counter()
+        for call in calls:
+            call()
+        times.append(time.perf_counter() - started_s)
+    return statistics.median(times) * 1e6 / len(calls)
 
 
 def _run_job(index: int) -> str | None:

@@ -1,16 +1,29 @@
-"""One load-generating process: streams completions from an OpenAI-compatible server over raw asyncio sockets.
+"""One load-generating process: streams answers from an OpenAI-compatible server over raw asyncio sockets.
 
-An HTTP library costs 5 to 11 µs an event, which would make the client the limit at tens of thousands of tokens a
-second; here a chunk costs one scan. It speaks just enough HTTP/1.1: keep-alive POST, chunked replies.
+run_load() is a client in this process; serve_load() the body of a client process, driven through a pipe.
 """
 
 import asyncio
+import contextlib
 import json
+import ssl
 import time
+from collections import deque
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from random import Random
+from typing import Any
 
 import msgspec
+
+from benchmarks.load_connection import RequestFailed, RequestTiming, StreamConnection
+
+# Common enough to be one token each, with the space before, in most vocabularies
+_WORDS = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend"
+)
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,28 +31,20 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     port: int
+    is_tls: bool = False
+    path: str = "/v1/completions"  # or one that ends with /chat/completions
     model: str
-    path: str = "/v1/completions"
     api_key: str = ""
     num_requests: int = 100
     concurrency: int = 1
     rate_per_s: float = 0.0
-    input_len: int = 512  # tokens
+    input_len: int = 512  # tokens, or words where prompts are text
     output_len: int = 128  # tokens
+    prompt_format: str = "ids"  # ids | text
+    ignores_eos: bool = True  # send ignore_eos, so that every answer has output_len tokens
     vocab_size: int = 10_000  # prompt ids are drawn below it
     seed: int = 0
-    timeout_s: float = 600.0
-
-
-class RequestTiming(msgspec.Struct):
-    """One request as its client saw it; seconds of time.perf_counter()."""
-
-    start_s: float
-    first_s: float = 0.0
-    end_s: float = 0.0
-    num_tokens: int = 0
-    itl_s: list[float] = []
-    error: str = ""
+    timeout_s: float = 600.0  # of one request
 
 
 class LoadResult(msgspec.Struct):
@@ -50,134 +55,127 @@ class LoadResult(msgspec.Struct):
     cpu_s: float
 
 
-def run_load(config: LoadConfig) -> LoadResult:
-    """Send the load and return its timings. Blocks until every request has ended."""
+def run_load(config: LoadConfig, stop_fd: int | None = None) -> LoadResult:
+    """Send the load and return its timings. Blocks until every request has ended, or `stop_fd` can be read."""
+    bodies = make_bodies(config)
     started_s, cpu_started_s = time.perf_counter(), time.process_time()
-    timings = asyncio.run(_run(config))
+    timings: list[RequestTiming] = []
+    asyncio.run(_run(config, bodies, timings, stop_fd))
     return LoadResult(timings, time.perf_counter() - started_s, time.process_time() - cpu_started_s)
 
 
-async def _run(config: LoadConfig) -> list[RequestTiming]:
+def serve_load(connection: Connection, config: LoadConfig) -> None:
+    """Say when this process is up, wait for the word, send the load, hand over the result. Another word ends it."""
+    connection.send_bytes(b"up")
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
+        connection.recv_bytes()
+        connection.send_bytes(msgspec.msgpack.encode(run_load(config, stop_fd=connection.fileno())))
+
+
+def make_bodies(config: LoadConfig) -> Iterator[bytes]:
+    """Return the bytes of every request, made before the clock starts."""
     rng = Random(config.seed)
-    bodies = iter([_body(config, rng) for _ in range(config.num_requests)])
-    timings: list[RequestTiming] = []
-    if config.rate_per_s > 0:
-        tasks = []
-        for body in bodies:
-            tasks.append(asyncio.create_task(_drain(config, iter([body]), timings)))
-            await asyncio.sleep(rng.expovariate(config.rate_per_s))
-        await asyncio.gather(*tasks)
-    else:
-        await asyncio.gather(*(_drain(config, bodies, timings) for _ in range(config.concurrency)))
-    return timings
+    return iter([_body(config, rng) for _ in range(config.num_requests)])
 
 
 def _body(config: LoadConfig, rng: Random) -> bytes:
-    prompt = [rng.randrange(config.vocab_size) for _ in range(config.input_len)]
-    payload = {
-        "model": config.model,
-        "prompt": prompt,
-        "max_tokens": config.output_len,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    payload: dict[str, Any] = {"model": config.model, "temperature": 0.0, "stream": True}
+    payload["stream_options"] = {"include_usage": True}
+    if config.ignores_eos:
+        payload["ignore_eos"] = True
+    text = " ".join(rng.choices(_WORDS.split(), k=config.input_len)) if config.prompt_format == "text" else ""
+    if config.path.endswith("/chat/completions"):
+        payload |= {"messages": [{"role": "user", "content": text}], "max_completion_tokens": config.output_len}
+    else:
+        payload |= {"prompt": text or [rng.randrange(config.vocab_size) for _ in range(config.input_len)]}
+        payload["max_tokens"] = config.output_len
     body = json.dumps(payload).encode()
-    head = f"POST {config.path} HTTP/1.1\r\nHost: {config.host}:{config.port}\r\nContent-Type: application/json\r\n"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    head = f"POST {config.path} HTTP/1.1\r\nHost: {host}:{config.port}\r\nContent-Type: application/json\r\n"
     if config.api_key:
         head += f"Authorization: Bearer {config.api_key}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def _drain(config: LoadConfig, bodies: Iterator[bytes], timings: list[RequestTiming]) -> None:
-    """Send one body after another over one connection, made again after an error."""
-    stream: _Stream | None = None
-    for body in bodies:
-        timing = RequestTiming(time.perf_counter())
-        timings.append(timing)
-        try:
-            if stream is None:
-                loop = asyncio.get_running_loop()
-                _, stream = await loop.create_connection(_Stream, config.host, config.port)
-            await asyncio.wait_for(stream.request(body, timing), config.timeout_s)
-        except (OSError, ValueError, TimeoutError) as error:
-            timing.error = f"{type(error).__name__}: {error}"
-            if stream is not None:
-                stream.close()
-            stream = None
-    if stream is not None:
-        stream.close()
+async def _run(config: LoadConfig, bodies: Iterator[bytes], timings: list[RequestTiming], stop_fd: int | None) -> None:
+    clients = _Clients(config, timings)
+    send = clients.send_at_times if config.rate_per_s > 0 else clients.send_in_closed_loop
+    task = asyncio.create_task(send(bodies))
+    loop = asyncio.get_running_loop()
+    if stop_fd is not None:
+        loop.add_reader(stop_fd, task.cancel)
+    try:
+        await asyncio.wait([task])
+    finally:
+        if stop_fd is not None:
+            loop.remove_reader(stop_fd)
+        clients.close()
+    if not task.cancelled():
+        task.result()
 
 
-class _Stream(asyncio.Protocol):
-    """One connection; one streamed reply at a time."""
+class _Clients:
+    """Connections to one server, each reused while it lasts."""
 
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._timing = RequestTiming(0.0)
-        self._done: asyncio.Future[None] | None = None
-        self._head = b""
-        self._tail = b""
-        self._last_s = 0.0
+    def __init__(self, config: LoadConfig, timings: list[RequestTiming]) -> None:
+        self._config = config
+        self._timings = timings
+        self._idle: deque[StreamConnection] = deque()
+        self._tls = ssl.create_default_context() if config.is_tls else None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+    async def send_in_closed_loop(self, bodies: Iterator[bytes]) -> None:
+        """Keep `concurrency` requests open until all are sent."""
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._fail("connection closed before the reply's end")
+        async def client() -> None:
+            for body in bodies:
+                await self._send(body)
 
-    async def request(self, body: bytes, timing: RequestTiming) -> None:
-        """Send one request and return at the end of its stream, `timing` filled in. Raises ValueError or OSError."""
-        assert self._transport is not None
-        self._timing, self._head, self._tail = timing, b"", b""
-        self._done = asyncio.get_running_loop().create_future()
-        self._last_s = timing.start_s
-        self._transport.write(body)
-        await self._done
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._config.concurrency):
+                group.create_task(client())
+
+    async def send_at_times(self, bodies: Iterator[bytes]) -> None:
+        """Send at the times of a Poisson process, whatever the answers do."""
+        rng = Random(self._config.seed + 1)
+        due_s = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for body in bodies:
+                due_s += rng.expovariate(self._config.rate_per_s)
+                await asyncio.sleep(due_s - time.perf_counter())
+                group.create_task(self._send(body))
 
     def close(self) -> None:
-        """Close the connection."""
-        if self._transport is not None:
-            self._transport.close()
+        """Close the idle connections; the others closed with their requests."""
+        for connection in self._idle:
+            connection.close()
 
-    def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()
-        if not self._head.endswith(b"\r\n\r\n"):
-            head, separator, data = (self._head + data).partition(b"\r\n\r\n")
-            self._head = head + separator
-            if not separator:
-                return
-            if b" 200 " not in head.split(b"\r\n", 1)[0]:
-                self._fail(f"{head.split(bytes([13, 10]), 1)[0].decode()} {data[:300].decode(errors='replace')}")
-                return
-        # an event may be cut by a read: only what is new counts, the cut's halves together
-        joined = self._tail + data
-        num_events = joined.count(b'"text":') - self._tail.count(b'"text":')
-        if num_events:
-            if self._timing.first_s == 0.0:
-                self._timing.first_s = now
-            else:
-                self._timing.itl_s.append(now - self._last_s)
-                self._timing.itl_s += [0.0] * (num_events - 1)
-            self._last_s = now
-        if b"data: [DONE]" in joined and joined.endswith(b"0\r\n\r\n"):
-            self._finish(joined, now)
-            return
-        self._tail = joined[-2048:]
+    async def _send(self, body: bytes) -> None:
+        timing = RequestTiming(time.perf_counter())
+        self._timings.append(timing)
+        connection: StreamConnection | None = None
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                connection = await self._connect()
+                await connection.request(body, timing)
+        except RequestFailed as error:
+            timing.error_kind, timing.error = error.kind, str(error)
+        except TimeoutError:
+            timing.error_kind, timing.error = "timeout", f"no end within {self._config.timeout_s:g} s"
+        except OSError as error:
+            timing.error_kind, timing.error = "connection failed", str(error) or type(error).__name__
+        finally:
+            if connection is not None and connection.is_reusable:
+                self._idle.append(connection)
+            elif connection is not None:
+                connection.close()
 
-    def _finish(self, tail: bytes, now: float) -> None:
-        timing = self._timing
-        timing.end_s = now
-        position = tail.rfind(b'"completion_tokens":')
-        digits = tail[position + 20 :].lstrip()
-        timing.num_tokens = int(digits[: len(digits) - len(digits.lstrip(b"0123456789"))] or 0)
-        if b'"error"' in tail or timing.first_s == 0.0 or position < 0:
-            self._fail("the stream ended with an error or without usage")
-        elif self._done is not None and not self._done.done():
-            self._done.set_result(None)
-
-    def _fail(self, message: str) -> None:
-        if self._done is not None and not self._done.done():
-            self._done.set_exception(ValueError(message))
+    async def _connect(self) -> StreamConnection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_reusable:
+                return connection
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            StreamConnection, self._config.host, self._config.port, ssl=self._tls
+        )
+        return connection

@@ -1,125 +1,177 @@
-"""Offline throughput: the workloads of benchmarks/workloads.py through the engine's own loop, without HTTP.
+"""`quire bench offline`: the workloads of benchmarks/workloads.py through the engine's own loop, without HTTP.
 
-    python -m benchmarks.offline single batch8 mixed256 --shape qwen3-0.6b --json out.json
-Random weights of the real shapes (benchmarks/shapes), no prefix cache, no end-of-sequence. A workload runs --runs
-times after one warm-up of the same kind, and the best is reported beside all.
+No prefix cache, no end-of-sequence. A workload runs after one warm-up of the same kind; the best of its runs is
+reported beside the times of all.
 """
 
 import argparse
-import json
 import platform
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
+from benchmarks.compare import compare
+from benchmarks.report import BenchError, Report, check_outputs, format_table, now, read_report, write_report
 from benchmarks.workloads import workload
 from engine.config import EngineConfig
 from engine.load import LoadedEngine, load_engine
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
+from models.config import ModelConfig
+from models.errors import ModelError
+from server.resolve import resolve_model
 
 _SHAPES = Path(__file__).parent / "shapes"
+_DEFAULT_SHAPE = "qwen3-0.6b"
+_DEFAULT_MODEL_LEN = 8192
+
+Requests = list[tuple[list[int], int]]
 
 
-def main() -> int:
-    """Run the workloads; print one line each."""
-    args = _parser().parse_args()
+def run(arguments: argparse.Namespace) -> int:
+    """Run `quire bench offline` and return its exit code. Raises BenchError, StartupError."""
+    check_outputs(json_path=arguments.json, plot_path=None)
+    old = read_report(arguments.compare) if arguments.compare else None
+    workloads = {name: _requests(name) for name in arguments.workloads}
+    name, config = _engine_config(arguments)
     started_s = time.perf_counter()
-    config = EngineConfig(
-        model=args.model or str(_SHAPES / args.shape),
-        load_format="auto" if args.model else "dummy",
-        device=args.device,
-        attention_backend=args.attention_backend,
-        max_model_len=args.max_model_len,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        enable_prefix_caching=False,
-        enforce_eager=args.enforce_eager,
-        depth=args.depth,
-    )
     loaded = load_engine(config, lambda stage: None)
-    report = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "model": args.model or args.shape,
+    report: Report = {
+        "benchmark": "offline",
+        "date": now(),
+        "model": name,
         "versions": versions(),
         "facts": loaded.facts,
         "load_s": time.perf_counter() - started_s,
-        "args": {name: value for name, value in vars(args).items() if name != "json"},
+        "args": {flag: value for flag, value in vars(arguments).items() if flag not in ("json", "run")}
+        | {"max_model_len": loaded.scheduler_config.max_model_len},
         "workloads": {},
     }
-    print(f"loaded {report['model']} in {report['load_s']:.1f} s")
-    for name in args.workloads:
-        report["workloads"][name] = result = measure(loaded, name, runs=args.runs)
-        print(
-            f"{name:10} {result['output_tok_per_s']:>10,.0f} tok/s out {result['input_tok_per_s']:>10,.0f} tok/s in"
-            f" {result['ms_per_step']:>8.3f} ms/step, {result['num_steps']} steps,"
-            f" {result['num_preemptions']} preempted, {[round(s, 2) for s in result['all_seconds']]} s"
-        )
-    if torch.cuda.is_available():
-        report["peak_memory_gib"] = torch.cuda.max_memory_reserved() / 1024**3
-    if args.json:
-        Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    weights = "random weights" if config.load_format == "dummy" else "its own weights"
+    print(f"{name} with {weights}, loaded in {report['load_s']:.1f} s on {loaded.facts['Device']}")
+    print(f"attention: {loaded.facts['Attention']}")
+    fitted = {workload_name: _fit(loaded, workload_name, requests) for workload_name, requests in workloads.items()}
+    for workload_name, requests in fitted.items():
+        print(f"{workload_name} …", file=sys.stderr, flush=True)
+        report["workloads"][workload_name] = measure(loaded, requests, runs=arguments.runs)
+    is_cuda = loaded.runner.device.type == "cuda"
+    report["peak_vram_gib"] = torch.cuda.max_memory_reserved() / 1024**3 if is_cuda else None
+    print(format_report(report))
+    if arguments.json:
+        write_report(arguments.json, report)
+    if old is not None:
+        print(f"\n{compare(old, report)}")
     return 0
 
 
-def measure(loaded: LoadedEngine, name: str, *, runs: int) -> dict:
-    """Run one workload `runs` times after a short warm-up; return the best run."""
-    requests = workload(name)
+def measure(loaded: LoadedEngine, requests: Requests, *, runs: int) -> Report:
+    """Run one workload `runs` times after a short warm-up; return the best run. Raises BenchError."""
     _run(loaded, [(prompt, min(num_tokens, 8)) for prompt, num_tokens in requests])
     results = [_run(loaded, requests) for _ in range(runs)]
     best = min(results, key=lambda result: result["seconds"])
     return best | {"all_seconds": [result["seconds"] for result in results]}
 
 
+def format_report(report: Report) -> str:
+    """A row per workload, and the peak of memory."""
+    rows = [["workload", "requests", "tokens in", "out", "best, s", "tok/s in", "tok/s out", "ms/step", "preempted"]]
+    for name, result in report["workloads"].items():
+        counts = (result["num_requests"], result["num_input_tokens"], result["num_output_tokens"])
+        rates = (result["input_tok_per_s"], result["output_tok_per_s"])
+        numbers = [f"{count:,}" for count in counts] + [f"{result['seconds']:.2f}"] + [f"{rate:,.0f}" for rate in rates]
+        rows.append([name, *numbers, f"{result['ms_per_step']:.3f}", str(result["num_preemptions"])])
+    peak = report["peak_vram_gib"]
+    lines = [format_table(rows)]
+    if any(result["num_requests"] == 1 for result in report["workloads"].values()):
+        lines.append("With one request, ms/step is ms per token.")
+    lines.append(f"peak VRAM {'not available: no CUDA device' if peak is None else f'{peak:.1f} GiB'}")
+    return "\n".join(lines)
+
+
 def versions() -> dict[str, str]:
     """The hardware and software a figure belongs to."""
-    facts = {"python": platform.python_version(), "torch": torch.__version__, "cpu": platform.machine()}
+    gpu, cuda = "none", "none"
     if torch.cuda.is_available():
-        facts |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
-    return facts
+        gpu, cuda = torch.cuda.get_device_name(), str(torch.version.cuda)
+    software = {"python": platform.python_version(), "torch": torch.__version__, "cuda": cuda}
+    return software | {"cpu": platform.machine(), "gpu": gpu}
 
 
-def _run(loaded: LoadedEngine, requests: list[tuple[list[int], int]]) -> dict:
+def _requests(name: str) -> Requests:
+    try:
+        return workload(name)
+    except KeyError:
+        names = "single, batch8, mixed64, mixed256, seed64, prefill"
+        raise BenchError(f"There is no workload {name!r}: choose from {names}.", exit_code=2) from None
+
+
+def _fit(loaded: LoadedEngine, name: str, requests: Requests) -> Requests:
+    """The requests as this model takes them: prompts are drawn below 10,000, and a smaller vocabulary folds them."""
+    longest, limit = max(len(prompt) + n for prompt, n in requests), loaded.scheduler_config.max_model_len
+    if longest > limit:
+        raise BenchError(f"Workload {name} needs a context of {longest:,} tokens, and this model has {limit:,} here.")
+    return [([token % loaded.vocab_size for token in prompt], num_tokens) for prompt, num_tokens in requests]
+
+
+def _engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
+    """The name of what is measured, and its configuration."""
+    shape = arguments.shape
+    if shape is None and arguments.model is None and arguments.device != "cpu" and torch.cuda.is_available():
+        shape = _DEFAULT_SHAPE
+    if shape is not None:
+        folder, name = _SHAPES / shape, shape
+        if not (folder / "config.json").is_file():
+            names = ", ".join(sorted(path.parent.name for path in _SHAPES.glob("*/config.json")))
+            raise BenchError(f"There is no --shape {shape!r}: choose from {names}.", exit_code=2)
+    else:
+        folder, name = resolve_model(arguments.model)
+    return name, EngineConfig(
+        model=str(folder),
+        load_format="auto" if shape is None else "dummy",
+        device=arguments.device,
+        attention_backend=arguments.attention_backend,
+        max_model_len=arguments.max_model_len or _model_len(folder),
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        kv_cache_memory_bytes=arguments.kv_cache_memory,
+        enable_prefix_caching=False,
+        enforce_eager=arguments.enforce_eager,
+        depth=arguments.depth,
+    )
+
+
+def _model_len(folder: Path) -> int | None:
+    """As much as every workload needs, if the model reaches it. None: loading will say what is wrong with it."""
+    try:
+        return min(_DEFAULT_MODEL_LEN, ModelConfig.from_folder(folder).max_context_len)
+    except ModelError:
+        return None
+
+
+def _run(loaded: LoadedEngine, requests: Requests) -> Report:
     offline = OfflineEngine(loaded)
     scheduler = offline.engine.scheduler
     params = [SamplingParams(max_tokens=num_tokens, temperature=0.0) for _, num_tokens in requests]
     started_s = time.perf_counter()
     generations = offline.generate([prompt for prompt, _ in requests], params)
     seconds = time.perf_counter() - started_s
+    failed = [generation.error for generation in generations if generation.error is not None]
+    if failed:
+        raise BenchError(f"{len(failed)} of {len(requests)} requests failed: {failed[0].message}")
+    num_input = sum(len(prompt) for prompt, _ in requests)
     num_output = sum(len(generation.token_ids) for generation in generations)
     assert num_output == sum(num_tokens for _, num_tokens in requests), "a request ended early"
     num_steps = scheduler.committed_step_id + 1
     return {
         "seconds": seconds,
-        "num_input_tokens": sum(len(prompt) for prompt, _ in requests),
+        "num_requests": len(requests),
+        "num_input_tokens": num_input,
         "num_output_tokens": num_output,
-        "input_tok_per_s": sum(len(prompt) for prompt, _ in requests) / seconds,
+        "input_tok_per_s": num_input / seconds,
         "output_tok_per_s": num_output / seconds,
         "ms_per_step": 1e3 * seconds / num_steps,
         "num_steps": num_steps,
         "num_preemptions": scheduler.num_preemptions,
     }
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.offline", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("workloads", nargs="+", help="single, batch8, mixed256, mixed64, seed64, prefill")
-    parser.add_argument("--shape", default="qwen3-0.6b", choices=sorted(path.name for path in _SHAPES.iterdir()))
-    parser.add_argument("--model", default="", help="a checkpoint folder instead of a shape")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--attention-backend", default="auto")
-    parser.add_argument("--max-model-len", type=int, default=8192)
-    parser.add_argument("--max-num-seqs", type=int, default=None)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=None)
-    parser.add_argument("--enforce-eager", action="store_true")
-    parser.add_argument("--depth", type=int, default=None, choices=(1, 2))
-    parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--json", default="", help="write the report here")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,153 +1,191 @@
-"""Online load against any OpenAI-compatible server, from several client processes, reported in the field's names.
+"""`quire bench serve`: load on any OpenAI-compatible server, from several processes, in the field's figures.
 
-    python -m benchmarks.serve --url http://127.0.0.1:8000 --concurrency 64 --num-requests 512 --json out.json
-TTFT: request sent to first token; TPOT: (last - first token) / (tokens - 1); ITL: between arrivals; E2EL: whole.
+run() is the command; measure() and format_report() are its parts, for scripts that start the server themselves.
 """
 
 import argparse
-import json
 import os
-import platform
-import statistics
 import sys
-import urllib.request
-from concurrent.futures import ProcessPoolExecutor
-from datetime import UTC, datetime
-from multiprocessing import get_context
-from pathlib import Path
-from urllib.parse import urlsplit
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from benchmarks.load_client import LoadConfig, LoadResult, RequestTiming, run_load
+from benchmarks import latency
+from benchmarks.client_processes import run_clients
+from benchmarks.compare import compare
+from benchmarks.gpu_memory import GpuMemoryWatch
+from benchmarks.load_client import LoadConfig, LoadResult, RequestTiming
+from benchmarks.report import Report, check_outputs, format_table, host_facts, now, read_report, write_report
+from benchmarks.target import find_target, settle_prompts
+
+_LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+_EXIT_INTERRUPTED = 130
+_MAX_CLIENT_CPU = 0.8  # of a core: from there the client may be what is measured
 
 
-def main() -> int:
-    """Run the load; print a table; return 1 if any request failed."""
-    args = _parser().parse_args()
-    url = urlsplit(args.url)
-    model = args.model or _first_model(args.url, args.api_key)
-    config = LoadConfig(
-        host=url.hostname or "127.0.0.1",
-        port=url.port or 80,
-        model=model,
-        api_key=args.api_key,
-        num_requests=args.num_requests,
-        concurrency=args.concurrency,
-        rate_per_s=args.rate,
-        input_len=args.input_len,
-        output_len=args.output_len,
-        vocab_size=args.vocab_size,
-        seed=args.seed,
+def run(arguments: argparse.Namespace) -> int:
+    """Run `quire bench serve` and return its exit code. Raises BenchError."""
+    check_outputs(json_path=arguments.json, plot_path=arguments.plot)
+    old = read_report(arguments.compare) if arguments.compare else None
+    target = find_target(
+        arguments.url, endpoint=arguments.endpoint, model=arguments.model, api_key=arguments.api_key or ""
     )
-    report = measure(config, num_processes=args.processes)
+    config = msgspec.structs.replace(
+        target,
+        num_requests=arguments.num_requests,
+        concurrency=arguments.concurrency,
+        rate_per_s=arguments.rate,
+        input_len=arguments.input_len,
+        output_len=arguments.output_len,
+        ignores_eos=not arguments.no_ignore_eos,
+        vocab_size=arguments.vocab_size,
+        seed=arguments.seed,
+        timeout_s=arguments.timeout,
+    )
+    config = settle_prompts(config, arguments.prompt_format)
+    num_processes = arguments.processes or max(1, min(4, (os.cpu_count() or 1) // 2))
+    print(_describe_load(config, num_processes), file=sys.stderr)
+    if arguments.num_warmups:
+        warm_up = msgspec.structs.replace(config, num_requests=arguments.num_warmups, seed=config.seed + 10_000)
+        run_clients(warm_up, num_processes)
+    report = measure(config, num_processes=num_processes, goodput=arguments.goodput)
     print(format_report(report))
-    if args.json:
-        Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
-    return 1 if report["num_failed"] else 0
+    if arguments.json:
+        write_report(arguments.json, report)
+    if arguments.plot:
+        from benchmarks.plots import plot_latency
+
+        plot_latency(arguments.plot, report, old)
+    if old is not None:
+        print(f"\n{compare(old, report)}")
+    return _EXIT_INTERRUPTED if report["is_interrupted"] else int(report["num_failed"] > 0)
 
 
-def measure(config: LoadConfig, *, num_processes: int) -> dict:
-    """Spread the load over processes and return the report. Blocks."""
-    shares = [config] if num_processes <= 1 else _split(config, num_processes)
-    with ProcessPoolExecutor(len(shares), mp_context=get_context("spawn")) as pool:
-        list(pool.map(abs, range(len(shares))))  # every process is up before the first request
-        results = list(pool.map(run_load, shares))
-    return _report(config, results)
+def measure(config: LoadConfig, *, num_processes: int, goodput: Mapping[str, float] | None = None) -> Report:
+    """Send the load, watching the GPUs if the server is here. Blocks; Ctrl-C ends it early and keeps what there is."""
+    with GpuMemoryWatch() as watch:
+        results, is_interrupted = run_clients(config, num_processes)
+    report = make_report(config, results, goodput=goodput or {})
+    report["is_interrupted"] = is_interrupted
+    report["peak_vram_gib"] = watch.peak_gib if config.host in _LOCAL_HOSTS else None
+    return report
 
 
-def _split(config: LoadConfig, num_processes: int) -> list[LoadConfig]:
-    count = min(num_processes, config.concurrency if config.rate_per_s == 0 else num_processes)
-    return [
-        msgspec.structs.replace(
-            config,
-            num_requests=config.num_requests // count + (i < config.num_requests % count),
-            concurrency=max(config.concurrency // count + (i < config.concurrency % count), 1),
-            rate_per_s=config.rate_per_s / count,
-            seed=config.seed + i,
-        )
-        for i in range(count)
-    ]
-
-
-def _report(config: LoadConfig, results: list[LoadResult]) -> dict:
+def make_report(config: LoadConfig, results: Sequence[LoadResult], *, goodput: Mapping[str, float]) -> Report:
+    """All figures of the finished requests, as one JSON object."""
     timings = [timing for result in results for timing in result.timings]
-    good = [timing for timing in timings if not timing.error]
-    wall_s = max(result.wall_s for result in results)
-    if good:  # perf_counter is one clock for all processes of a host
-        wall_s = max(t.end_s for t in good) - min(t.start_s for t in good)
+    good = [timing for timing in timings if timing.end_s > 0]
+    failed = [timing for timing in timings if timing.error_kind]
+    duration_s = _duration_s(results, good)
     num_tokens = sum(timing.num_tokens for timing in good)
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": {"cpu_count": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
+    num_input_tokens = sum(timing.num_input_tokens for timing in good)
+    samples = latency.samples(good)
+    report: Report = {
+        "benchmark": "serve",
+        "date": now(),
+        "host": host_facts(),
         "load": msgspec.to_builtins(msgspec.structs.replace(config, api_key="")),
         "num_client_processes": len(results),
         "num_completed": len(good),
-        "num_failed": len(timings) - len(good),
-        "errors": sorted({timing.error for timing in timings if timing.error})[:5],
-        "duration_s": wall_s,
-        "request_throughput_per_s": len(good) / wall_s,
-        "output_throughput_tok_per_s": num_tokens / wall_s,
+        "num_failed": len(failed),
+        "num_unfinished": len(timings) - len(good) - len(failed),
+        "errors": _count_errors(failed),
+        "duration_s": duration_s,
+        "num_input_tokens": num_input_tokens,
+        "num_cached_tokens": sum(timing.num_cached_tokens for timing in good),
+        "num_output_tokens": num_tokens,
+        "tokens_per_chunk": num_tokens / max(sum(timing.num_chunks for timing in good), 1),
+        "are_tokens_counted_by_server": all(timing.has_usage for timing in good),
+        "request_throughput_per_s": len(good) / duration_s,
+        "output_throughput_tok_per_s": num_tokens / duration_s,
+        "total_throughput_tok_per_s": (num_input_tokens + num_tokens) / duration_s,
         "client_cpu_share_max": max(result.cpu_s / result.wall_s for result in results),
-        **_summary("ttft_ms", [1e3 * (t.first_s - t.start_s) for t in good]),
-        **_summary("tpot_ms", [1e3 * _tpot_s(t) for t in good if t.num_tokens > 1]),
-        **_summary("itl_ms", [1e3 * itl for t in good for itl in t.itl_s]),
-        **_summary("e2el_ms", [1e3 * (t.end_s - t.start_s) for t in good]),
     }
+    if goodput:
+        report["goodput_limits_ms"] = dict(goodput)
+        report["request_goodput_per_s"] = latency.num_good(good, goodput) / duration_s
+    for name, ordered in samples.items():
+        report |= latency.summarise(name, ordered)
+    report["curve_percents"] = list(latency.CURVE_PERCENTS)
+    report["curves"] = {
+        name: [latency.percentile(ordered, percent) for percent in latency.CURVE_PERCENTS]
+        for name, ordered in samples.items()
+        if ordered
+    }
+    return report
 
 
-def format_report(report: dict) -> str:
-    """One short table."""
+def format_report(report: Report) -> str:
+    """A table, with a line for whatever a reader must know to trust it."""
+    rows = [["", "mean", "median", "p99"]]
+    for name in latency.METRICS:
+        if f"mean_{name}" in report:
+            values = [report[f"{statistic}_{name}"] for statistic in ("mean", "median", "p99")]
+            rows.append([name.replace("_ms", "").upper() + ", ms", *(f"{value:,.2f}" for value in values)])
+    return "\n".join([*_headline(report), *([format_table(rows)] if len(rows) > 1 else []), *_warnings(report)])
+
+
+def _describe_load(config: LoadConfig, num_processes: int) -> str:
+    """The load in a sentence, for before it begins."""
+    how = f"at {config.rate_per_s:g} a second (Poisson)" if config.rate_per_s > 0 else f"{config.concurrency} at a time"
+    unit = "tokens" if config.prompt_format == "ids" else "words"
+    scheme = "https" if config.is_tls else "http"
+    return (
+        f"{config.num_requests} requests, {how}, {config.input_len} {unit} in, {config.output_len} tokens out, model "
+        f"{config.model}, {scheme}://{config.host}:{config.port}{config.path}, client processes: {num_processes}"
+    )
+
+
+def _headline(report: Report) -> list[str]:
     lines = [
-        f"{report['num_completed']} completed, {report['num_failed']} failed in {report['duration_s']:.2f} s; "
-        f"{report['output_throughput_tok_per_s']:,.0f} tok/s, {report['request_throughput_per_s']:.2f} req/s; "
-        f"busiest client process {report['client_cpu_share_max']:.0%} of a core",
-        *report["errors"],
-        f"{'':8}{'mean':>10}{'median':>10}{'p99':>10}",
+        f"{report['num_completed']} completed, {report['num_failed']} failed in {report['duration_s']:.2f} s",
+        f"output {report['output_throughput_tok_per_s']:,.0f} tok/s, input and output "
+        f"{report['total_throughput_tok_per_s']:,.0f} tok/s, {report['request_throughput_per_s']:.2f} requests/s",
     ]
-    for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms"):
-        values = [report[f"{statistic}_{name}"] for statistic in ("mean", "median", "p99")]
-        lines.append(f"{name:8}" + "".join(f"{value:>10.2f}" for value in values))
-    return "\n".join(lines)
+    if "request_goodput_per_s" in report:
+        limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in report["goodput_limits_ms"].items())
+        share = report["request_goodput_per_s"] / max(report["request_throughput_per_s"], 1e-9)
+        lines.append(
+            f"goodput {report['request_goodput_per_s']:.2f} requests/s, {share:.0%} of the completed ({limits})"
+        )
+    peak = report["peak_vram_gib"]
+    vram = "not available" if peak is None else f"{peak:.1f} GiB (all GPUs of this host, whoever uses them)"
+    lines.append(f"peak VRAM {vram}; busiest client process {report['client_cpu_share_max']:.0%} of a core")
+    return lines
 
 
-def _tpot_s(timing: RequestTiming) -> float:
-    return (timing.end_s - timing.first_s) / (timing.num_tokens - 1)
+def _warnings(report: Report) -> list[str]:
+    lines = [f"{count} × {kind}: {example}" for kind, (count, example) in report["errors"].items()]
+    if report["is_interrupted"]:
+        lines.append(f"Interrupted: {report['num_unfinished']} requests were not finished and are not counted.")
+    if report["client_cpu_share_max"] > _MAX_CLIENT_CPU:
+        lines.append("The client may be the limit: give it more --processes, or another machine.")
+    if report["num_completed"] == 0:
+        return lines
+    if not report["are_tokens_counted_by_server"]:
+        lines.append("The server reports no usage: chunks are counted as tokens.")
+    elif report["tokens_per_chunk"] > 1.1:
+        lines.append(
+            f"A chunk holds {report['tokens_per_chunk']:.1f} tokens on average: ITL is the time between chunks."
+        )
+    expected = report["load"]["output_len"] * report["num_completed"]
+    if report["num_output_tokens"] < 0.99 * expected:
+        lines.append(f"Answers ended early: {report['num_output_tokens']:,} tokens of the {expected:,} asked for.")
+    if report["num_cached_tokens"] > 0.01 * report["num_input_tokens"]:
+        share = report["num_cached_tokens"] / report["num_input_tokens"]
+        lines.append(f"{share:.0%} of the input came out of the server's prefix cache: another --seed asks anew.")
+    return lines
 
 
-def _summary(name: str, values: list[float]) -> dict[str, float]:
-    if not values:
-        return {f"{statistic}_{name}": 0.0 for statistic in ("mean", "median", "p99")}
-    ordered = sorted(values)
-    return {
-        f"mean_{name}": statistics.fmean(ordered),
-        f"median_{name}": statistics.median(ordered),
-        f"p99_{name}": ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)],
-    }
+def _duration_s(results: Sequence[LoadResult], good: Sequence[RequestTiming]) -> float:
+    """From the first request to the last end; perf_counter is one clock for all processes of a host."""
+    if not good:
+        return max(result.wall_s for result in results)
+    return max(timing.end_s for timing in good) - min(timing.start_s for timing in good)
 
 
-def _first_model(url: str, api_key: str) -> str:
-    request = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {api_key}"})
-    with urllib.request.urlopen(request, timeout=10) as reply:
-        return json.load(reply)["data"][0]["id"]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--model", default="", help="default: the first of /v1/models")
-    parser.add_argument("--api-key", default="")
-    parser.add_argument("--num-requests", type=int, default=64)
-    parser.add_argument("--concurrency", type=int, default=1, help="requests at once (closed loop)")
-    parser.add_argument("--rate", type=float, default=0.0, help="Poisson arrivals per second instead")
-    parser.add_argument("--input-len", type=int, default=512, help="tokens")
-    parser.add_argument("--output-len", type=int, default=128, help="tokens")
-    parser.add_argument("--vocab-size", type=int, default=10_000, help="prompt token ids are drawn below it")
-    parser.add_argument("--processes", type=int, default=1, help="client processes")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", default="", help="write the report here")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _count_errors(failed: Sequence[RequestTiming]) -> dict[str, tuple[int, str]]:
+    """Kind → how often, and the words of the first."""
+    first = {timing.error_kind: timing.error for timing in reversed(failed)}
+    return {kind: (count, first[kind]) for kind, count in Counter(t.error_kind for t in failed).most_common()}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
+from server.bench_cli import add_bench
 from server.flags import deadline, integer, seconds, share, size, text, workers
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ examples:
   quire serve                                       the built-in demo model, on http://127.0.0.1:8000
   quire serve ./my-model --port 8080                a folder in Hugging Face layout
   quire serve Qwen/Qwen3-0.6B --max-model-len 8192  a hub id
+  quire bench serve --concurrency 64                the latencies that clients of a running server see
 """
 
 
@@ -56,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
+    add_bench(commands, _HelpFormatter)
     return parser
 
 
@@ -92,7 +95,7 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         help="auto, bfloat16, float16 or float32",
     )
     add("--load-format", choices=("auto", "dummy"), metavar="FMT", default="auto", help="dummy: random weights")
-    add("--attention-backend", type=text, default="auto", metavar="NAME", help="auto: the first that can")
+    add("--attention-backend", type=text, default="auto", metavar="NAME", help="auto, triton, flash-attn or torch")
     add("--chat-template", type=text, metavar="FILE", help="Jinja file that replaces the model's own template")
 
 

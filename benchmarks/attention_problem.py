@@ -1,0 +1,124 @@
+"""An attention problem on any device: equal rows over a paged cache, blocks shuffled, and the check against float64.
+
+Fresh random inputs each time. `caches` are as many layers as it takes for successive calls not to find them in L2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention.base import AttentionMetadata
+
+_NUM_CHECKED = 64  # queries at each end of a row
+_TABLE_PADDING = 16  # entries: what kernels read at once
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The attention of one model, and what it computes in."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def scale(self) -> float:
+        """What logits are multiplied with."""
+        return self.head_dim**-0.5
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows of query_len queries at the end of seq_len tokens."""
+
+    heads: Heads
+    query_len: int
+    seq_len: int
+    # [rows * query_len, num_heads, head_dim]
+    q: torch.Tensor
+    # one (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim]
+    caches: list[tuple[torch.Tensor, torch.Tensor]]
+    # [rows, blocks of a row, padded]
+    block_table: torch.Tensor
+    # [rows + 1]
+    query_start_loc: torch.Tensor
+    # [rows]
+    seq_lens: torch.Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows."""
+        return self.seq_lens.shape[0]
+
+    def metadata(self) -> AttentionMetadata:
+        """The same for an AttentionBackend; the slots are of no use, since every key is written."""
+        return AttentionMetadata(
+            query_start_loc=self.query_start_loc,
+            seq_lens=self.seq_lens,
+            block_table=self.block_table,
+            slot_mapping=torch.zeros(self.q.shape[0], dtype=torch.int64, device=self.q.device),
+            max_query_len=self.query_len,
+            max_seq_len=self.seq_len,
+            num_decodes=self.num_rows if self.query_len == 1 else 0,
+        )
+
+    def gather(self, layer: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A row's keys and values, each [seq_len, num_kv_heads, head_dim]."""
+        block_size = self.caches[layer][0].shape[1]
+        blocks = self.block_table[row, : -(-self.seq_len // block_size)].long()
+        keys, values = (cache[blocks].flatten(0, 1)[: self.seq_len] for cache in self.caches[layer])
+        return keys, values
+
+
+def make_problem(
+    heads: Heads, *, num_rows: int, query_len: int, seq_len: int, block_size: int, num_layers: int
+) -> Problem:
+    """Draw the inputs. Raises torch.OutOfMemoryError."""
+    num_blocks = -(-seq_len // block_size)
+    shape = (num_rows * num_blocks, block_size, heads.num_kv_heads, heads.head_dim)
+    like = {"dtype": heads.dtype, "device": heads.device}
+    indices = {"dtype": torch.int32, "device": heads.device}
+    table = torch.zeros(num_rows, -(-num_blocks // _TABLE_PADDING) * _TABLE_PADDING, **indices)
+    table[:, :num_blocks] = torch.randperm(num_rows * num_blocks, **indices).view(num_rows, num_blocks)
+    return Problem(
+        heads=heads,
+        query_len=query_len,
+        seq_len=seq_len,
+        q=torch.randn(num_rows * query_len, heads.num_heads, heads.head_dim, **like),
+        caches=[(torch.randn(shape, **like), torch.randn(shape, **like)) for _ in range(num_layers)],
+        block_table=table,
+        query_start_loc=torch.arange(0, (num_rows + 1) * query_len, query_len, **indices),
+        seq_lens=torch.full((num_rows,), seq_len, **indices),
+    )
+
+
+def relative_error(problem: Problem, out: torch.Tensor) -> float:
+    """How far the last layer's attention is off: the worst row's ‖out − float64‖ / ‖float64‖; inf if out is not finite.
+
+    Of the first, middle and last row, queries at both ends. out: [rows * query_len, num_heads, head_dim].
+    """
+    if not bool(out.isfinite().all()):
+        return float("inf")
+    return max(_row_error(problem, out, row) for row in {0, problem.num_rows // 2, problem.num_rows - 1})
+
+
+def _row_error(problem: Problem, out: torch.Tensor, row: int) -> float:
+    keys, values = (t.double() for t in problem.gather(-1, row))
+    queries = _ends(problem.query_len)
+    tokens = torch.tensor(queries, device=out.device) + row * problem.query_len
+    group = problem.heads.num_heads // problem.heads.num_kv_heads
+    q = problem.q[tokens].double().unflatten(1, (-1, group))
+    logits = torch.einsum("qhgd,khd->hgqk", q, keys) * problem.heads.scale
+    positions = torch.tensor(queries, device=out.device) + problem.seq_len - problem.query_len
+    logits.masked_fill_(torch.arange(problem.seq_len, device=out.device) > positions[:, None], float("-inf"))
+    expected = torch.einsum("hgqk,khd->qhgd", logits.softmax(-1), values).flatten(1, 2)
+    return float((out[tokens].double() - expected).norm() / expected.norm())
+
+
+def _ends(query_len: int) -> Sequence[int]:
+    return sorted({*range(min(_NUM_CHECKED, query_len)), *range(max(query_len - _NUM_CHECKED, 0), query_len)})

@@ -1,0 +1,85 @@
+"""Seconds from `quire serve` to readiness, per stage, with Triton's cache empty and full, for the real shapes.
+
+    python -m benchmarks.startup --shapes qwen3-0.6b llama-3.1-8b --warm-starts 2 --json out.json
+The first start of a machine also reads torch from its disk: --warm-starts without a cold one come after it. Random
+weights, a synthetic tokenizer (benchmarks/online.py). Other flags go to `quire serve` as they are.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.online import write_model_folder
+
+_SHAPES = Path(__file__).parent / "shapes"
+_READY = re.compile(r"Ready in ([\d.]+) s")
+_STAGES = re.compile(r'start="([^"]*)"')
+_COMPILED = re.compile(r"kernels compiled=.*")
+
+
+def main() -> int:
+    """Start and stop the daemon for each shape, first with an empty cache; print a line per start."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
+    parser.add_argument("--shapes", nargs="+", default=["qwen3-0.6b", "llama-3.1-8b"])
+    parser.add_argument("--warm-starts", type=int, default=2)
+    parser.add_argument("--log", default="", help="where to append the daemons' logs")
+    parser.add_argument("--json", default="")
+    args, flags = parser.parse_known_args()
+    starts = []
+    for shape in args.shapes:
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
+            write_model_folder(_SHAPES / shape / "config.json", Path(folder))
+            for number in range(1 + args.warm_starts):
+                start = measure_start(folder, cache, flags, log=args.log)
+                start = {"shape": shape, "cache": "warm" if number else "cold", **start}
+                print(" ".join(str(value) for value in start.values()), flush=True)
+                starts.append(start)
+    if args.json:
+        report = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "server_flags": flags, "starts": starts}
+        Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def measure_start(folder: str, cache: str, flags: list[str], *, log: str = "") -> dict[str, object]:
+    """Start the daemon, wait until its log says that it is ready, and stop it. Raises RuntimeError if it ends before.
+
+    Returns the seconds on our clock, on the daemon's, per stage, and what it says of compiling kernels.
+    """
+    command = [sys.executable, "-m", "server", "serve", folder, "--load-format", "dummy", "--port", "0", *flags]
+    started_s = time.monotonic()
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TRITON_CACHE_DIR": cache})
+    assert server.stderr is not None
+    lines: list[str] = []
+    try:
+        for line in server.stderr:
+            lines.append(line)
+            if ready := _READY.search(line):
+                elapsed_s = time.monotonic() - started_s
+                break
+        else:
+            raise RuntimeError("the daemon ended before it was ready:\n" + "".join(lines[-20:]))
+    finally:
+        if log:
+            with Path(log).open("a") as file:
+                file.writelines(lines)
+        server.terminate()
+        server.communicate(timeout=30)
+    text = "".join(lines)
+    stages, compiled = _STAGES.search(text), _COMPILED.search(text)
+    return {
+        "seconds": round(elapsed_s, 2),
+        "daemon_seconds": float(ready[1]),
+        "stages": stages[1] if stages else "",
+        "kernels": compiled[0] if compiled else "",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
