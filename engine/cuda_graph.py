@@ -27,7 +27,7 @@ RunMixed = Callable[[MixedShape], torch.Tensor]
 TOKEN_SIZES = (
     32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 6144, 8192,
 )  # fmt: skip
-_NEARLY = 0.88  # of the best rate
+_NEARLY = 0.85  # of the best rate
 FEW_ROWS, FEW_ROWS_MAX_TOKENS, FEW_PREFILLS_MAX_TOKENS = 32, 2048, 4096
 
 

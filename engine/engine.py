@@ -16,6 +16,7 @@ from engine.engine_stats import EngineStats
 from engine.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError
 from engine.executor import Executor, StepHandle
 from engine.metrics import Metrics
+from engine.planned_step import RowOutput
 from engine.protocol import (
     AbortRequest,
     AddRequest,
@@ -28,7 +29,7 @@ from engine.protocol import (
     ToEngine,
 )
 from engine.request import Request
-from engine.scheduler import RowOutput, Scheduler
+from engine.scheduler import Scheduler
 from engine.step import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -61,8 +62,12 @@ class Engine:
         depth: int = 2,
         max_waiting: int = 2048,
         memory_error: type[Exception] = MemoryError,
+        release_memory: Callable[[], None] = lambda: None,
     ) -> None:
-        """memory_error: what the executor raises where the device has too little memory for a step."""
+        """memory_error: what the executor raises where the device has too little memory for a step.
+
+        release_memory: called after that; waits for what was launched, and frees what can be freed.
+        """
         self.scheduler = scheduler
         self.clock = clock
         self.depth = depth
@@ -72,6 +77,7 @@ class Engine:
         self._transport = transport
         self._vocab_size = vocab_size
         self._memory_error = memory_error
+        self._release_memory = release_memory
         self._stats = EngineStats(metrics, scheduler)
         self._in_flight: StepHandle | None = None
         self._outbox: dict[int, StepEvents] = {}  # by client_id
@@ -125,10 +131,14 @@ class Engine:
             self._commit()  # a step launched before the one that failed is whole
         except self._memory_error as error:
             reason = str(error).partition("\n")[0]
+        self._release_memory()
         self._send_events()  # first, since nothing may follow a request's end
         failed = self.scheduler.give_up_steps()
         logger.error(
-            "out of memory in a step failed=%d recomputed=%d reason=%r", len(failed), len(self.scheduler.waiting), reason
+            "out of memory in a step failed=%d recomputed=%d reason=%r",
+            len(failed),
+            len(self.scheduler.waiting),
+            reason,
         )
         for request in failed:
             message = "The device has too little free memory for this request now; try again shortly."

@@ -6,23 +6,16 @@ can hold, which is said aloud. Whatever the user asked for explicitly is met or 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from engine.config import EngineConfig
 from engine.errors import StartupError
+from engine.memory import format_size
 from models.config import ModelConfig
 
-logger = logging.getLogger(__name__)
-
-GIB = 1024**3
-_UNITS = (("GiB", GIB), ("MiB", 1024**2), ("KiB", 1024))
 _MIN_BLOCKS = 2  # of one request; a shorter context than that serves nobody
-# Without a limit of its own, a CPU daemon takes this share of the memory that is free when it starts.
-_HOST_SHARE = 0.4
 
 
 @dataclass(frozen=True)
@@ -38,6 +31,13 @@ class KVCachePlan:
     def num_tokens(self) -> int:
         """Tokens that requests can hold together."""
         return (self.num_blocks - 1) * self.block_size
+
+
+def smallest_pool_bytes(config: EngineConfig, model: ModelConfig, *, dtype: torch.dtype, block_size: int) -> int:
+    """Return the bytes of a pool in which one short request can run, or of the one that was asked for."""
+    least_blocks = min(-(-(config.max_model_len or model.max_context_len) // block_size), _MIN_BLOCKS)
+    least = (least_blocks + 1) * model.kv_bytes_per_token(1, dtype) * block_size
+    return config.kv_cache_memory_bytes or least
 
 
 def plan_kv_cache(
@@ -74,25 +74,7 @@ def plan_kv_cache(
             f"Context {wanted_len} needs {format_size((wanted_blocks + 1) * bytes_per_block)} of KV cache, "
             f"{_what_there_is(config, budget)}: use --max-model-len {fitting_len}, or {_more_memory(config)}."
         )
-    if fitting_len < wanted_len:
-        logger.warning(
-            "max_model_len=%d reduced from %d: that is what %s of KV cache holds",
-            fitting_len,
-            wanted_len,
-            format_size(budget),
-        )
     return KVCachePlan(usable_blocks + 1, block_size, min(wanted_len, fitting_len), bytes_per_block)
-
-
-def free_bytes(config: EngineConfig, device: torch.device, *, reserve_bytes: int) -> int:
-    """Return the bytes the pool may take on `device` now, weights being loaded. reserve_bytes: for activations."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return int(free - total * (1 - config.gpu_memory_utilization)) - reserve_bytes
-    if device.type == "mps":
-        total = torch.mps.recommended_max_memory()
-        return int(total * config.gpu_memory_utilization) - torch.mps.current_allocated_memory() - reserve_bytes
-    return int(_host_memory_bytes() * _HOST_SHARE)
 
 
 def allocate_kv_cache(
@@ -105,18 +87,10 @@ def allocate_kv_cache(
     shape = (2, plan.num_blocks, plan.block_size, model.num_kv_heads, model.head_dim)
     try:
         layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_layers)]
-    except (RuntimeError, torch.OutOfMemoryError) as error:
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; on the CPU it is a plain one
         size = format_size(plan.bytes_per_block * plan.num_blocks)
         raise StartupError(f"The KV cache of {size} cannot be allocated: use a smaller --kv-cache-memory.") from error
     return [(layer[0], layer[1]) for layer in layers]
-
-
-def format_size(num_bytes: int) -> str:
-    """Return a size for people: "1.5 KiB", "16 MiB", "1000 bytes"."""
-    for unit, size in _UNITS:
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f}".removesuffix(".0") + f" {unit}"
-    return f"{max(num_bytes, 0)} bytes"
 
 
 def _what_there_is(config: EngineConfig, budget: int) -> str:
@@ -129,16 +103,3 @@ def _more_memory(config: EngineConfig) -> str:
     if config.kv_cache_memory_bytes is not None:
         return "a larger --kv-cache-memory"
     return "a larger --gpu-memory-utilization or --kv-cache-memory"
-
-
-def _host_memory_bytes() -> int:
-    """Memory this process may still take: the system's available memory, or its cgroup's limit if that is less."""
-    available = 4 * GIB
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, max(int(text) - int(used.read_text()), 0))
-    return available

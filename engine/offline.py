@@ -6,20 +6,23 @@ generations = engine.generate([[1, 2, 3]], [SamplingParams(max_tokens=16)])
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.errors import StartupError
 from engine.generate import Generation, LocalTransport, generate
-from engine.load import LoadedEngine, OnStage, load_engine
+from engine.load import OnStage, load_engine
 from engine.metrics import Metrics
 from engine.protocol import SamplingParams
-from engine.scheduler import Scheduler
+from engine.setup import LoadedEngine
 
 _WARM_UP_ROWS = 34  # one past the last size with kernels of its own
+_KINDS = (
+    SamplingParams(max_tokens=2, temperature=0.0),
+    SamplingParams(max_tokens=2),
+    SamplingParams(max_tokens=2, top_k=20, top_p=0.9, logprobs=1),
+)
+_PROMPT_LENS = (29, 103, 702, 5000)  # tokens of all prompts of a step, about
 
 
 class OfflineEngine:
@@ -28,20 +31,12 @@ class OfflineEngine:
     def __init__(self, loaded: LoadedEngine, *, depth: int | None = None) -> None:
         self.loaded = loaded
         self.transport = LocalTransport()
-        self.engine = Engine(
-            executor=loaded.runner,
-            scheduler=Scheduler(loaded.scheduler_config),
-            transport=self.transport,
-            metrics=Metrics(),
-            clock=time.monotonic,
-            vocab_size=loaded.vocab_size,
-            depth=depth or loaded.depth,
-        )
+        self.engine = loaded.engine(self.transport, Metrics(), depth=depth)
 
     @classmethod
     def load(cls, config: EngineConfig, on_stage: OnStage = lambda stage: None) -> OfflineEngine:
         """Load a model. Blocks; raises StartupError with one sentence for whatever is wrong."""
-        return cls(load_engine(config, on_stage))
+        return cls(load_engine(config, on_stage, serve=lambda loaded: cls(loaded).rehearse()))
 
     def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Generation]:
         """Run all prompts to their ends and return them in order; a prompt that failed has `error` set. Blocks."""
@@ -55,12 +50,24 @@ class OfflineEngine:
         num_requests = 1
         if self.loaded.runner.device.type == "cuda":
             num_requests = min(_WARM_UP_ROWS, self.loaded.scheduler_config.max_num_seqs)
-        kinds = [SamplingParams(max_tokens=2, temperature=0.0)]
-        if num_requests > 1:
-            kinds += [SamplingParams(max_tokens=2), SamplingParams(max_tokens=2, top_k=20, top_p=0.9, logprobs=1)]
-        for kind in kinds:
+        for kind in _KINDS if num_requests > 1 else _KINDS[:1]:
             # each ends one step before the next, so the batch shrinks through every size
             params = [msgspec.structs.replace(kind, max_tokens=2 + i) for i in range(num_requests)]
             for generation, wanted in zip(self.generate([[0]] * num_requests, params), params, strict=True):
+                if generation.error is not None:
+                    raise StartupError(f"The self-test failed: {generation.error.message}")
                 if len(generation.token_ids) != min(wanted.max_tokens, self.engine.scheduler.max_num_tokens - 1):
-                    raise StartupError(f"The self-test gave {len(generation.token_ids)} tokens: {generation.error}.")
+                    raise StartupError(f"The self-test gave {len(generation.token_ids)} of {wanted.max_tokens} tokens.")
+
+    def rehearse(self) -> None:
+        """Send what serving may meet: batches and prompts of every size. What comes of them does not matter."""
+        sizes = sorted({size for power in range(12) for size in (2**power, 3 * 2**power // 2)})
+        fitting = [size for size in sizes if size <= self.loaded.scheduler_config.max_num_seqs]
+        longest = self.engine.scheduler.max_num_tokens - 2
+        for num_requests in fitting:
+            for kind in _KINDS:
+                self.generate([[0]] * num_requests, [kind] * num_requests)
+        for num_requests in fitting[::3]:
+            for num_tokens in _PROMPT_LENS:
+                prompt = [0] * min(max(num_tokens // num_requests, 2), longest)
+                self.generate([prompt] * num_requests, [_KINDS[0]] * num_requests)

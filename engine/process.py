@@ -27,7 +27,6 @@ from engine.errors import StartupError, sentence
 from engine.logs import configure_logging
 from engine.metrics import Metrics
 from engine.protocol import EngineReady
-from engine.scheduler import Scheduler
 from engine.transport import Connection, SocketTransport
 
 logger = logging.getLogger(__name__)
@@ -62,6 +61,7 @@ class EngineProcess:
         sock.connect(config.control_socket)
         self._control = Connection(sock, FromLauncher)
         self._control.send(Hello("engine", 0, os.getpid()))
+        self._control.send(Stage("imports"))
 
     def run(self) -> int:
         """Load and serve. Returns the process's exit code."""
@@ -75,9 +75,14 @@ class EngineProcess:
             return self._fail(f"{type(error).__name__} while loading: {_first_line(error)} (--debug shows where)", 3)
         gc.collect()
         gc.freeze()
-        while not self._is_stopping:
-            engine.run_once()
-            self._tick(time.monotonic())
+        try:
+            while not self._is_stopping:
+                engine.run_once()
+                self._tick(time.monotonic())
+        except Exception as error:  # a fault of the device, after which nothing on it can be trusted, or a bug
+            logger.exception("engine fault")
+            self._fail(f"{type(error).__name__} while serving: {_first_line(error)}", 1)
+            os._exit(1)  # now: destructors could wait for a broken device for ever
         return 0
 
     def _load(self) -> Engine:
@@ -100,16 +105,7 @@ class EngineProcess:
         transport = SocketTransport(
             self._config.engine_socket, ready, control=self._control, on_control=self._on_control
         )
-        engine = Engine(
-            executor=loaded.runner,
-            scheduler=Scheduler(sizes),
-            transport=transport,
-            metrics=self._metrics,
-            clock=time.monotonic,
-            vocab_size=loaded.vocab_size,
-            depth=loaded.depth,
-            max_waiting=limits.max_waiting,
-        )
+        engine = loaded.engine(transport, self._metrics, max_waiting=limits.max_waiting)
         self._control.send(Facts(loaded.facts))
         self._control.send(Stage("ready"))
         return engine

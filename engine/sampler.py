@@ -1,7 +1,8 @@
 """Sampler: logits to tokens for rows with any mix of parameters. Owns the host's copy of each row's parameters.
 
 What a batch needs (noise, truncation, penalties, bias, logprobs) is decided on the host from the plan, never by
-reading the device, and kept while the same rows sample: a batch of greedy rows costs one argmax.
+reading the device, and kept while the same rows sample: a batch of greedy rows costs one argmax. Rows whose logits are
+adjusted first, or whose logprobs are wanted, are taken out for that: the others pay nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Sampled:
 
     # [S] int64
     token_ids: torch.Tensor
-    # [S] float32, [S, n] int64, [S, n] float32
+    # of the L rows that asked: [L] float32, [L, n] int64, [L, n] float32
     logprobs: tuple[torch.Tensor, ...] | None
 
     def start_copy(self) -> Sampled:
@@ -42,8 +43,16 @@ class Sampled:
         if self.logprobs is None:
             return token_ids, {}
         chosen, ids, values = (tensor.tolist() for tensor in self.logprobs)
-        asked = [(i, counts[row.req_index]) for i, row in enumerate(rows)]
-        return token_ids, {i: TokenLogprobs(chosen[i], ids[i][:n], values[i][:n]) for i, n in asked if n is not None}
+        asked = [(i, counts[row.req_index]) for i, row in enumerate(rows) if counts[row.req_index] is not None]
+        return token_ids, {i: TokenLogprobs(chosen[j], ids[j][:n], values[j][:n]) for j, (i, n) in enumerate(asked)}
+
+
+@dataclass
+class _Group:
+    """Rows that are drawn together."""
+
+    is_greedy: bool
+    truncation: Truncation | None
 
 
 @dataclass
@@ -51,12 +60,16 @@ class _Layout:
     """What the rows of `req_indices` need; valid until a row among them is taken by another request."""
 
     req_indices: list[int]
-    is_greedy: bool
-    truncation: Truncation | None
-    penalized: torch.Tensor | None  # [P] int64 rows of this step
+    everyone: _Group
+    # [A] int64 rows of this step whose logits are adjusted; below, rows are places among these A
+    adjusted: torch.Tensor | None
+    adjusted_group: _Group
+    penalized: torch.Tensor | None  # [P] int64 rows
     bias: _Bias | None
-    min_tokens_rows: list[int]
-    num_logprobs: int | None
+    min_tokens_rows: dict[int, int]  # row of this step → row
+    # [L] int64 rows of this step that asked for logprobs, and the most that one asked for
+    logprob_rows: torch.Tensor | None
+    num_logprobs: int
     banned_rows: list[int] = field(default_factory=list)  # of min_tokens_rows, those still too short
     banned: _Bias | None = None
 
@@ -92,44 +105,53 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, sampling: SampleRows) -> Sampled:
         """Choose a token for each row of logits [S, V], and record it in the state. Does not sync."""
-        layout = self._layout_of(sampling.rows)
-        rows = sampling.req_index
-        raw = logits
-        logits = self._adjust(logits, sampling, layout)
+        layout, req_index = self._layout_of(sampling.rows), sampling.req_index
+        adjusted = layout.adjusted
+        if adjusted is None:
+            token_ids = self._choose(logits, req_index, sampling.positions, layout.everyone)
+        else:
+            if adjusted.shape[0] < req_index.shape[0]:
+                token_ids = self._choose(logits, req_index, sampling.positions, layout.everyone)
+            else:
+                token_ids = torch.empty_like(req_index)
+            rows, changed = req_index[adjusted], self._adjust(logits[adjusted].float(), sampling, layout)
+            token_ids[adjusted] = self._choose(changed, rows, sampling.positions[adjusted], layout.adjusted_group)
+            if layout.penalized is not None and self._state.output_counts is not None:
+                places = rows[layout.penalized], token_ids[adjusted][layout.penalized]
+                ones = torch.ones_like(layout.penalized, dtype=torch.int32)
+                self._state.output_counts.index_put_(places, ones, accumulate=True)
+        asked = layout.logprob_rows
+        logprobs = None if asked is None else top_logprobs(logits[asked], token_ids[asked], layout.num_logprobs)
+        return Sampled(token_ids, logprobs)
+
+    def _choose(
+        self, logits: torch.Tensor, req_index: torch.Tensor, positions: torch.Tensor, group: _Group
+    ) -> torch.Tensor:
+        """A token for each row of logits [S, V], also left in the state's last_token."""
         if self._token_sampler is not None:
-            token_ids = self._token_sampler(
-                logits, req_index=rows, positions=sampling.positions, has_truncation=layout.truncation is not None
+            return self._token_sampler(
+                logits, req_index=req_index, positions=positions, has_truncation=group.truncation is not None
             )
-        elif layout.is_greedy:
+        if group.is_greedy:
             token_ids = logits.argmax(dim=-1)
         else:
             token_ids = sample(
                 logits.float(),
-                temperature=self._state.temperature[rows],
-                seeds=self._state.seeds[rows],
-                positions=sampling.positions,
-                truncation=layout.truncation,
+                temperature=self._state.temperature[req_index],
+                seeds=self._state.seeds[req_index],
+                positions=positions,
+                truncation=group.truncation,
             )
-        if self._token_sampler is None:
-            self._state.last_token[rows] = token_ids
-        if layout.penalized is not None and self._state.output_counts is not None:
-            chosen = layout.penalized
-            ones = torch.ones_like(chosen, dtype=torch.int32)
-            self._state.output_counts.index_put_((rows[chosen], token_ids[chosen]), ones, accumulate=True)
-        wants = layout.num_logprobs
-        return Sampled(token_ids, None if wants is None else top_logprobs(raw, token_ids, wants))
+        self._state.last_token[req_index] = token_ids
+        return token_ids
 
     def _adjust(self, logits: torch.Tensor, sampling: SampleRows, layout: _Layout) -> torch.Tensor:
-        """Return logits with bias, bans and penalties applied, as float32 if any is."""
-        banned = self._banned_until_min_tokens(sampling.rows, layout)
-        if layout.bias is None and banned is None and layout.penalized is None:
-            return logits
-        logits = logits.float().clone()
-        for bias in (layout.bias, banned):
+        """Apply bias, bans and penalties to logits [A, V] float32, in place; returns them."""
+        for bias in (layout.bias, self._banned_until_min_tokens(sampling.rows, layout)):
             if bias is not None:
                 add_bias(logits, *bias)
         if layout.penalized is not None and self._state.output_counts is not None and self._state.in_prompt is not None:
-            rows = sampling.req_index[layout.penalized]
+            rows = sampling.req_index[layout.adjusted][layout.penalized]
             logits[layout.penalized] = apply_penalties(
                 logits[layout.penalized],
                 self._state.output_counts[rows],
@@ -144,8 +166,9 @@ class Sampler:
         """The stop tokens of rows that may not stop yet; made anew only when one of them has grown long enough."""
         short = [i for i in layout.min_tokens_rows if self._is_short(rows[i])]
         if short != layout.banned_rows:
-            stop_ids = [(i, t) for i in short for t in self._inits[rows[i].req_index].params.stop_token_ids]
-            layout.banned_rows, layout.banned = short, self._bias([(i, t, float("-inf")) for i, t in stop_ids])
+            stop_ids = {i: self._inits[rows[i].req_index].params.stop_token_ids for i in short}
+            bans = [(layout.min_tokens_rows[i], t, float("-inf")) for i in short for t in stop_ids[i]]
+            layout.banned_rows, layout.banned = short, self._bias(bans)
         return layout.banned
 
     def _is_short(self, row: RowPlan) -> bool:
@@ -171,27 +194,37 @@ class Sampler:
 
     def _make_layout(self, req_indices: list[int]) -> _Layout:
         params = [self._inits[index].params for index in req_indices]
-        drawn = [p for p in params if not p.is_greedy]
-        truncation = None
-        if any(p.top_k or p.top_p < 1.0 or p.min_p for p in drawn):
-            rows = torch.tensor(req_indices, device=self._state.device)
-            truncation = Truncation(
-                top_k=self._state.top_k[rows],
-                top_p=self._state.top_p[rows],
-                min_p=self._state.min_p[rows],
-                max_top_k=max(p.top_k for p in drawn) if all(p.top_k for p in drawn) else 0,
-            )
-        penalized = [i for i, p in enumerate(params) if p.has_penalties]
-        logprobs = [p.logprobs for p in params if p.logprobs is not None]
+        limited = [bool(p.min_tokens and p.stop_token_ids) for p in params]
+        adjusted = [i for i, p in enumerate(params) if p.has_penalties or p.logit_bias or limited[i]]
+        bias = [(row, t, v) for row, i in enumerate(adjusted) for t, v in params[i].logit_bias.items()]
+        logprobs = {i: p.logprobs for i, p in enumerate(params) if p.logprobs is not None}
         return _Layout(
             req_indices,
-            is_greedy=not drawn,
-            truncation=truncation,
-            penalized=torch.tensor(penalized, device=self._state.device) if penalized else None,
-            bias=self._bias([(i, t, v) for i, p in enumerate(params) for t, v in p.logit_bias.items()]),
-            min_tokens_rows=[i for i, p in enumerate(params) if p.min_tokens and p.stop_token_ids],
-            num_logprobs=max(logprobs) if logprobs else None,
+            everyone=self._make_group(req_indices),
+            adjusted=self._rows(adjusted),
+            adjusted_group=self._make_group([req_indices[i] for i in adjusted]),
+            penalized=self._rows([row for row, i in enumerate(adjusted) if params[i].has_penalties]),
+            bias=self._bias(bias),
+            min_tokens_rows={i: row for row, i in enumerate(adjusted) if limited[i]},
+            logprob_rows=self._rows(list(logprobs)),
+            num_logprobs=max(logprobs.values(), default=0),
         )
+
+    def _make_group(self, req_indices: list[int]) -> _Group:
+        drawn = [p for p in (self._inits[index].params for index in req_indices) if not p.is_greedy]
+        if not any(p.top_k or p.top_p < 1.0 or p.min_p for p in drawn):
+            return _Group(is_greedy=not drawn, truncation=None)
+        rows = torch.tensor(req_indices, device=self._state.device)
+        truncation = Truncation(
+            top_k=self._state.top_k[rows],
+            top_p=self._state.top_p[rows],
+            min_p=self._state.min_p[rows],
+            max_top_k=max(p.top_k for p in drawn) if all(p.top_k for p in drawn) else 0,
+        )
+        return _Group(is_greedy=False, truncation=truncation)
+
+    def _rows(self, rows: list[int]) -> torch.Tensor | None:
+        return torch.tensor(rows, device=self._state.device) if rows else None
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:

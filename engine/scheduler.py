@@ -11,35 +11,19 @@ Everything that orders rows is a list, so the same inputs give the same plans.
 from bisect import insort
 from collections import deque
 from operator import attrgetter
-from typing import NamedTuple
 
 from engine.block_manager import BlockManager
 from engine.config import SchedulerConfig
 from engine.errors import InvalidParameter, PromptTooLong
-from engine.protocol import TokenLogprobs
+from engine.planned_step import PlannedStep, RowOutput
 from engine.request import Request, Status
 from engine.step import RequestInit, RowPlan, StepPlan, StepResult
 
 # Of a step with prompt chunks, per decoding request. Whoever sends 4 prompt tokens per token of output needs 5
 _TOKENS_PER_DECODE = 8
+_STEPS_PER_BURST = 32  # in which the prompts that could start now are computed
 
 _sort_key = attrgetter("sort_key")
-
-
-class RowOutput(NamedTuple):
-    """One committed token. If it is the request's last, request.finish_reason is set."""
-
-    request: Request
-    token_id: int
-    logprobs: TokenLogprobs | None
-
-
-class _Step(NamedTuple):
-    """A planned step that is not committed yet."""
-
-    step_id: int
-    rows: list[tuple[Request, RowPlan]]
-    freed: list[int]
 
 
 class Scheduler:
@@ -58,7 +42,7 @@ class Scheduler:
         self.retiring: list[Request] = []
         self.committed_step_id = -1
         self.num_preemptions = 0
-        self._in_flight: deque[_Step] = deque()
+        self._in_flight: deque[PlannedStep] = deque()
         self._free_req_indices = list(range(config.max_num_seqs))[::-1]
         self._freed: list[int] = []  # req_indices to name in the next plan
         self._next_step_id = 0
@@ -107,7 +91,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """Plan the next step, or return None if nothing can run before the next commit."""
-        step = _Step(self._next_step_id, [], self._freed)
+        step = PlannedStep(self._next_step_id, [], self._freed)
         inits: list[RequestInit] = []
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
@@ -149,13 +133,12 @@ class Scheduler:
     def give_up_steps(self) -> list[Request]:
         """Drop every step in flight, the oldest of which had too little memory; end and return the requests to blame.
 
-        These are the ones that made it large: its prompt chunks, else those that ask for more than a token, else all.
         The others of these steps wait to be computed again.
         """
         steps = list(self._in_flight)
         self._in_flight.clear()
         self.committed_step_id = self._next_step_id - 1
-        blamed = _blame(steps[0].rows) if steps else []
+        blamed = steps[0].blamed() if steps else []
         for request in dict.fromkeys(request for step in steps for request, _ in step.rows):
             request.num_pending_tokens = 0
             if request in blamed:
@@ -184,7 +167,7 @@ class Scheduler:
         assert self.waiting == sorted(self.waiting, key=_sort_key)
         assert self.running == sorted(self.running, key=_sort_key)
 
-    def _plan_decodes(self, step: _Step, budget: int) -> int:
+    def _plan_decodes(self, step: PlannedStep, budget: int) -> int:
         """Plan one token of every decoding request that may grow; return the budget left."""
         running, rows, block_size, step_id = self.running, step.rows, self.config.block_size, step.step_id
         position = 0
@@ -210,14 +193,20 @@ class Scheduler:
         """How many tokens a step with prompt chunks beside decode rows may have.
 
         Prompt tokens ride along with decode rows for less than they cost alone, as long as the step stays short; so
-        they are spread over many steps, but not over more than keep up with the requests that end meanwhile.
+        they are spread over many steps, but not over more than keep up with the requests that end meanwhile, nor so
+        many that a burst fills the batch late.
         """
         config = self.config
         most = config.max_num_mixed_tokens or config.max_num_batched_tokens
-        wanted = max(config.min_num_mixed_tokens or most, _TOKENS_PER_DECODE * num_decodes)
+        least = config.min_num_mixed_tokens or most
+        wanted = max(least, _TOKENS_PER_DECODE * num_decodes)
+        if wanted < most:
+            startable = self.waiting[: len(self._free_req_indices)]
+            pending = sum(request.num_tokens for request in startable)
+            wanted = max(wanted, num_decodes + pending // _STEPS_PER_BURST)
         return min(next((size for size in config.step_sizes if size >= wanted), wanted), most)
 
-    def _plan_chunk(self, step: _Step, request: Request, budget: int, new_block_ids: list[int]) -> int:
+    def _plan_chunk(self, step: PlannedStep, request: Request, budget: int, new_block_ids: list[int]) -> int:
         """Plan the next tokens of a request that the host still sends; return their number."""
         start = request.num_computed_tokens
         end = min(start + budget, request.num_prefill_tokens)
@@ -229,7 +218,7 @@ class Scheduler:
         request.last_step = step.step_id
         return end - start
 
-    def _admit(self, step: _Step, inits: list[RequestInit], budget: int, now: float) -> None:
+    def _admit(self, step: PlannedStep, inits: list[RequestInit], budget: int, now: float) -> None:
         """Let waiting requests run, strictly in order, each with blocks for all its tokens.
 
         A block per running request stays free, so that nobody is admitted only to be preempted a few steps later.
@@ -318,11 +307,3 @@ class Scheduler:
             insort(self.waiting, request, key=_sort_key)
         else:
             request.status = Status.FINISHED
-
-
-def _blame(rows: list[tuple[Request, RowPlan]]) -> list[Request]:
-    """The requests of a step's rows that made it large; see Scheduler.give_up_steps."""
-    live = [(request, row) for request, row in rows if request.finish_reason is None]
-    with_chunks = [request for request, row in live if row.token_ids]
-    with_extras = [request for request, _ in live if request.params.has_extras]
-    return with_chunks or with_extras or [request for request, _ in live]

@@ -91,12 +91,13 @@ class MixedPlan:
         """The sections of buffer, at least [num_values(T, R)] int32."""
         sections = buffer[: cls.num_values(num_tokens, num_rows)].split(_mixed_sections(num_tokens, num_rows))
         token_ids, token_rows, *per_row, starts = sections
-        return cls(token_ids, token_rows, *(rows[:num_rows] for rows in per_row), starts[: num_rows + 1])
+        per_token = token_ids[:num_tokens], token_rows[:num_tokens]
+        return cls(*per_token, *(rows[:num_rows] for rows in per_row), starts[: num_rows + 1])
 
 
 def _mixed_sections(num_tokens: int, num_rows: int) -> list[int]:
-    """Lengths of the sections: of rows in fours, since kernels load 16 bytes at once where they may."""
-    return [num_tokens] * 2 + [(num_rows + 4) // 4 * 4] * 5
+    """Lengths of the sections: in fours, since kernels load 16 bytes at once where they may, and compile for either."""
+    return [(num_tokens + 3) // 4 * 4] * 2 + [(num_rows + 4) // 4 * 4] * 5
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STAGE_LABELS = {
+    "imports": "Starting the engine",
     "config": "Reading the model's configuration",
-    "weights": "Loading weights",
     "kernels": "Preparing kernels",
+    "weights": "Loading weights",
     "kv_cache": "Sizing the KV cache",
     "graphs": "Capturing graphs",
     "self_test": "Generating a first token",

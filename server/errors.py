@@ -18,6 +18,7 @@ import msgspec
 from engine.errors import (
     EngineDead,
     EngineError,
+    OutOfMemory,
     Overloaded,
     RequestAborted,
     RequestError,
@@ -181,7 +182,7 @@ def error_status(error: ServiceError) -> int:
             return 400
         case Overloaded():
             return 429
-        case EngineDead() | ShuttingDown() | RequestAborted():
+        case EngineDead() | ShuttingDown() | RequestAborted() | OutOfMemory():
             return 503
         case _:
             return 500
@@ -202,7 +203,7 @@ def error_reply(error: ServiceError, *, request_id: str) -> ErrorReply:
     headers: dict[str, str] = dict(error.headers) if isinstance(error, HttpError) else {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
-    elif isinstance(error, EngineDead | ShuttingDown | RequestAborted):
+    elif isinstance(error, EngineDead | ShuttingDown | RequestAborted | OutOfMemory):
         headers["retry-after"] = str(_DEAD_RETRY_AFTER_S)
     if status < 500 and status != 429:
         headers["x-should-retry"] = "false"  # read by the openai clients, which else retry 408 and 409

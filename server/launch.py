@@ -33,6 +33,7 @@ from server.control_server import ControlServer
 from server.exposition import Exposition
 from server.heartbeat import STALL_AFTER_S, HeartbeatWatch
 from server.listener import is_ready, server_url
+from server.stage_times import StageTimes
 from server.version import package_version
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,7 @@ def launch(
     engine_module: str = _ENGINE_MODULE,
 ) -> int:
     """Run the daemon on `listeners` until it is stopped; return the exit code. Blocks."""
-    log_format = "json" if config.log_format == "json" else "text"
-    configure_logging(level=config.log_level, log_format=log_format, process="launcher")
+    configure_logging(level=config.log_level, log_format=_log_format(config), process="launcher")
     run_dir = _make_run_dir()
     try:
         launcher = Launcher(config, engine_config, server_config, listeners, run_dir, engine_module=engine_module)
@@ -87,6 +87,7 @@ class Launcher:
         self._run_dir = run_dir
         self._engine_module = engine_module
         self._started_s = time.monotonic()
+        self._times = StageTimes("process", self._started_s)
         self._engine_socket = str(run_dir / "engine.sock")
         self._control_socket = str(run_dir / "control.sock")
         self._exposition = Exposition(model_name=server_config.served_model_names[0], version=package_version())
@@ -134,7 +135,7 @@ class Launcher:
             engine_socket=self._engine_socket,
             control_socket=self._control_socket,
             log_level=self._config.log_level,
-            log_format=self._child_log_format(),
+            log_format=_log_format(self._config),
             debug=self._config.debug,
         )
         await self._keep(_ENGINE, self._engine_module, self._write_config("engine.json", config))
@@ -150,7 +151,7 @@ class Launcher:
             ),
             listen_fd=listener.fileno(),
             log_level=self._config.log_level,
-            log_format=self._child_log_format(),
+            log_format=_log_format(self._config),
             debug=self._config.debug,
         )
         path = self._write_config(f"worker-{index}.json", config)
@@ -194,6 +195,7 @@ class Launcher:
             case Stage() if child == _ENGINE:
                 self._control.set_state(stage=message, fault="" if message.name == "ready" else None)
                 if not self._is_announced:
+                    self._times.enter("http" if message.name == "ready" else message.name, time.monotonic())
                     self._console.stage(message)
                 if message.name == "ready":
                     self._watch.start()
@@ -223,7 +225,7 @@ class Launcher:
             Summary(
                 model_name=self._server_config.served_model_names[0],
                 url=self._url,
-                facts=self._facts,
+                facts={**self._facts, "Start": self._times.text(time.monotonic())},
                 auth="none: whoever reaches this address may use it",
                 elapsed_s=time.monotonic() - self._started_s,
             )
@@ -282,13 +284,14 @@ class Launcher:
         if not task.cancelled() and (error := task.exception()) is not None and not self._exit.done():
             self._exit.set_exception(error)
 
-    def _child_log_format(self) -> str:
-        return "json" if self._config.log_format == "json" else "text"
-
     def _write_config(self, name: str, config: msgspec.Struct) -> Path:
         path = self._run_dir / name
         path.write_bytes(msgspec.json.encode(config))
         return path
+
+
+def _log_format(config: LaunchConfig) -> str:
+    return "json" if config.log_format == "json" else "text"
 
 
 def _make_run_dir() -> Path:

@@ -190,7 +190,7 @@ class FakeExecutor:
 
     def _execute(self, plan: StepPlan) -> StepResult:
         for req_index in plan.freed:
-            del self._rows[req_index]
+            self._rows.pop(req_index, None)  # named again if the plan before was given up
         for init in plan.inits:
             assert init.req_index not in self._rows, "a req_index is initialised while in use"
             self._rows[init.req_index] = _FakeRow(init.params)

@@ -39,11 +39,15 @@ ENGINE_WITH_TORCH = {
     "cuda_graph",
     "device_state",
     "input_batch",
+    "device",
     "kv_cache",
     "load",
-    "offline",
+    "memory",
     "model_runner",
+    "offline",
+    "rehearsal",
     "sampler",
+    "setup",
     "staging",
 }
 # calls that make the host wait for the device, or copy off it; each exception with its reason

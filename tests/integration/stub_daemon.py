@@ -1,4 +1,4 @@
-"""`python -m tests.integration.stub_daemon FOLDER serve --port 0`: the real launcher and worker around stub_engine."""
+"""`python -m tests.integration.stub_daemon FOLDER MODULE serve --port 0`: launcher and worker around that engine."""
 
 import sys
 
@@ -9,8 +9,8 @@ from server.listener import bind
 
 
 def main() -> int:
-    """Launch with the stub instead of engine.process."""
-    folder = sys.argv[1]
+    """Launch with the module instead of engine.process."""
+    folder, engine_module = sys.argv[1:3]
     config = LaunchConfig(port=0, drain_timeout_s=1.0)
     try:
         return launch(
@@ -18,7 +18,7 @@ def main() -> int:
             EngineConfig(model=folder),
             ServerConfig(model=folder, served_model_names=["stub"]),
             bind(config),
-            engine_module="tests.integration.stub_engine",
+            engine_module=engine_module,
         )
     except StartupError as error:
         print(f"quire: error: {error.message}", file=sys.stderr)

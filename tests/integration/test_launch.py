@@ -19,7 +19,7 @@ def stub(tmp_path: Path, mode: str) -> Daemon:
     """Start the launcher around a stub engine that behaves as `mode` says."""
     folder = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "model"))
     (folder / "mode").write_text(mode)
-    command = (sys.executable, "-m", "tests.integration.stub_daemon", str(folder))
+    command = (sys.executable, "-m", "tests.integration.stub_daemon", str(folder), "tests.integration.stub_engine")
     return Daemon(folder=tmp_path, command=command, env={"PYTHONPATH": str(Path(__file__).parents[2])})
 
 

@@ -87,7 +87,7 @@ def test_the_port_answers_while_the_model_loads(start: Start) -> None:
     daemon = start()
     early = daemon.get("/ready")
     assert early.status_code == 503
-    assert early.json()["stage"] in ("config", "weights", "kernels", "kv_cache", "graphs", "self_test")
+    assert early.json()["stage"] in ("config", "imports", "kernels", "weights", "kv_cache", "graphs", "self_test")
     refused = post(daemon)
     assert refused.status_code == 503
     assert int(refused.headers["retry-after"]) >= 1

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.errors import EngineDead, EngineError, Overloaded, ShuttingDown
+from engine.errors import EngineDead, EngineError, OutOfMemory, Overloaded, ShuttingDown
 from server.tokenizer import Tokenizer
 from tests.unit.server.conftest import (
     CHAT,
@@ -89,6 +89,7 @@ def test_error_bodies_stay_small_whatever_they_quote(harness, text):
         (Overloaded("full", retry_after_s=7), 429, "7"),
         (EngineDead("gone"), 503, "2"),
         (ShuttingDown("Bye."), 503, "2"),
+        (OutOfMemory("Full."), 503, "2"),
         (EngineError("bad"), 500, None),
     ],
 )

@@ -1,0 +1,170 @@
+"""Setup: what is decided before the weights are read, and how a model then becomes an engine. Imports torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.config import EngineConfig, SchedulerConfig
+from engine.engine import Engine, Transport
+from engine.errors import StartupError
+from engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache, smallest_pool_bytes
+from engine.memory import GIB, check_memory, measure_memory
+from engine.metrics import Metrics
+from engine.model_runner import ModelRunner
+from engine.scheduler import Scheduler
+from kernels.attention.base import AttentionBackend
+from models.config import ModelConfig
+
+# How long decoding requests wait at most for a step with prompts: what a reader of a stream does not notice
+_LONG_STEP_S = 0.045
+# What the captured graphs themselves take on a GPU, about 10 MiB each
+_GRAPHS_BYTES = GIB
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """What the loop needs, and what the panel shows."""
+
+    runner: ModelRunner
+    scheduler_config: SchedulerConfig
+    depth: int
+    vocab_size: int
+    facts: dict[str, str]
+
+    def engine(
+        self, transport: Transport, metrics: Metrics, *, depth: int | None = None, max_waiting: int = 2048
+    ) -> Engine:
+        """Return an engine over the runner, with a scheduler and a prefix cache of its own."""
+        return Engine(
+            executor=self.runner,
+            scheduler=Scheduler(self.scheduler_config),
+            transport=transport,
+            metrics=metrics,
+            clock=time.monotonic,
+            vocab_size=self.vocab_size,
+            depth=depth or self.depth,
+            max_waiting=max_waiting,
+            memory_error=torch.OutOfMemoryError,
+            release_memory=self._release_memory,
+        )
+
+    def _release_memory(self) -> None:
+        """Wait for all that was launched, then give cached memory back to the device."""
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)
+            torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much runs at once; see EngineConfig."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+def choose_limits(config: EngineConfig, device: torch.device) -> Limits:
+    """Fill in what the user left open. Raises StartupError for limits that starve each other."""
+    is_cuda = device.type == "cuda"
+    num_seqs = config.max_num_seqs or (256 if is_cuda else 64)
+    batched = config.max_num_batched_tokens or max(8192 if is_cuda else 512, num_seqs)
+    for flag, tokens in (
+        ("--max-num-batched-tokens", batched),
+        ("--max-num-mixed-tokens", config.max_num_mixed_tokens or batched),
+    ):
+        if tokens < num_seqs:
+            raise StartupError(
+                f"{flag} {tokens} is less than --max-num-seqs {num_seqs}: "
+                "each running request needs one token per step."
+            )
+    return Limits(num_seqs, batched)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that is decided before the weights are read. Its repr tells it from every other."""
+
+    config: EngineConfig
+    model_config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    limits: Limits
+    backend: AttentionBackend = field(repr=False)
+
+    def plan_pool(self, *, has_weights: bool) -> KVCachePlan:
+        """Size the pool from what is free now, less the weights unless they are there. Raises StartupError."""
+        config, model, dtype, memory = (
+            self.config,
+            self.model_config,
+            self.dtype,
+            measure_memory(self.config, self.device),
+        )
+        block_size = config.block_size or max(16, self.backend.block_size_multiple)
+        step_bytes = _step_bytes(model, self.limits, dtype) if self.device.type != "cpu" else 0
+        weights = 0 if has_weights else model.num_parameters * dtype.itemsize
+        if not has_weights:
+            least = smallest_pool_bytes(config, model, dtype=dtype, block_size=block_size)
+            check_memory(config, model, memory, dtype=dtype, step_bytes=step_bytes, pool_bytes=least)
+        return plan_kv_cache(
+            config,
+            model,
+            dtype=dtype,
+            block_size=block_size,
+            max_num_seqs=self.limits.max_num_seqs,
+            free_bytes=memory.pool_bytes(needed_bytes=weights + step_bytes),
+        )
+
+    def assemble(
+        self,
+        model: torch.nn.Module,
+        plan: KVCachePlan,
+        on_graph: Callable[[int, int], None],
+        facts: dict[str, str],
+    ) -> LoadedEngine:
+        """Allocate the pool, capture graphs, and measure what limits depend on."""
+        config, limits, device = self.config, self.limits, self.device
+        runner = ModelRunner(
+            model,
+            kv_caches=allocate_kv_cache(plan, self.model_config, dtype=self.dtype, device=device),
+            plan=plan,
+            backend=self.backend,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            vocab_size=self.model_config.vocab_size,
+            device=device,
+        )
+        if device.type == "cuda" and self.backend.is_graph_safe and not config.enforce_eager:
+            runner.capture_graphs(on_graph)
+        longest = _longest_step(runner, limits, config)
+        scheduler_config = SchedulerConfig(
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            min_num_mixed_tokens=min(runner.efficient_tokens or longest, longest),
+            max_num_mixed_tokens=longest,
+            step_sizes=runner.padded_tokens,
+            max_model_len=plan.max_model_len,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        depth = config.depth or (2 if device.type == "cuda" else 1)
+        return LoadedEngine(runner, scheduler_config, depth, self.model_config.vocab_size, facts)
+
+
+def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> int:
+    """How many tokens a step may have while requests decode, as measured here, unless the user says."""
+    if config.max_num_mixed_tokens:
+        return config.max_num_mixed_tokens
+    fitting = runner.fitting_tokens(_LONG_STEP_S) or limits.max_num_batched_tokens
+    return min(max(fitting, 2 * limits.max_num_seqs), limits.max_num_batched_tokens)
+
+
+def _step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:
+    """Upper estimate of what a step holds beside weights and pool: the widest layer, logits, counts for penalties."""
+    widest = 4 * model.hidden_size + 3 * model.intermediate_size + 3 * model.num_heads * model.head_dim
+    logits = limits.max_num_seqs * model.vocab_size * (4 * 4 + 5)
+    return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + _GRAPHS_BYTES

@@ -1,0 +1,149 @@
+"""Compiling Triton kernels side by side, before they are launched. Imports triton at once.
+
+with collect_kernels() as kernels:      # launches are noted, not made; whatever they would have written is zero
+    rehearse()
+compilation = Compilation(list(kernels))
+...                                     # meanwhile the caller does something else
+compilation.wait(on_progress)           # now Triton's cache on disk has them all
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.sharedctypes import Synchronized
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 60.0  # for all kernels; the slowest takes about a second
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One specialisation of a kernel, as Triton's launch asked for it."""
+
+    function: JITFunction
+    signature: Mapping[str, Any]
+    constants: Mapping[Any, Any]
+    attributes: Mapping[Any, Any]
+    options: Mapping[str, Any]
+
+    def compile(self, target: GPUTarget) -> None:
+        """Put the kernel and its launcher into Triton's cache on disk. Touches no device."""
+        function = self.function  # it was launched: so it knows its language, Triton or Gluon, and its compiler
+        source = function.ASTSource(function, self.signature, self.constants, self.attributes)
+        compiled = function.compile(source, target=target, options=dict(self.options))
+        driver.active.launcher_cls(compiled.src, compiled.metadata)
+
+
+@contextmanager
+def collect_kernels() -> Iterator[list[Kernel]]:
+    """Note each kernel that is launched for the first time in this process, and skip it.
+
+    New tensors are zeros meanwhile: what was skipped may have been about to write an index.
+    """
+    kernels: list[Kernel] = []
+    seen: set[tuple[str, str]] = set()
+
+    def note(*, key: str, fn: Any, compile: Mapping[str, Any], **_: object) -> bool:
+        if (fn.name, key) not in seen:
+            seen.add((fn.name, key))
+            options = json.loads(compile["specialization_data"])["options"]
+            options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+            (attributes,) = compile["configs"]
+            kernel = Kernel(fn.jit_function, compile["signature"], compile["constants"], attributes, options)
+            kernels.append(kernel)
+        return True  # Triton's word for: do not compile, and so do not launch
+
+    hook, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, note
+    try:
+        with _ZeroedTensors():
+            yield kernels
+    finally:
+        knobs.runtime.jit_cache_hook = hook
+
+
+class Compilation:
+    """Forked processes that compile kernels for this process's device. Life: __init__ → wait."""
+
+    def __init__(self, kernels: list[Kernel]) -> None:
+        # The longest first, by the best guess there is, so that no process begins one when the others are done
+        self._kernels = sorted(kernels, key=lambda kernel: -len(kernel.function.src))
+        self._started_s = time.monotonic()
+        context = multiprocessing.get_context("fork")
+        self._num_taken: Synchronized[int] = context.Value("i", 0)
+        self._num_done: Synchronized[int] = context.Value("i", 0)
+        target = driver.active.get_current_target()
+        num_processes = min(len(kernels), len(os.sched_getaffinity(0)))
+        self._processes = [
+            context.Process(target=self._work, args=(target,), daemon=True) for _ in range(num_processes)
+        ]
+        with warnings.catch_warnings():  # of threads: these children use neither CUDA nor what such threads may lock
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for process in self._processes:
+                process.start()
+
+    def wait(self, on_progress: Callable[[int, int], None]) -> bool:
+        """Wait for the end; returns whether all are compiled. The rest compile when they are launched."""
+        total = len(self._kernels)
+        while any(process.is_alive() for process in self._processes):
+            on_progress(self._num_done.value, total)
+            if time.monotonic() - self._started_s > _TIMEOUT_S:
+                for process in self._processes:
+                    process.kill()
+            time.sleep(_POLL_S)
+        on_progress(self._num_done.value, total)
+        logger.info(
+            "kernels compiled=%d of=%d processes=%d seconds=%.1f",
+            self._num_done.value,
+            total,
+            len(self._processes),
+            time.monotonic() - self._started_s,
+        )
+        return self._num_done.value == total
+
+    def _work(self, target: GPUTarget) -> None:
+        """Take kernels one by one; in a child."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        while True:
+            with self._num_taken.get_lock():
+                index = self._num_taken.value
+                self._num_taken.value += 1
+            if index >= len(self._kernels):
+                return
+            kernel = self._kernels[index]
+            try:
+                kernel.compile(target)
+            except Exception as error:  # whatever it is, it comes again, and is told, when the kernel is launched
+                logger.warning("kernel=%s not compiled ahead: %r", kernel.function.__name__, str(error)[:200])
+                continue
+            with self._num_done.get_lock():
+                self._num_done.value += 1
+
+
+class _ZeroedTensors(TorchFunctionMode):
+    """Makes torch.empty and torch.empty_like give zeros."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result.zero_() if func in (torch.empty, torch.empty_like) else result

@@ -1,0 +1,59 @@
+"""Kernels compiled ahead are those that serving launches: after a rehearsal nothing compiles any more."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.offline import OfflineEngine
+from engine.protocol import SamplingParams
+
+triton = pytest.importorskip("triton")
+from kernels.compile_ahead import collect_kernels  # noqa: E402  (needs triton)
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = Path(__file__).parents[2] / "benchmarks" / "shapes"
+
+
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty Triton cache, on disk and in this process."""
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    yield tmp_path
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("shape", ["qwen3-0.6b", "llama-3.1-8b"])
+def test_a_cold_start_compiles_nothing_outside_the_rehearsal(shape: str, fresh_cache: Path) -> None:
+    compiled: list[str] = []
+
+    def listener(*, src: object, cache_hit: bool, **_: object) -> None:
+        if not cache_hit:
+            compiled.append(src.name)
+
+    config = EngineConfig(model=str(SHAPES / shape), load_format="dummy", kv_cache_memory_bytes=8 * 1024**3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton.knobs.compilation, "listener", listener)  # in forked children it fills another list
+        engine = OfflineEngine.load(config)
+        engine.self_test()
+        params = [SamplingParams(max_tokens=20, temperature=i % 2, top_p=0.9, seed=i) for i in range(60)]
+        generations = engine.generate([[7] * (1 + 40 * i) for i in range(60)], params)
+    assert all(len(generation.token_ids) == 20 for generation in generations)
+    assert compiled == []
+    assert len(list(fresh_cache.glob("quire-*"))) == 1
+
+
+def test_a_skipped_launch_writes_nothing_and_new_tensors_are_zeros() -> None:
+    from kernels import triton_elementwise
+
+    x = torch.ones(4, 192, device="cuda")
+    with collect_kernels() as kernels:
+        out = triton_elementwise.rms_norm(x, x[0], 1e-6)
+        again = triton_elementwise.rms_norm(x, x[0], 1e-6)
+    assert len(kernels) == 1
+    assert not out.any()
+    assert not again.any()
+    assert triton_elementwise.rms_norm(x, x[0], 1e-6).any()
