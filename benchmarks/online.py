@@ -84,7 +84,7 @@ def start_server(folder: str, port: int, flags: list[str]) -> tuple[subprocess.P
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
                 return server, time.monotonic() - started_s
-        except (urllib.error.URLError, TimeoutError):
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
             time.sleep(0.05)
     raise RuntimeError(f"the daemon ended with {server.returncode} before it was ready")
 
@@ -100,7 +100,7 @@ def _measure(args: argparse.Namespace, concurrency: int) -> dict:
         output_len=args.output_len,
     )
     processes = min(concurrency, args.processes)
-    measure(msgspec.structs.replace(config, seed=10_000), num_processes=processes)  # warm-up
+    measure(msgspec.structs.replace(config, seed=10_000, num_requests=concurrency), num_processes=processes)  # warm-up
     return measure(config, num_processes=processes)
 
 
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--shape", default="qwen3-0.6b", choices=sorted(path.name for path in _SHAPES.iterdir()))
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 64, 256])
-    parser.add_argument("--rounds", type=int, default=4, help="requests per concurrent client")
+    parser.add_argument("--rounds", type=int, default=8, help="requests per concurrent client")
     parser.add_argument("--input-len", type=int, default=512)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--processes", type=int, default=4, help="client processes")

@@ -36,8 +36,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    # While requests decode: 8 tokens per decoding request, but at least the first and at most the second of these.
-    # None: as the second; as max_num_batched_tokens
+    # While requests decode (engine/step_budget.py): at least the first, at most the second of these. None: as the
+    # second; as max_num_batched_tokens
     min_num_mixed_tokens: int | None = None
     max_num_mixed_tokens: int | None = None
     step_sizes: list[int] = []  # ascending: token numbers to which such steps are filled up, since they cost as much

@@ -18,10 +18,7 @@ from engine.errors import InvalidParameter, PromptTooLong
 from engine.planned_step import PlannedStep, RowOutput
 from engine.request import Request, Status
 from engine.step import RequestInit, RowPlan, StepPlan, StepResult
-
-# Of a step with prompt chunks, per decoding request. Whoever sends 4 prompt tokens per token of output needs 5
-_TOKENS_PER_DECODE = 8
-_STEPS_PER_BURST = 32  # in which the prompts that could start now are computed
+from engine.step_budget import mixed_step_tokens
 
 _sort_key = attrgetter("sort_key")
 
@@ -96,7 +93,10 @@ class Scheduler:
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
         if step.rows:  # prompts beside them make them wait
-            budget = max(min(budget, self._num_mixed_tokens(len(step.rows)) - len(step.rows)), 0)
+            num_decodes = len(step.rows)
+            pending = sum(request.num_tokens for request in self.waiting[: self.num_free_rows])
+            most = mixed_step_tokens(self.config, num_decodes=num_decodes, num_pending=pending)
+            budget = max(min(budget, most - num_decodes), 0)
         for request in self.running:
             if budget and not request.is_decoding:
                 budget -= self._plan_chunk(step, request, budget, [])
@@ -188,23 +188,6 @@ class Scheduler:
             request.last_step = step_id
             budget -= 1
         return budget
-
-    def _num_mixed_tokens(self, num_decodes: int) -> int:
-        """How many tokens a step with prompt chunks beside decode rows may have.
-
-        Prompt tokens ride along with decode rows for less than they cost alone, as long as the step stays short; so
-        they are spread over many steps, but not over more than keep up with the requests that end meanwhile, nor so
-        many that a burst fills the batch late.
-        """
-        config = self.config
-        most = config.max_num_mixed_tokens or config.max_num_batched_tokens
-        least = config.min_num_mixed_tokens or most
-        wanted = max(least, _TOKENS_PER_DECODE * num_decodes)
-        if wanted < most:
-            startable = self.waiting[: len(self._free_req_indices)]
-            pending = sum(request.num_tokens for request in startable)
-            wanted = max(wanted, num_decodes + pending // _STEPS_PER_BURST)
-        return min(next((size for size in config.step_sizes if size >= wanted), wanted), most)
 
     def _plan_chunk(self, step: PlannedStep, request: Request, budget: int, new_block_ids: list[int]) -> int:
         """Plan the next tokens of a request that the host still sends; return their number."""

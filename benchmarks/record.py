@@ -1,0 +1,50 @@
+"""Every figure of docs/performance.md that one GPU gives, measured in one go: `python -m benchmarks.record FOLDER`.
+
+Starts, offline workloads, loads over HTTP and a step's profile, for both shapes, each by its own script in a process of
+its own, with its JSON in FOLDER. About six minutes on an H100. A script that fails is named, and the others still run.
+"""
+
+import argparse
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+_SHAPES = ("qwen3-0.6b", "llama-3.1-8b")
+_SERVER_FLAGS = ("--max-model-len", "8192", "--no-prefix-caching")
+
+
+def main() -> int:
+    """Run every script; return 1 if one failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.record", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--hardware", default="h100", help="a word for the file names")
+    parser.add_argument("--only", nargs="+", default=["startup", "offline", "online", "profile"])
+    args = parser.parse_args()
+    suffix = f"{args.hardware}-{datetime.now(UTC).date()}.json"
+    failed = []
+    for name, command in _commands().items():
+        if name.partition("-")[0] not in args.only:
+            continue
+        print(f"== {name}", flush=True)
+        if subprocess.run([sys.executable, "-m", *command, "--json", str(args.folder / f"{name}-{suffix}")]).returncode:
+            failed.append(name)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _commands() -> dict[str, list[str]]:
+    """By name of the file: module and flags."""
+    commands = {"startup": ["benchmarks.startup", "--warm-starts", "1"]}
+    for shape in _SHAPES:
+        workloads = ("single", "batch8", "mixed256", "prefill")
+        commands[f"offline-{shape}"] = ["server", "bench", "offline", *workloads, "--shape", shape]
+        commands[f"online-{shape}"] = ["benchmarks.online", "--shape", shape, *_SERVER_FLAGS]
+        mixed = ("--mixed", "512", "1024", "2048", "--mixed-rows", "240" if shape == _SHAPES[0] else "60")
+        commands[f"profile-{shape}"] = ["benchmarks.profile_step", "--shape", shape, *mixed]
+    return commands
+
+
+if __name__ == "__main__":
+    sys.exit(main())
