@@ -70,7 +70,7 @@ class Result:
 def run(arguments: argparse.Namespace) -> int:
     """Run `quire bench kernels` and return its exit code: 1 if a result was wrong. Raises BenchError."""
     check_outputs(json_path=arguments.json, plot_path=arguments.plot)
-    old = read_report(arguments.compare) if arguments.compare else None
+    old = read_report(arguments.compare, "kernels") if arguments.compare else None
     report = measure(_sizes(arguments), arguments.part or "prefill,decode")
     print(format_report(report))
     if arguments.json:

@@ -33,7 +33,7 @@ Requests = list[tuple[list[int], int]]
 def run(arguments: argparse.Namespace) -> int:
     """Run `quire bench offline` and return its exit code. Raises BenchError, StartupError."""
     check_outputs(json_path=arguments.json, plot_path=None)
-    old = read_report(arguments.compare) if arguments.compare else None
+    old = read_report(arguments.compare, "offline") if arguments.compare else None
     workloads = {name: _requests(name) for name in arguments.workloads}
     name, config = _engine_config(arguments)
     started_s = time.perf_counter()

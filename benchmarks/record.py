@@ -1,7 +1,7 @@
 """Every figure of docs/performance.md that one GPU gives, measured in one go: `python -m benchmarks.record FOLDER`.
 
-Starts, offline workloads, loads over HTTP and a step's profile, for both shapes, each by its own script in a process of
-its own, with its JSON in FOLDER. About six minutes on an H100. A script that fails is named, and the others still run.
+Starts, attention kernels, and for both shapes offline workloads, loads over HTTP and a step's profile: each by its own
+script in a process of its own, with its JSON in FOLDER. About seven minutes on an H100. A script that fails is named, and the others still run.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 _SHAPES = ("qwen3-0.6b", "llama-3.1-8b")
+_KINDS = ("startup", "offline", "online", "profile", "attention")
 _SERVER_FLAGS = ("--max-model-len", "8192", "--no-prefix-caching")
 
 
@@ -19,8 +20,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.record", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hardware", default="h100", help="a word for the file names")
-    parser.add_argument("--only", nargs="+", default=["startup", "offline", "online", "profile"])
+    parser.add_argument("--only", nargs="+", choices=_KINDS, default=_KINDS)
     args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
     suffix = f"{args.hardware}-{datetime.now(UTC).date()}.json"
     failed = []
     for name, command in _commands().items():
@@ -36,7 +38,10 @@ def main() -> int:
 
 def _commands() -> dict[str, list[str]]:
     """By name of the file: module and flags."""
-    commands = {"startup": ["benchmarks.startup", "--warm-starts", "1"]}
+    commands = {
+        "startup": ["benchmarks.startup", "--warm-starts", "1"],
+        "attention": ["server", "bench", "kernels"],
+    }
     for shape in _SHAPES:
         workloads = ("single", "batch8", "mixed256", "prefill")
         commands[f"offline-{shape}"] = ["server", "bench", "offline", *workloads, "--shape", shape]

@@ -30,15 +30,15 @@ def host_facts() -> dict[str, str | int | None]:
     return {"cpu_count": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
 
 
-def read_report(path: str) -> Report:
-    """Read a report written earlier. Raises BenchError."""
+def read_report(path: str, benchmark: str) -> Report:
+    """Read a report that `quire bench BENCHMARK` wrote earlier. Raises BenchError."""
     try:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise BenchError(f"--compare {path} cannot be read: {reason}.", exit_code=2) from error
-    if not isinstance(report, dict):
-        raise BenchError(f"--compare {path} is not a report of quire bench.", exit_code=2)
+    if not isinstance(report, dict) or report.get("benchmark") != benchmark:
+        raise BenchError(f"--compare {path} is not a report of quire bench {benchmark}.", exit_code=2)
     return report
 
 

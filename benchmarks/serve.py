@@ -27,7 +27,7 @@ _MAX_CLIENT_CPU = 0.8  # of a core: from there the client may be what is measure
 def run(arguments: argparse.Namespace) -> int:
     """Run `quire bench serve` and return its exit code. Raises BenchError."""
     check_outputs(json_path=arguments.json, plot_path=arguments.plot)
-    old = read_report(arguments.compare) if arguments.compare else None
+    old = read_report(arguments.compare, "serve") if arguments.compare else None
     target = find_target(
         arguments.url, endpoint=arguments.endpoint, model=arguments.model, api_key=arguments.api_key or ""
     )

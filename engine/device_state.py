@@ -23,7 +23,7 @@ class DeviceState:
         rows = num_rows + 1
         self.device = device
         self.vocab_size = vocab_size
-        self._staging = staging
+        self.staging = staging
         # [rows] int64: the newest token of each request
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
         # [rows] int64: tokens whose keys and values are in the pool; the position of a decode row's token
@@ -41,14 +41,14 @@ class DeviceState:
 
     def init(self, inits: list[RequestInit]) -> None:
         """Fill the rows of requests that join, in a few copies however many they are."""
-        rows = self._staging.send(np.array([init.req_index for init in inits]))
+        rows = self.staging.send(np.array([init.req_index for init in inits]))
         params = [init.params for init in inits]
         floats = [
             (p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
             for p in params
         ]
-        self._floats[:, rows] = self._staging.send(np.array(floats, dtype=np.float32)).T
-        self._integers[:, rows] = self._staging.send(np.array([(p.top_k, p.seed) for p in params])).T
+        self._floats[:, rows] = self.staging.send(np.array(floats, dtype=np.float32)).T
+        self._integers[:, rows] = self.staging.send(np.array([(p.top_k, p.seed) for p in params], dtype=np.int64)).T
         for init in inits:
             if init.params.has_penalties:
                 self._init_counts(init)
@@ -60,7 +60,7 @@ class DeviceState:
 
     def append_blocks(self, rows: list[int], columns: list[int], block_ids: list[int]) -> None:
         """Write block_table[rows[i], columns[i]] = block_ids[i]."""
-        updates = self._staging.send(np.array([rows, columns, block_ids]))
+        updates = self.staging.send(np.array([rows, columns, block_ids]))
         self.block_table[updates[0], updates[1]] = updates[2].to(torch.int32)
 
     def _init_counts(self, init: RequestInit) -> None:
@@ -68,8 +68,8 @@ class DeviceState:
             shape = (self.last_token.shape[0], self.vocab_size)
             self.output_counts = torch.zeros(shape, dtype=torch.int32, device=self.device)
             self.in_prompt = torch.zeros(shape, dtype=torch.bool, device=self.device)
-        tokens = torch.tensor(init.token_ids, dtype=torch.int64, device=self.device)
+        tokens = self.staging.send(np.array(init.token_ids, dtype=np.int64))
         prompt, output = tokens[: init.num_prompt_tokens], tokens[init.num_prompt_tokens :]
-        self.in_prompt[init.req_index] = False
-        self.in_prompt[init.req_index, prompt] = True
-        self.output_counts[init.req_index] = torch.bincount(output, minlength=self.vocab_size).to(torch.int32)
+        self.in_prompt[init.req_index].zero_().index_fill_(0, prompt, True)
+        counts = self.output_counts[init.req_index].zero_()
+        counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))

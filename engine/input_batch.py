@@ -89,8 +89,8 @@ class InputBatchBuilder:
         """Return the req_index [R] int64 of decode rows: the same tensor while the rows are the same."""
         key = [row.req_index for row in rows]
         if key != self._decode_key:
-            self._decode_key = key
             self._decode_req_index = self._staging.send(np.array(key))
+            self._decode_key = key  # only now: sending may fail
         return self._decode_req_index
 
     def decode_batch(self, req_index: torch.Tensor, *, max_seq_len: int) -> InputBatch:

@@ -1,7 +1,7 @@
 """ModelRunner: an Executor on one device. Plans in, tokens out; sees both a plan and a tensor.
 
-A step's life: forward() applies the plan to DeviceState and launches the layers (a graph when all rows decode, eager
-when prompt chunks are among them); sample() chooses tokens, leaves them in DeviceState for the next step, and starts
+A step's life: forward() applies the plan to DeviceState and launches the layers (by a CUDA graph where one fits, else
+kernel by kernel); sample() chooses tokens, leaves them in DeviceState for the next step, and starts
 their copy to the host; wait() is the only sync.
 """
 
@@ -64,7 +64,7 @@ class ModelRunner:
         self._mixed_graphs: MixedGraphs | None = None
 
     def capture_graphs(self, on_progress: Callable[[int, int], None]) -> None:
-        """Capture decode steps and short mixed steps as CUDA graphs; from then on they are replayed. Blocks."""
+        """Capture decode steps and steps with prompt chunks as CUDA graphs; from then on they are replayed. Blocks."""
         decode = DecodeGraphs(
             lambda req_index: self._run_decode(req_index, self._max_model_len),
             max_num_seqs=self._max_num_seqs,
@@ -81,6 +81,7 @@ class ModelRunner:
         with torch.inference_mode():
             for graphs in (mixed, decode):  # the larger first
                 graphs.capture(pool, lambda: on_progress(next(done), mixed.num_graphs + decode.num_graphs))
+        torch.cuda.empty_cache()  # what the steps before each capture needed, the pool has now
         self._decode_graphs, self._mixed_graphs = decode, mixed
 
     def fitting_tokens(self, seconds: float) -> int | None:

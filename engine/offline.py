@@ -16,7 +16,7 @@ from engine.metrics import Metrics
 from engine.protocol import SamplingParams
 from engine.setup import LoadedEngine
 
-_WARM_UP_ROWS = 34  # one past the last size with kernels of its own
+_WARM_UP_ROWS = 66  # one past the last size with kernels of its own
 _KINDS = (
     SamplingParams(max_tokens=2, temperature=0.0),
     SamplingParams(max_tokens=2),

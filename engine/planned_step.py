@@ -23,8 +23,12 @@ class PlannedStep(NamedTuple):
     freed: list[int]  # req_indices named in its plan
 
     def blamed(self) -> list[Request]:
-        """The requests that made it large: its prompt chunks, else those that ask for more than a token, else all."""
+        """The requests that made it large: prompt chunks that ask for more than a token, else prompt chunks.
+
+        Without any: decode rows that ask for more than a token, else all.
+        """
         live = [(request, row) for request, row in self.rows if request.finish_reason is None]
         with_chunks = [request for request, row in live if row.token_ids]
         with_extras = [request for request, _ in live if request.params.has_extras]
-        return with_chunks or with_extras or [request for request, _ in live]
+        joining = [request for request in with_chunks if request.params.has_extras]
+        return joining or with_chunks or with_extras or [request for request, _ in live]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from engine.device_state import DeviceState
@@ -52,7 +53,8 @@ class _Group:
     """Rows that are drawn together."""
 
     is_greedy: bool
-    truncation: Truncation | None
+    has_truncation: bool
+    truncation: Truncation | None  # where torch draws; Triton reads the state itself
 
 
 @dataclass
@@ -130,7 +132,7 @@ class Sampler:
         """A token for each row of logits [S, V], also left in the state's last_token."""
         if self._token_sampler is not None:
             return self._token_sampler(
-                logits, req_index=req_index, positions=positions, has_truncation=group.truncation is not None
+                logits, req_index=req_index, positions=positions, has_truncation=group.has_truncation
             )
         if group.is_greedy:
             token_ids = logits.argmax(dim=-1)
@@ -179,12 +181,8 @@ class Sampler:
         if not entries:
             return None
         rows, token_ids, values = zip(*entries, strict=True)
-        device = self._state.device
-        return (
-            torch.tensor(rows, device=device),
-            torch.tensor(token_ids, device=device),
-            torch.tensor(values, dtype=torch.float32, device=device),
-        )
+        send = self._state.staging.send
+        return send(np.array(rows)), send(np.array(token_ids)), send(np.array(values, dtype=np.float32))
 
     def _layout_of(self, rows: list[RowPlan]) -> _Layout:
         req_indices = [row.req_index for row in rows]
@@ -212,8 +210,9 @@ class Sampler:
 
     def _make_group(self, req_indices: list[int]) -> _Group:
         drawn = [p for p in (self._inits[index].params for index in req_indices) if not p.is_greedy]
-        if not any(p.top_k or p.top_p < 1.0 or p.min_p for p in drawn):
-            return _Group(is_greedy=not drawn, truncation=None)
+        has_truncation = any(p.top_k or p.top_p < 1.0 or p.min_p for p in drawn)
+        if not has_truncation or self._token_sampler is not None:
+            return _Group(is_greedy=not drawn, has_truncation=has_truncation, truncation=None)
         rows = torch.tensor(req_indices, device=self._state.device)
         truncation = Truncation(
             top_k=self._state.top_k[rows],
@@ -221,10 +220,10 @@ class Sampler:
             min_p=self._state.min_p[rows],
             max_top_k=max(p.top_k for p in drawn) if all(p.top_k for p in drawn) else 0,
         )
-        return _Group(is_greedy=False, truncation=truncation)
+        return _Group(is_greedy=False, has_truncation=True, truncation=truncation)
 
     def _rows(self, rows: list[int]) -> torch.Tensor | None:
-        return torch.tensor(rows, device=self._state.device) if rows else None
+        return self._state.staging.send(np.array(rows)) if rows else None
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:

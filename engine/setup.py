@@ -70,7 +70,7 @@ class Limits:
 def choose_limits(config: EngineConfig, device: torch.device) -> Limits:
     """Fill in what the user left open. Raises StartupError for limits that starve each other."""
     is_cuda = device.type == "cuda"
-    num_seqs = config.max_num_seqs or (256 if is_cuda else 64)
+    num_seqs = config.max_num_seqs or min(256 if is_cuda else 64, config.max_num_batched_tokens or 256)
     batched = config.max_num_batched_tokens or max(8192 if is_cuda else 512, num_seqs)
     for flag, tokens in (
         ("--max-num-batched-tokens", batched),

@@ -140,7 +140,8 @@ def gather_mixed_inputs(
     token_rows, req_index, seq_lens = plan.token_rows.long(), plan.req_index.long(), plan.seq_lens.long()
     token_requests = req_index[token_rows]
     before_end = plan.query_start_loc[1:][token_rows] - torch.arange(num_tokens, device=token_rows.device)
-    positions = (seq_lens[token_rows] - before_end).clamp(min=0)
+    token_lens = seq_lens[token_rows]
+    positions = torch.where(token_lens > 0, token_lens - before_end, 0)
     blocks = block_table[token_requests, positions // block_size].long()
     is_known = plan.token_ids >= 0
     out.input_ids[:num_tokens] = torch.where(is_known, plan.token_ids.long(), last_token[token_requests])

@@ -19,17 +19,16 @@ def gather_decode_inputs(
     block_size: int,
     padding_row: int,
     out: DecodeInputs,
-    pdl: bool = False,
 ) -> None:
     """Equal batch_inputs.gather_decode_inputs, but copy only the columns of block_table that a row's length needs.
 
-    Columns past those keep what they held. pdl: launch early, under the kernel before (programmatic dependent launch).
+    Columns past those keep what they held.
     """
     _gather_kernel[(req_index.shape[0],)](
         req_index, last_token, num_computed, block_table,
         out.input_ids, out.positions, out.seq_lens, out.slot_mapping, out.block_table,
         padding_row, block_table.stride(0), out.block_table.stride(0),
-        BLOCK_SIZE=block_size, BLOCK=512, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        BLOCK_SIZE=block_size, BLOCK=512, num_warps=4,
     )  # fmt: skip
 
 
@@ -38,13 +37,10 @@ def _gather_kernel(
     req_index_ptr, last_token_ptr, num_computed_ptr, table_ptr,
     input_ids_ptr, positions_ptr, seq_lens_ptr, slots_ptr, out_table_ptr,
     padding_row, stride_table, stride_out,
-    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row. A single program reads and advances its length: a second one could read it too late."""
     row = tl.program_id(0).to(tl.int64)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     req_index = tl.load(req_index_ptr + row)
     position = tl.load(num_computed_ptr + req_index)
     table_row_ptr = table_ptr + req_index * stride_table
@@ -142,7 +138,8 @@ def _gather_tokens(
     row = tl.load(token_rows_ptr + tokens, mask=is_real, other=0)
     req_index = tl.load(req_index_ptr + row, mask=is_real, other=0).to(tl.int64)
     end = tl.load(query_start_ptr + row + 1, mask=is_real, other=0)
-    position = tl.maximum(tl.load(seq_lens_ptr + row, mask=is_real, other=0) - end + tokens, 0).to(tl.int64)
+    seq_len = tl.load(seq_lens_ptr + row, mask=is_real, other=0)
+    position = tl.where(seq_len > 0, seq_len - end + tokens, 0).to(tl.int64)
     block = tl.load(table_ptr + req_index * stride_table + position // BLOCK_SIZE, mask=is_real, other=0)
     token_id = tl.load(token_ids_ptr + tokens, mask=is_real, other=0).to(tl.int64)
     newest = tl.load(last_token_ptr + req_index, mask=is_real, other=0)

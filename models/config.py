@@ -151,7 +151,6 @@ class ModelConfig:
             dtype=dtype,
             device=device,
             block_size=block_size,
-            has_sliding_window=any(window is not None for window in self.sliding_windows),
         )
 
     def check_tensor_parallel(self, tp_size: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
 from server.bench_cli import add_bench
-from server.flags import deadline, integer, seconds, share, size, text, workers
+from server.flags import BACKEND_NAMES, deadline, integer, seconds, share, size, text, workers
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig, LaunchConfig
@@ -95,16 +95,22 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         help="auto, bfloat16, float16 or float32",
     )
     add("--load-format", choices=("auto", "dummy"), metavar="FMT", default="auto", help="dummy: random weights")
-    add("--attention-backend", type=text, default="auto", metavar="NAME", help="auto, triton, flash-attn or torch")
+    add(
+        "--attention-backend",
+        choices=BACKEND_NAMES,
+        default="auto",
+        metavar="NAME",
+        help="auto, triton, flash-attn, torch",
+    )
     add("--chat-template", type=text, metavar="FILE", help="Jinja file that replaces the model's own template")
 
 
 def _add_memory_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
-    add("--max-num-seqs", type=integer(1, 65_536), metavar="N", help="requests running at once")
-    add("--max-num-batched-tokens", type=integer(1, 2**20), metavar="N", help="tokens computed per step")
-    add("--max-num-mixed-tokens", type=integer(1, 2**20), metavar="N", help="the same while requests decode")
+    add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once")
+    add("--max-num-batched-tokens", type=integer(1, 32_768), metavar="N", help="tokens computed per step")
+    add("--max-num-mixed-tokens", type=integer(1, 32_768), metavar="N", help="the same while requests decode")
     add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of GPU memory (0.9)")

@@ -47,7 +47,7 @@ class ControlServer:
         self._on_message = on_message
         self._children: list[_Child] = []
         self._numbers = itertools.count(1)
-        self._state = State(Stage("config"), False)
+        self._state = State(Stage("imports"), False)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable
 
+BACKEND_NAMES = ("auto", "triton", "flash-attn", "torch")
 _SIZE_UNITS = {
     "": 1,
     "B": 1,

@@ -48,7 +48,6 @@ class AttentionSpec:
     dtype: torch.dtype
     device: torch.device
     block_size: int | None = None  # tokens; None: the backend may choose
-    has_sliding_window: bool = False
 
 
 class AttentionBackend(Protocol):

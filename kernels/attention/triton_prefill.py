@@ -57,7 +57,6 @@ def prefill_attention(
     scale: float,
     max_query_len: int,
     first_row: int = 0,
-    num_tokens: int | None = None,
     skips_decodes: bool = False,
     sliding_window: int | None = None,
     softcap: float = 0.0,
@@ -67,9 +66,9 @@ def prefill_attention(
     """Write the causal attention of rows first_row… into `out`; tokens of earlier rows are not touched. Never syncs.
 
     q, out: [T, num_heads, head_dim], the last two dimensions dense; query_start_loc: [R + 1], seq_lens: [R] int32;
-    block_table: [R, max_blocks] int32. num_tokens: query tokens of those rows (default: all from first_row, which then
-    counts rows of one token). skips_decodes: leave rows of one token to decode_attention. Query i of a row of n
-    stands at position seq_len - n + i; a row of seq_len 0 is padding and yields zeros.
+    block_table: [R, max_blocks] int32. Rows before first_row have one token each. skips_decodes: leave rows of one
+    token to decode_attention. Query i of a row of n stands at position seq_len - n + i; a row of seq_len 0 is padding
+    and yields zeros.
     """
     total_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
@@ -79,9 +78,8 @@ def prefill_attention(
         config = prefill_config(head_dim, q.dtype, max_rows=longest, total_rows=all_rows)
     tokens_per_tile = max(1, config.block_m // group)
     num_rows = seq_lens.shape[0] - first_row
-    num_tokens = total_tokens - first_row if num_tokens is None else num_tokens
     # Row i's tiles begin at (its first token // tokens_per_tile) + i: never less room than it needs, without a scan
-    num_tiles = num_tokens // tokens_per_tile + num_rows
+    num_tiles = (total_tokens - first_row) // tokens_per_tile + num_rows
     assert k_cache.stride() == v_cache.stride()
     assert k_cache.stride(3) == 1
     assert group <= config.block_m

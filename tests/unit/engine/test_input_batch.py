@@ -1,5 +1,6 @@
 """The inputs of steps with prompt chunks: what was planned arrives, at its exact shape and padded alike."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,6 +82,24 @@ def test_every_row_arrives_whatever_the_padding(rows: list[RowPlan], extra_token
         for row in rows:
             assert int(state.num_computed[row.req_index]) == row.start + row.num_tokens
         assert int(state.num_computed[state.padding_row]) == 0
+
+
+def test_a_shape_for_which_nothing_was_sent_writes_to_the_padding_block_alone() -> None:
+    """What a graph is captured with: more tokens than a request may have."""
+    builder, _ = make_builder()
+    batch = builder.mixed_batch(MixedShape(128, 7, 3), max_query_len=128, max_seq_len=64)
+    assert not batch.positions.any()
+    assert int(batch.attention.slot_mapping.max()) < BLOCK_SIZE * 2  # of the first block of request 0, or of padding
+
+
+def test_rows_that_could_not_be_sent_are_sent_when_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder, _ = make_builder()
+    assert builder.decode_req_index([RowPlan(0, 5, 1), RowPlan(1, 5, 1)]).tolist() == [0, 1]
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "send", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+        with pytest.raises(torch.OutOfMemoryError):
+            builder.decode_req_index([RowPlan(2, 5, 1)])
+    assert builder.decode_req_index([RowPlan(2, 5, 1)]).tolist() == [2]
 
 
 @given(rows=plans(), extra_rows=st.integers(0, 3))

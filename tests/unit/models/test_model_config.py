@@ -116,8 +116,6 @@ def test_attention_spec_and_kv_bytes_are_per_rank():
     assert config.kv_bytes_per_token(16, torch.bfloat16) == 2 * 32 * 1 * 128 * 2
     expected = AttentionSpec(16, 4, 128, torch.bfloat16, device, block_size=16)
     assert config.attention_spec(2, torch.bfloat16, device, 16) == expected
-    windows = parse(architectures=["MistralForCausalLM"], sliding_window=100)
-    assert windows.attention_spec(1, torch.float32, device).has_sliding_window
 
 
 @pytest.mark.parametrize(
