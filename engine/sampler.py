@@ -16,8 +16,8 @@ from engine.device_state import DeviceState
 from engine.input_batch import SampleRows
 from engine.protocol import TokenLogprobs
 from engine.step import RequestInit, RowPlan
-from kernels.ops import HAS_TRITON, TokenSampler
-from kernels.sampling import Truncation, add_bias, apply_penalties, sample, top_logprobs
+from kernels.ops import HAS_TRITON, TokenSampler, penalize
+from kernels.sampling import Truncation, add_bias, sample, top_logprobs
 
 _Bias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # rows, token ids, values
 
@@ -153,14 +153,15 @@ class Sampler:
             if bias is not None:
                 add_bias(logits, *bias)
         if layout.penalized is not None and self._state.output_counts is not None and self._state.in_prompt is not None:
-            rows = sampling.req_index[layout.adjusted][layout.penalized]
-            logits[layout.penalized] = apply_penalties(
-                logits[layout.penalized],
-                self._state.output_counts[rows],
-                self._state.in_prompt[rows],
-                presence=self._state.presence[rows],
-                frequency=self._state.frequency[rows],
-                repetition=self._state.repetition[rows],
+            penalize(
+                logits,
+                layout.penalized,
+                sampling.req_index[layout.adjusted][layout.penalized],
+                output_counts=self._state.output_counts,
+                in_prompt=self._state.in_prompt,
+                presence=self._state.presence,
+                frequency=self._state.frequency,
+                repetition=self._state.repetition,
             )
         return logits
 

@@ -11,12 +11,12 @@ import functools
 import torch
 from torch.nn import functional
 
-from kernels import batch_inputs, elementwise
+from kernels import batch_inputs, elementwise, sampling
 from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
 from kernels.kv_write import write_kv
 
 try:
-    from kernels import triton_batch_inputs, triton_elementwise, triton_sampling
+    from kernels import triton_adjust, triton_batch_inputs, triton_elementwise, triton_sampling
     from kernels.triton_gemv import GemvScratch, can_gemv, gemv
     from kernels.triton_sampling import SamplingScratch
     from kernels.triton_truncation import SamplingState
@@ -123,6 +123,37 @@ def gather_mixed_inputs(
         block_size=block_size,
         out=out,
     )
+
+
+def penalize(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    req_index: torch.Tensor,
+    *,
+    output_counts: torch.Tensor,
+    in_prompt: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+    repetition: torch.Tensor,
+) -> None:
+    """See kernels.sampling.penalize."""
+    adjust = triton_adjust if HAS_TRITON and logits.is_cuda else sampling
+    adjust.penalize(
+        logits,
+        rows,
+        req_index,
+        output_counts=output_counts,
+        in_prompt=in_prompt,
+        presence=presence,
+        frequency=frequency,
+        repetition=repetition,
+    )
+
+
+def allow_only(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
+    """See kernels.sampling.allow_only."""
+    adjust = triton_adjust if HAS_TRITON and logits.is_cuda else sampling
+    adjust.allow_only(logits, rows, bitmask)
 
 
 class TokenSampler:

@@ -41,6 +41,41 @@ def apply_penalties(
     return logits - frequency[:, None] * output_counts - presence[:, None] * has_output
 
 
+def penalize(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    req_index: torch.Tensor,
+    *,
+    output_counts: torch.Tensor,
+    in_prompt: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+    repetition: torch.Tensor,
+) -> None:
+    """Apply the penalties of requests req_index [P] to rows [P] of logits [S, V] float32, in place; both int64.
+
+    The rest is indexed by req_index: [R, V] int32, [R, V] bool, [R] float32.
+    """
+    logits[rows] = apply_penalties(
+        logits[rows],
+        output_counts[req_index],
+        in_prompt[req_index],
+        presence=presence[req_index],
+        frequency=frequency[req_index],
+        repetition=repetition[req_index],
+    )
+
+
+def allow_only(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
+    """Set rows [P] int64 of logits [S, V] to -inf where the bit of a token is 0, in place.
+
+    bitmask: [P, V / 32, rounded up] int32, the bits of a word from the lowest up, as grammar engines write it.
+    """
+    bits = bitmask[:, :, None] >> torch.arange(32, dtype=torch.int32, device=bitmask.device) & 1
+    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    logits[rows] = logits[rows].masked_fill(~allowed, float("-inf"))
+
+
 def add_bias(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Add values [B] to logits[rows, token_ids] in place (float("-inf") bans a token). rows, token_ids: [B] int64."""
     return logits.index_put_((rows, token_ids), values, accumulate=True)

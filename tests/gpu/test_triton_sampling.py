@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels import batch_inputs
+from tests.unit.kernels.triton_cases.adjust_problem import bitmask_problem, penalty_problem
 from tests.unit.kernels.triton_cases.sampling_problem import (
     Parameters,
     assert_kept_equal,
@@ -119,3 +120,19 @@ def test_gathered_inputs_equal_the_specification():
         assert getattr(out, name).equal(getattr(expected, name)), name
     is_needed = torch.arange(max_blocks, device="cuda")[None] <= out.positions[:, None] // block_size
     assert out.block_table.equal(expected.block_table.masked_fill(~is_needed, 0))
+
+
+@pytest.mark.parametrize("vocab_size", [1000, 151_936])
+def test_penalties_and_bitmasks_equal_the_specification(vocab_size):
+    from kernels import sampling, triton_adjust
+
+    logits, rows, req_index, state = penalty_problem(vocab_size, device="cuda")
+    expected, result = logits.clone(), logits.clone()
+    sampling.penalize(expected, rows, req_index, **state)
+    triton_adjust.penalize(result, rows, req_index, **state)
+    assert result.equal(expected)
+    logits, rows, bitmask = bitmask_problem(vocab_size, device="cuda")
+    expected, result = logits.clone(), logits.clone()
+    sampling.allow_only(expected, rows, bitmask)
+    triton_adjust.allow_only(result, rows, bitmask)
+    assert result.equal(expected)

@@ -7,7 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampling import Truncation, add_bias, apply_penalties, gumbel_noise, sample, top_logprobs, truncate
+from kernels.sampling import (
+    Truncation,
+    add_bias,
+    allow_only,
+    apply_penalties,
+    gumbel_noise,
+    sample,
+    top_logprobs,
+    truncate,
+)
 
 
 def _truncation(rows: int, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, max_top_k: int = 0) -> Truncation:
@@ -132,3 +141,10 @@ def test_noise_is_finite_even_for_the_largest_hash() -> None:
     logits[0, 5] = 50.0
     drawn = sample(logits, temperature=torch.ones(1), seeds=torch.tensor([720]), positions=torch.tensor([7]))
     assert drawn.item() == 5
+
+
+def test_a_bitmask_forbids_what_has_no_bit() -> None:
+    logits = torch.zeros(3, 40)
+    allow_only(logits, torch.tensor([2, 0]), torch.tensor([[0b101, 0b1], [-1, -1]], dtype=torch.int32))
+    assert logits[2].isfinite().nonzero().flatten().tolist() == [0, 2, 32]
+    assert logits[:2].isfinite().all()
