@@ -1,11 +1,12 @@
 """Draws the loss curve of a training.json: `python -m benchmarks.demo_curve FOLDER PICTURE`. Needs matplotlib."""
 
 import argparse
+import json
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.report import Report, read_report
+from benchmarks.report import Report
 
 _LEARNED, _UNSEEN = "#56B4E9", "#D55E00"
 
@@ -40,4 +41,4 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("picture", help="PNG or SVG by its suffix")
     flags = parser.parse_args()
-    draw(read_report(str(flags.folder / "training.json"))).savefig(flags.picture, dpi=150)
+    draw(json.loads((flags.folder / "training.json").read_text(encoding="utf-8"))).savefig(flags.picture, dpi=150)

@@ -1,0 +1,91 @@
+"""Tools that nobody has: made of a verb, a noun and one to three fields, so that names are read and not remembered."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+from models.demo.corpus.base import HeldOut, Phrasings
+from models.demo.corpus.names import COLOURS, DAYS, NEW_PEOPLE, NEW_WORDS, PEOPLE, WORDS, items
+from models.demo.corpus.tool_jobs import Job, make_tool, text_field
+from models.demo.corpus.topics import is_kept, sentence, with_article
+
+VERBS = {  # and what was done afterwards
+    "create": "created", "delete": "deleted", "find": "found", "open": "open", "close": "closed", "add": "added",
+    "remove": "removed", "update": "updated", "book": "booked", "order": "ordered", "start": "started",
+    "stop": "stopped", "print": "printed", "rename": "renamed", "copy": "copied", "move": "moved", "check": "checked",
+    "save": "saved", "share": "shared", "paint": "painted",
+}  # fmt: skip
+NOUNS = items("""note alarm task file table room ticket list photo song door lamp invoice report recipe contact message
+meeting folder playlist window robot parcel card poster""")
+WORD_FIELDS = items("title name label topic tag code")
+NUMBER_FIELDS = items("count size number amount minutes level")
+PERSON_FIELDS = items("owner user guest author")
+CHOICE_FIELDS = {"color": COLOURS, "day": DAYS, "priority": ["low", "medium", "high"], "mode": ["fast", "slow", "auto"]}
+REASONS = ("no space left", "not allowed", "not found", "the service is down", "invalid value", "timeout")
+SAID = Phrasings(
+    ("{Verb} {article} with {fields}.", "Please {verb} {article} with {fields}.", "{Verb} the {noun} with {fields}.",
+     "I want to {verb} {article} with {fields}.", "Can you {verb} {article} with {fields}?",
+     "{Verb} {article}: {fields}.",
+     "{Verb} {article}, {fields}.", "I need you to {verb} the {noun} with {fields}."),
+    ("Could you {verb} {article} with {fields}?", "{Verb} {article} for me: {fields}.",
+     "Let us {verb} {article} with {fields}."),
+)  # fmt: skip
+
+
+def made_up(rng: random.Random, held_out: HeldOut) -> Job:
+    """Return a job for a made-up tool."""
+    while True:
+        verb, noun = rng.choice(list(VERBS)), rng.choice(NOUNS)
+        if is_kept(f"{verb}_{noun}") == (held_out == "pair"):
+            break
+    properties: dict[str, dict[str, Any]] = {}
+    arguments: dict[str, Any] = {}
+    count = rng.choice((1, 1, 2, 2, 3))
+    while len(properties) < count:
+        field, schema, value = _field(rng, held_out)
+        if field not in properties:
+            properties[field], arguments[field] = schema, value
+    fields = _spoken(arguments, rng)
+    text = SAID.score(
+        rng, held_out, verb=verb, Verb=sentence(verb), noun=noun, article=with_article(noun), fields=fields
+    )
+    required = list(properties)
+    if rng.random() < 0.25:  # a field that the user does not speak of is left out
+        field, schema, _ = _field(rng, held_out)
+        if field not in properties:
+            properties[field] = schema
+    name = _joined(verb, noun, rng)
+    tool = make_tool(name, f"{sentence(verb)} {with_article(noun)}.", properties, required)
+    if rng.random() < 0.3:
+        number = rng.randint(1, 99)
+        answer = f"Done: the {noun} is {VERBS[verb]}. Its id is {number}."
+        return Job(tool, text, arguments, json.dumps({"id": number}), answer, (noun, str(number)))
+    shown = rng.choice((json.dumps({"status": "ok"}), json.dumps({"ok": True}), "ok", "done"))
+    return Job(tool, text, arguments, shown, f"Done: the {noun} is {VERBS[verb]}.", (noun,))
+
+
+def _field(rng: random.Random, held_out: HeldOut) -> tuple[str, dict[str, Any], Any]:
+    kind = rng.choice(("word", "word", "number", "number", "person", "choice"))
+    if kind == "word":
+        return rng.choice(WORD_FIELDS), text_field(), rng.choice(NEW_WORDS if held_out == "pair" else WORDS)
+    if kind == "number":
+        return rng.choice(NUMBER_FIELDS), {"type": "integer"}, rng.randint(1, 99)
+    if kind == "person":
+        return rng.choice(PERSON_FIELDS), text_field(), rng.choice(NEW_PEOPLE if held_out == "pair" else PEOPLE)
+    field = rng.choice(list(CHOICE_FIELDS))
+    return field, {"type": "string", "enum": CHOICE_FIELDS[field]}, rng.choice(CHOICE_FIELDS[field])
+
+
+def _spoken(arguments: dict[str, Any], rng: random.Random) -> str:
+    form = rng.choice(("{} {}", "{} {}", "the {} {}", "{} = {}", "{}: {}"))
+    parts = [form.format(field, value) for field, value in arguments.items()]
+    rng.shuffle(parts)
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def _joined(verb: str, noun: str, rng: random.Random) -> str:
+    return rng.choice(
+        (f"{verb}_{noun}", f"{verb}_{noun}", f"{verb}{sentence(noun)}", f"{noun}_{verb}", f"{verb}-{noun}")
+    )
