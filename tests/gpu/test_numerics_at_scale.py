@@ -46,7 +46,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's shape, and what runs on it: fewer steps where each is longer."""
+    """A model's shape, and what runs on it."""
 
     name: str
     num_steps: int
@@ -55,7 +55,7 @@ class Shape:
 
 SHAPES_AND_CASES = [
     Shape("qwen3-0.6b", 200, (Case(1), Case(8, True, 20), Case(64), Case(256, False, 20), Case(256, True))),
-    Shape("llama-3.1-8b", 96, (Case(1), Case(32, True, 20), Case(256))),
+    Shape("llama-3.1-8b", 200, (Case(1), Case(32, True, 20), Case(256))),
 ]
 
 
