@@ -20,9 +20,10 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.offline import versions
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.load import LoadedEngine, load_engine
+from engine.load import load_engine
 from engine.offline import OfflineEngine
 from engine.protocol import AddRequest, SamplingParams
+from engine.setup import LoadedEngine
 
 _SHAPES = Path(__file__).parent / "shapes"
 _STEPS = 20
