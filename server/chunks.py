@@ -13,6 +13,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """Part of Usage."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """OpenAI's usage object."""
 
@@ -20,6 +26,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Timings(msgspec.Struct):
@@ -65,12 +72,31 @@ class TextLogprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float]]
 
 
+class FunctionDelta(msgspec.Struct):
+    """The name comes once, with empty arguments; then arguments alone."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCallDelta(msgspec.Struct):
+    """A call's first delta has id, type and name; the later ones have index and arguments alone."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+
+
 class ChatDelta(msgspec.Struct):
-    """What a chunk adds to the message."""
+    """What a chunk adds to the message. Clients read reasoning under either of its two names."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     refusal: UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):
@@ -97,12 +123,30 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class CalledFunction(msgspec.Struct):
+    """`arguments` is JSON, if the model wrote it well and was not cut off."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """One whole tool call."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """The whole message."""
+    """The whole message. content: null where there are tool calls and no text."""
 
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.protocol import TokenLogprobs
-from server.chunks import PromptTokensDetails, Timings, Usage
+from server.chunks import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
 from server.generation import Ended, Event, Piece, Stats
 
 
@@ -51,6 +51,7 @@ def usage_of(stats: Stats) -> Usage:
         completion_tokens=stats.num_output_tokens,
         total_tokens=stats.num_prompt_tokens + stats.num_output_tokens,
         prompt_tokens_details=PromptTokensDetails(stats.num_cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(stats.num_reasoning_tokens),
     )
 
 

@@ -33,7 +33,7 @@ class Piece(msgspec.Struct):
 
 
 class Ended(msgspec.Struct):
-    """The end of one choice. finish_reason: "stop" | "length"."""
+    """The end of one choice. finish_reason: "stop" | "length", in a chat also "tool_calls"."""
 
     index: int
     finish_reason: str
@@ -48,6 +48,7 @@ class Stats(msgspec.Struct, kw_only=True):
     num_prompt_tokens: int
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_reasoning_tokens: int = 0  # of the output; counted in chats alone
     queue_s: float | None = None  # of the first child that started, as prefill_s and ttft_s
     prefill_s: float | None = None
     ttft_s: float | None = None
@@ -57,15 +58,27 @@ class Stats(msgspec.Struct, kw_only=True):
 
 
 class Generation:
-    """Runs one spec once. `request_id` is unique; the children are numbered below it."""
+    """Runs one spec once. `request_id` is unique; the children are numbered below it.
+
+    `by_token`: one Piece per token, for readers that must know which token a text belongs to.
+    """
 
     def __init__(
-        self, spec: GenerationSpec, *, request_id: str, client: EngineClient, tokenizer: Tokenizer, metrics: Metrics
+        self,
+        spec: GenerationSpec,
+        *,
+        request_id: str,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        by_token: bool = False,
     ) -> None:
         self.spec = spec
         self._client = client
         self._children = [
-            _Child(spec, index=i, request_id=f"{request_id}-{i}", tokenizer=tokenizer, metrics=metrics)
+            _Child(
+                spec, index=i, request_id=f"{request_id}-{i}", tokenizer=tokenizer, metrics=metrics, by_token=by_token
+            )
             for i in range(len(spec.prompts) * spec.n)
         ]
 
@@ -76,10 +89,14 @@ class Generation:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yield every choice's pieces and its end. Raises ServiceErrors, DeadlineExceeded among them."""
-        source = self._drive(self._children[0]) if len(self._children) == 1 else self._merged()
-        async with aclosing(source):
-            async for event in source:
-                yield event
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for event in batch:
+                    yield event
+
+    def batches(self) -> AsyncGenerator[list[Event], None]:
+        """As events(), but what came at once for one choice is one list."""
+        return self._drive(self._children[0]) if len(self._children) == 1 else self._merged()
 
     def stats(self) -> Stats:
         """Add up what the children used until now."""
@@ -100,14 +117,13 @@ class Generation:
             finish_reasons=list(dict.fromkeys(child.finish_reason for child in children if child.finish_reason)),
         )
 
-    async def _drive(self, child: "_Child") -> AsyncGenerator[Event, None]:
+    async def _drive(self, child: "_Child") -> AsyncGenerator[list[Event], None]:
         async with aclosing(self._client.submit(child.add_request())) as deltas:  # closing it early aborts
             while not child.finish_reason:
                 events = child.feed(await self._next(deltas))
                 if child.is_stopped_early:
                     self._client.abort(child.request_id, reason="stop")
-                for event in events:
-                    yield event
+                yield events
 
     async def _next(self, deltas: AsyncIterator[Delta]) -> Delta:
         deadline_s = self.spec.deadline_s
@@ -124,15 +140,15 @@ class Generation:
             raise EngineError("The engine ended the request without a reason.")
         return delta
 
-    async def _merged(self) -> AsyncGenerator[Event, None]:
+    async def _merged(self) -> AsyncGenerator[list[Event], None]:
         # Bounded, so that a slow reader slows its own children's queues and nothing grows here.
-        queue: asyncio.Queue[Event | Exception] = asyncio.Queue(maxsize=2 * len(self._children))
+        queue: asyncio.Queue[list[Event] | Exception] = asyncio.Queue(maxsize=2 * len(self._children))
 
         async def pump(child: _Child) -> None:
             try:
-                async with aclosing(self._drive(child)) as events:
-                    async for event in events:
-                        await queue.put(event)
+                async with aclosing(self._drive(child)) as batches:
+                    async for batch in batches:
+                        await queue.put(batch)
             except Exception as error:  # handed to the reader, who raises it
                 await queue.put(error)
 
@@ -143,7 +159,7 @@ class Generation:
                 item = await queue.get()
                 if isinstance(item, Exception):
                     raise item
-                num_open -= isinstance(item, Ended)
+                num_open -= any(isinstance(event, Ended) for event in item)
                 yield item
         finally:
             for task in tasks:
@@ -155,7 +171,14 @@ class _Child:
     """One engine request: its text state, its counts, its clock."""
 
     def __init__(
-        self, spec: GenerationSpec, *, index: int, request_id: str, tokenizer: Tokenizer, metrics: Metrics
+        self,
+        spec: GenerationSpec,
+        *,
+        index: int,
+        request_id: str,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        by_token: bool,
     ) -> None:
         self.index = index
         self.request_id = request_id
@@ -168,8 +191,11 @@ class _Child:
         self.finish_reason = ""
         self._spec = spec
         self._metrics = metrics
+        self._by_token = by_token
         self._detokenizer = tokenizer.detokenizer(
-            skip_special_tokens=spec.skip_special_tokens, context=spec.text_context(index)
+            skip_special_tokens=spec.skip_special_tokens,
+            visible_ids=spec.visible_ids,
+            context=spec.text_context(index),
         )
         self._stop = StopChecker(spec.stop, include_in_output=spec.include_stop_str_in_output) if spec.stop else None
 
@@ -199,39 +225,53 @@ class _Child:
         """Turn a delta into events. Raises RequestAborted if someone else ended the request."""
         if delta.finish_reason == "abort":
             raise RequestAborted("The request was aborted.")
-        text, num_used = self._advance(delta)
+        texts, num_used = self._advance(delta)
         self._count(delta, num_used)
         finish_reason = delta.finish_reason or ""
-        if finish_reason:
-            text += self._finish_text()
+        tail = self._finish_text() if finish_reason else ""
         if self._stop is not None and self._stop.matched is not None:
             finish_reason = "stop"
-        events: list[Event] = []
-        if num_used or text:
-            logprobs = delta.logprobs[:num_used] if delta.logprobs is not None else None
-            events.append(Piece(self.index, text, delta.token_ids[:num_used], logprobs))
+        events = self._pieces(delta, texts, tail, num_used)
         if finish_reason:
             self.finish_reason = finish_reason
             self._metrics.observe("e2e_request_latency_seconds", self.last_s - self._spec.arrival_s)
             events.append(Ended(self.index, finish_reason))
         return events
 
-    def _advance(self, delta: Delta) -> tuple[str, int]:
-        """Return the text to give out and how many of the tokens count: those up to a stop string's end."""
+    def _pieces(self, delta: Delta, texts: list[str], tail: str, num_used: int) -> list[Event]:
+        """Return one Piece, or one per token; the tail belongs to the last."""
+        logprobs = delta.logprobs
+        if not self._by_token or num_used < 2:
+            text = "".join(texts) + tail
+            shown = logprobs[:num_used] if logprobs is not None else None
+            return [Piece(self.index, text, delta.token_ids[:num_used], shown)] if num_used or text else []
+        texts += [""] * (num_used - len(texts))  # the token that stopped it is no text
+        texts[-1] += tail
+        return [
+            Piece(self.index, text, delta.token_ids[i : i + 1], logprobs[i : i + 1] if logprobs is not None else None)
+            for i, text in enumerate(texts)
+        ]
+
+    def _advance(self, delta: Delta) -> tuple[list[str], int]:
+        """Return the texts to give out (one per token if they are needed or known) and how many of the tokens count:
+        those up to a stop string's end.
+        """
         ids = delta.token_ids
         num_shown = len(ids)
         if delta.stop_token_id is not None and not self._spec.include_stop_str_in_output:
             num_shown -= 1  # the token that stopped it is counted but not text
         if self._stop is None:
-            return self._detokenizer.push(ids[:num_shown]), len(ids)
+            if not self._by_token:
+                return [self._detokenizer.push(ids[:num_shown])], len(ids)
+            return [self._detokenizer.push((token_id,)) for token_id in ids[:num_shown]], len(ids)
         parts = []
         for i, token_id in enumerate(ids[:num_shown]):
             text = self._detokenizer.push((token_id,))
             is_checked = self.num_tokens + i >= self._spec.params.min_tokens
             parts.append(self._stop.push(text) if is_checked else text)
             if self._stop.matched is not None:
-                return "".join(parts), i + 1
-        return "".join(parts), len(ids)
+                return parts, i + 1
+        return parts, len(ids)
 
     def _finish_text(self) -> str:
         tail = self._detokenizer.finish()

@@ -122,9 +122,14 @@ class Tokenizer:
         """Return the text of all ids at once."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self, *, skip_special_tokens: bool, context: Sequence[int] = ()) -> Detokenizer:
-        """Return a fresh incremental decoder. `context`: the tokens whose text the new text goes on from."""
-        hidden_ids = self.special_ids if skip_special_tokens else frozenset[int]()
+    def detokenizer(
+        self, *, skip_special_tokens: bool, visible_ids: frozenset[int] = frozenset(), context: Sequence[int] = ()
+    ) -> Detokenizer:
+        """Return a fresh incremental decoder. `visible_ids`: special tokens that are not skipped in any case.
+
+        `context`: the tokens whose text the new text goes on from.
+        """
+        hidden_ids = self.special_ids - visible_ids if skip_special_tokens else frozenset[int]()
         if self._byte_level is not None:
             return ByteLevelDetokenizer(self._byte_level, hidden_ids=hidden_ids, context=context)
         return WindowDetokenizer(self._backend, hidden_ids=hidden_ids, context=context)

@@ -32,6 +32,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    visible_ids: frozenset[int] = frozenset()  # special tokens that are text nevertheless: tags to be parsed
     continues_prompt: bool = False  # the texts join the prompts'; else each is a turn of its own
     cache_salt: str = ""
     priority: int = 0

@@ -4,26 +4,13 @@ A writer belongs to one request. The whole answer is the fold of the same events
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from engine.protocol import TokenLogprobs
-from server.chunks import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatLogprobs,
-    ChatMessage,
-    ChatTokenLogprob,
-    TextChoice,
-    TextCompletion,
-    TextLogprobs,
-    TopLogprob,
-)
+from server.chunks import TextChoice, TextCompletion, TextLogprobs
 from server.detokenizer import Detokenizer
 from server.fold import FoldedChoice, fold, timings_of, usage_of
 from server.generation import Ended, Event, Generation, Piece
@@ -32,6 +19,8 @@ from server.validate import ReplyOptions
 
 _MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's own floor
 _encoder = msgspec.json.Encoder()
+
+E = TypeVar("E", contravariant=True)
 
 
 class ReplyHead(msgspec.Struct, frozen=True):
@@ -42,14 +31,14 @@ class ReplyHead(msgspec.Struct, frozen=True):
     model: str
 
 
-class Writer(Protocol):
-    """Makes one kind of answer."""
+class Writer(Protocol[E]):
+    """Makes one kind of answer of one kind of events."""
 
     def opening(self) -> list[msgspec.Struct]:
         """Chunks before the first event."""
         ...
 
-    def chunk(self, event: Event, *, is_last: bool) -> msgspec.Struct | None:
+    def chunk(self, event: E, *, is_last: bool) -> msgspec.Struct | None:
         """The chunk of one event, if it shows anything. `is_last`: no chunk of a choice comes after it."""
         ...
 
@@ -57,7 +46,7 @@ class Writer(Protocol):
         """The usage chunk, if it was asked for."""
         ...
 
-    def whole(self, events: Sequence[Event]) -> msgspec.Struct:
+    def whole(self, events: Sequence[E]) -> msgspec.Struct:
         """The answer as one body."""
         ...
 
@@ -65,102 +54,6 @@ class Writer(Protocol):
 def sse_event(chunk: msgspec.Struct) -> bytes:
     """Return one server-sent event."""
     return b"data: " + _encoder.encode(chunk) + b"\n\n"
-
-
-class ChatWriter:
-    """chat.completion and chat.completion.chunk."""
-
-    def __init__(self, head: ReplyHead, options: ReplyOptions, *, generation: Generation, tokenizer: Tokenizer) -> None:
-        self._head = head
-        self._options = options
-        self._generation = generation
-        self._tokenizer = tokenizer
-
-    def opening(self) -> list[msgspec.Struct]:
-        """One role chunk per choice; the first one shows the prompt's ids if asked for."""
-        chunks: list[msgspec.Struct] = []
-        for i in range(self._generation.spec.n):
-            choice = ChatChunkChoice(i, ChatDelta(role="assistant", content="", refusal=None))
-            chunk = self._chunk(choice)
-            if i == 0:
-                chunk.prompt_token_ids = self._prompt_ids()
-            chunks.append(chunk)
-        return chunks
-
-    def chunk(self, event: Event, *, is_last: bool) -> msgspec.Struct | None:
-        """A content or finish chunk."""
-        if isinstance(event, Ended):
-            chunk = self._chunk(ChatChunkChoice(event.index, ChatDelta(), finish_reason=event.finish_reason))
-            if is_last and not self._options.include_usage:
-                chunk.timings = timings_of(self._generation.stats())
-            return chunk
-        if not event.text and event.logprobs is None and not self._options.return_token_ids:
-            return None
-        choice = ChatChunkChoice(event.index, ChatDelta(content=event.text), self._logprobs(event.logprobs, event))
-        choice.token_ids = event.token_ids if self._options.return_token_ids else UNSET
-        return self._chunk(choice)
-
-    def closing(self) -> msgspec.Struct | None:
-        """The usage chunk."""
-        if not self._options.include_usage:
-            return None
-        stats = self._generation.stats()
-        return ChatChunk(
-            id=self._head.id,
-            created=self._head.created,
-            model=self._head.model,
-            choices=[],
-            usage=usage_of(stats),
-            timings=timings_of(stats),
-        )
-
-    def whole(self, events: Sequence[Event]) -> msgspec.Struct:
-        """The fold of the events."""
-        choices = []
-        for folded in fold(events):
-            choice = ChatChoice(
-                folded.index,
-                ChatMessage(content=folded.text),
-                self._logprobs(folded.logprobs, folded),
-                folded.finish_reason,
-            )
-            choice.token_ids = folded.token_ids if self._options.return_token_ids else UNSET
-            choices.append(choice)
-        stats = self._generation.stats()
-        return ChatCompletion(
-            id=self._head.id,
-            created=self._head.created,
-            model=self._head.model,
-            choices=choices,
-            usage=usage_of(stats),
-            timings=timings_of(stats),
-            prompt_token_ids=self._prompt_ids(),
-        )
-
-    def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
-        chunk = ChatChunk(id=self._head.id, created=self._head.created, model=self._head.model, choices=[choice])
-        if self._options.continuous_usage:
-            chunk.usage = usage_of(self._generation.stats())
-        elif self._options.include_usage:
-            chunk.usage = None
-        return chunk
-
-    def _prompt_ids(self) -> list[int] | UnsetType:
-        return list(self._generation.spec.prompts[0]) if self._options.return_token_ids else UNSET
-
-    def _logprobs(self, logprobs: list[TokenLogprobs] | None, source: Piece | FoldedChoice) -> ChatLogprobs | None:
-        if logprobs is None:
-            return None
-        content = []
-        for token_id, entry in zip(source.token_ids, logprobs, strict=True):
-            data = self._tokenizer.token_bytes(token_id)
-            tops = [self._top(id_, value) for id_, value in _tops(entry, self._options.logprobs or 0)]
-            content.append(ChatTokenLogprob(_text(data), _finite(entry.logprob), list(data), tops))
-        return ChatLogprobs(content)
-
-    def _top(self, token_id: int, logprob: float) -> TopLogprob:
-        data = self._tokenizer.token_bytes(token_id)
-        return TopLogprob(_text(data), _finite(logprob), list(data))
 
 
 class TextWriter:
@@ -267,9 +160,11 @@ class TextWriter:
             token = self._token(token_id)
             result.text_offset.append(offset)
             result.tokens.append(token)
-            result.token_logprobs.append(_finite(entry.logprob))
-            tops = _tops(entry, self._options.logprobs or 0)
-            result.top_logprobs.append({token: _finite(entry.logprob)} | {self._token(i): _finite(v) for i, v in tops})
+            result.token_logprobs.append(finite_logprob(entry.logprob))
+            tops = top_entries(entry, self._options.logprobs or 0)
+            result.top_logprobs.append(
+                {token: finite_logprob(entry.logprob)} | {self._token(i): finite_logprob(v) for i, v in tops}
+            )
             offset += len(detokenizer.push((token_id,)))
         self._positions[source.index] = detokenizer, offset
         return result
@@ -282,13 +177,11 @@ class TextWriter:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _tops(entry: TokenLogprobs, num_top: int) -> list[tuple[int, float]]:
+def top_entries(entry: TokenLogprobs, num_top: int) -> list[tuple[int, float]]:
+    """Return the first alternatives at a token's place, with their log-probabilities."""
     return list(zip(entry.top_token_ids, entry.top_logprobs, strict=True))[:num_top]
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
-
-
-def _finite(logprob: float) -> float:
+def finite_logprob(logprob: float) -> float:
+    """Return what JSON can hold."""
     return max(logprob, _MIN_LOGPROB)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from typing import Protocol, TypeVar
 
 import msgspec
 from fastapi import Request, Response
@@ -11,7 +12,7 @@ from fastapi import Request, Response
 from engine.errors import ServiceError
 from server.access import RequestRecord, record_of
 from server.errors import error_body
-from server.generation import Ended, Event, Generation
+from server.generation import Ended, Stats
 from server.service import Service
 from server.streaming import SSE_DONE, EventStreamResponse, cancel, run_while_connected, wait_or_gone
 from server.writers import Writer, sse_event
@@ -20,13 +21,32 @@ logger = logging.getLogger(__name__)
 
 FIRST_EVENT_GRACE_S = 1.0  # an error within it is a real HTTP status; later, the stream begins without a token
 
+E = TypeVar("E")
+
+
+class Source(Protocol[E]):
+    """What is answered: a Generation or a ChatGeneration."""
+
+    @property
+    def num_choices(self) -> int:
+        """How many Ended events there will be."""
+        ...
+
+    def events(self) -> AsyncGenerator[E, None]:
+        """Yield every choice's events and its end."""
+        ...
+
+    def stats(self) -> Stats:
+        """Add up what was used until now."""
+        ...
+
 
 async def answer(
     service: Service,
     request: Request,
     *,
-    generation: Generation,
-    writer: Writer,
+    generation: Source[E],
+    writer: Writer[E],
     is_stream: bool,
     headers: Mapping[str, str],
 ) -> Response:
@@ -60,17 +80,17 @@ async def answer(
     return EventStreamResponse(stream, headers=headers, on_disconnect=on_disconnect, close=close)
 
 
-async def _collect(generation: Generation) -> list[Event]:
+async def _collect(generation: Source[E]) -> list[E]:
     async with aclosing(generation.events()) as events:
         return [event async for event in events]
 
 
 async def _stream(
-    generation: Generation,
-    writer: Writer,
+    generation: Source[E],
+    writer: Writer[E],
     *,
-    source: AsyncGenerator[Event, None],
-    first: "asyncio.Task[Event]",
+    source: AsyncGenerator[E, None],
+    first: "asyncio.Task[E]",
     record: RequestRecord,
 ) -> AsyncGenerator[bytes, None]:
     """Yield the whole stream; an error becomes an event of its own, and [DONE] comes in any case."""

@@ -42,6 +42,7 @@ def test_a_chat_answer_has_openais_form(harness):
         "completion_tokens": num_out,
         "total_tokens": len(prompt) + num_out,
         "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert set(body["timings"]) == {"queue_ms", "prefill_ms", "ttft_ms", "itl_ms", "total_ms"}
     assert app.tokenizer.decode(prompt, skip_special_tokens=False) == (
@@ -247,7 +248,7 @@ def test_answers_are_utf8_and_not_escaped(harness):
 def test_a_template_that_runs_too_long_is_a_400(harness, tmp_path, monkeypatch, source):
     """Whether it writes something meanwhile or not."""
     monkeypatch.setattr("server.tokenizer.TEMPLATE_DEADLINE_S", 0.01)
-    monkeypatch.setattr("server.routes.chat.TEMPLATE_DEADLINE_S", 0.01)
+    monkeypatch.setattr("server.chat_request.TEMPLATE_DEADLINE_S", 0.01)
     monkeypatch.setattr("server.routes.chat._RENDER_GRACE_S", 0.01)
     app = harness(folder=write_model_folder(tmp_path, chat_template=source))
     assert "2 s" in check_error(app.chat(), 400, "invalid_parameter")["message"]

@@ -1,0 +1,152 @@
+"""A generation whose text is a chat message: reasoning, text and tool calls, told apart as they arrive.
+
+    Generation.batches() ─ Pieces ─→ one parser per choice ─ Parts ─→ ChatEvents, tokens on exactly one of them each
+
+Without a parser (nothing to tell apart) the text passes as it is.
+"""
+
+import secrets
+import string
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
+from server.generation import Ended, Event, Generation, Piece, Stats
+from server.parsers.parts import Arguments, CallStart, Part, PartsParser, Text
+from server.validate import GenerationSpec
+
+_ID_CHARS = string.ascii_letters + string.digits
+_NUM_ID_CHARS = 24
+
+
+class ChatGeneration:
+    """Runs one chat. `generation` must have been made with by_token=True if there is a parser.
+
+    `max_calls`: tool calls of one choice after that many are dropped.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        *,
+        make_parser: Callable[[], PartsParser] | None = None,
+        max_calls: int | None = None,
+    ) -> None:
+        self._generation = generation
+        self._choices = [
+            _Choice(i, parser=make_parser() if make_parser is not None else None, max_calls=max_calls)
+            for i in range(generation.num_choices)
+        ]
+
+    @property
+    def spec(self) -> GenerationSpec:
+        """What is run."""
+        return self._generation.spec
+
+    @property
+    def num_choices(self) -> int:
+        """How many Ended events there will be."""
+        return self._generation.num_choices
+
+    async def events(self) -> AsyncGenerator[ChatEvent, None]:
+        """Yield every choice's events and its end. Raises what Generation.events() raises."""
+        async with aclosing(self._generation.batches()) as batches:
+            async for batch in batches:
+                if batch:
+                    for event in self._choices[batch[0].index].feed(batch):
+                        yield event
+
+    def stats(self) -> Stats:
+        """Add up what was used until now."""
+        stats = self._generation.stats()
+        stats.num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self._choices)
+        reasons = [choice.finish_reason for choice in self._choices if choice.finish_reason]
+        stats.finish_reasons = list(dict.fromkeys(reasons))
+        return stats
+
+
+class _Choice:
+    """One choice: its parser, its calls, its counts."""
+
+    def __init__(self, index: int, *, parser: PartsParser | None, max_calls: int | None) -> None:
+        self.num_reasoning_tokens = 0
+        self.finish_reason = ""
+        self._index = index
+        self._parser = parser
+        self._max_calls = max_calls
+        self._num_calls = 0
+
+    def feed(self, batch: list[Event]) -> list[ChatEvent]:
+        """Turn what came at once into events, adjacent ones of a kind joined."""
+        events: list[ChatEvent] = []
+        for event in batch:
+            if isinstance(event, Ended):
+                if self._parser is not None:
+                    for part in self._parser.finish():
+                        self._add_part(events, part)
+                self.finish_reason = event.finish_reason
+                if event.finish_reason == "stop" and self._num_calls:
+                    self.finish_reason = "tool_calls"
+                events.append(Ended(self._index, self.finish_reason))
+            elif self._parser is None:
+                _add_text(events, TextDelta(self._index, event.text, event.token_ids, event.logprobs))
+            else:
+                self._parse(events, self._parser, event)
+        return events
+
+    def _parse(self, events: list[ChatEvent], parser: PartsParser, piece: Piece) -> None:
+        was_reasoning = parser.is_reasoning
+        parts = parser.push(piece.text)
+        carrier: TextDelta | ReasoningDelta
+        if was_reasoning or parser.is_reasoning:  # the tags are part of the reasoning's cost
+            self.num_reasoning_tokens += len(piece.token_ids)
+            carrier = ReasoningDelta(self._index, "", piece.token_ids, piece.logprobs)
+        else:
+            carrier = TextDelta(self._index, "", piece.token_ids, piece.logprobs)
+        _add_text(events, carrier)
+        for part in parts:
+            self._add_part(events, part)
+
+    def _add_part(self, events: list[ChatEvent], part: Part) -> None:
+        match part:
+            case CallStart():
+                self._num_calls += 1
+                if not self._is_dropped():
+                    call_id = "call_" + "".join(secrets.choice(_ID_CHARS) for _ in range(_NUM_ID_CHARS))
+                    events.append(ToolCallStart(self._index, self._num_calls - 1, call_id, part.name))
+            case Arguments():
+                if not self._is_dropped():
+                    _add_arguments(events, ToolArguments(self._index, self._num_calls - 1, part.text))
+            case Text():
+                _add_text(events, TextDelta(self._index, part.text, [], None))
+            case _:
+                _add_text(events, ReasoningDelta(self._index, part.text, [], None))
+
+    def _is_dropped(self) -> bool:
+        return self._max_calls is not None and self._num_calls > self._max_calls
+
+
+def _add_text(events: list[ChatEvent], event: TextDelta | ReasoningDelta) -> None:
+    """Append, or join with the last event that may carry tokens if no text would change its place."""
+    for last in reversed(events):
+        if isinstance(last, TextDelta | ReasoningDelta):
+            is_last = last is events[-1]
+            if type(last) is type(event) and (is_last or not event.text):
+                last.text += event.text
+                last.token_ids = last.token_ids + event.token_ids
+                if event.logprobs is not None:
+                    last.logprobs = (last.logprobs or []) + event.logprobs
+                return
+            break
+    events.append(event)
+
+
+def _add_arguments(events: list[ChatEvent], event: ToolArguments) -> None:
+    """Append, or join with the same call's last event if only tokens without text came between."""
+    for last in reversed(events):
+        if isinstance(last, ToolArguments):
+            last.text += event.text
+            return
+        if not isinstance(last, TextDelta | ReasoningDelta) or last.text:
+            break
+    events.append(event)
