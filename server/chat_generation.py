@@ -29,14 +29,11 @@ class ChatGeneration:
         self,
         generation: Generation,
         *,
-        make_parser: Callable[[], PartsParser] | None = None,
+        make_parser: Callable[[], PartsParser | None] = lambda: None,
         max_calls: int | None = None,
     ) -> None:
         self._generation = generation
-        self._choices = [
-            _Choice(i, parser=make_parser() if make_parser is not None else None, max_calls=max_calls)
-            for i in range(generation.num_choices)
-        ]
+        self._choices = [_Choice(i, parser=make_parser(), max_calls=max_calls) for i in range(generation.num_choices)]
 
     @property
     def spec(self) -> GenerationSpec:

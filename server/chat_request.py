@@ -7,6 +7,7 @@ import asyncio
 import secrets
 import threading
 import time
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,10 +17,15 @@ from server.chat_generation import ChatGeneration
 from server.chat_template import template_timeout
 from server.generation import Generation
 from server.ignored import ignored_fields
-from server.messages import template_messages
+from server.messages import shorten_call_ids, template_messages
+from server.parsers.detect import ChatFormat, make_parser
+from server.parsers.parts import PartsParser
+from server.parsers.reasoning import ReasoningPlace, reasoning_place
+from server.parsers.tool_grammar import tool_grammar
 from server.schemas import ChatBody
 from server.service import Service
 from server.tokenizer import TEMPLATE_DEADLINE_S
+from server.tools import ToolPlan, check_tools, plan_tools
 from server.validate import ReplyOptions, chat_spec, check_chat, reply_options
 from server.writers import ReplyHead
 
@@ -33,42 +39,76 @@ class PreparedChat(msgspec.Struct, frozen=True):
     generation: ChatGeneration
     options: ReplyOptions
     headers: dict[str, str]  # of the answer: names what was ignored
+    tools: ToolPlan
+
+
+class _Prompt(NamedTuple):
+    token_ids: list[int]
+    reasoning: ReasoningPlace
 
 
 async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) -> PreparedChat:
-    """Check and encode a chat. Raises ServiceErrors: what is wrong with a request is known here, but for the engine's
-    own limits.
-    """
+    """Check and encode a chat. Raises ServiceErrors: all that can be wrong with a request but what the engine finds."""
     limits = service.limits()
     model = service.model_name(body.model)
+    tokenizer = service.tokenizer
+    chat_format = tokenizer.chat_format
     check_chat(body)
-    headers = service.ignored_header(ignored_fields(body))
-    token_ids = await _encode(service, body, limits)
-    spec = chat_spec(body, token_ids, limits=limits, defaults=service.defaults, moment=service.moment(record))
+    plan = plan_tools(body)
+    check_tools(plan, chat_format)
+    headers = service.ignored_header(ignored_fields(body) + _ignored_by_template(body, chat_format))
+    prompt = await _encode(service, body, plan, limits)
+    spec = chat_spec(body, prompt.token_ids, limits=limits, defaults=service.defaults, moment=service.moment(record))
+    if plan.must_call:
+        grammar = tool_grammar(
+            plan.callable,
+            chat_format,
+            is_parallel=plan.is_parallel,
+            reasoning=prompt.reasoning,
+            tag_ids=tokenizer.tag_ids(chat_format.tags(has_tools=True)),
+        )
+        spec = msgspec.structs.replace(spec, grammar=grammar)
+    tags = chat_format.tags(has_tools=bool(plan.callable))
+    spec = msgspec.structs.replace(spec, visible_ids=frozenset(tokenizer.tag_ids(tags).values()))
     head = ReplyHead(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), model)
+
+    def parser() -> PartsParser | None:
+        return make_parser(chat_format, tools=plan.callable, is_reasoning=prompt.reasoning == "open")
+
     generation = Generation(
-        spec, request_id=head.id, client=service.client, tokenizer=service.tokenizer, metrics=service.metrics
+        spec,
+        request_id=head.id,
+        client=service.client,
+        tokenizer=tokenizer,
+        metrics=service.metrics,
+        by_token=parser() is not None,
     )
-    return PreparedChat(head, ChatGeneration(generation), reply_options(body, spec.params), headers)
+    chat = ChatGeneration(generation, make_parser=parser, max_calls=None if plan.is_parallel else 1)
+    return PreparedChat(head, chat, reply_options(body, spec.params), headers, plan)
 
 
-async def _encode(service: Service, body: ChatBody, limits: EngineReady) -> list[int]:
+async def _encode(service: Service, body: ChatBody, plan: ToolPlan, limits: EngineReady) -> _Prompt:
     """Render and encode in one thread. The render checks its deadline itself; the wait here is for one that cannot."""
     tokenizer = service.tokenizer
     template = tokenizer.chat_template
     messages = template_messages(body, knows_developer=template is not None and "developer" in template.source)
+    if tokenizer.chat_format.tools in ("mistral", "mistral_args"):
+        shorten_call_ids(messages)
     is_rendered = threading.Event()
 
-    def render_and_encode() -> list[int]:
+    def render_and_encode() -> _Prompt:
         rendered = tokenizer.render_chat(
             messages,
+            tools=plan.shown,
             add_generation_prompt=_adds_generation_prompt(body),
             continue_final_message=bool(body.continue_final_message),
-            template_kwargs=body.chat_template_kwargs,
+            template_kwargs=_template_kwargs(body, tokenizer.chat_format),
         )
         is_rendered.set()
         tokenizer.check_length(rendered.text, max_model_len=limits.max_model_len, param="messages")
-        return tokenizer.encode_chat(rendered)
+        written = str(messages[-1].get("content", "")) if body.continue_final_message else None
+        place = reasoning_place(tokenizer.chat_format.reasoning, rendered.text, continued=written)
+        return _Prompt(tokenizer.encode_chat(rendered), place)
 
     work = asyncio.create_task(asyncio.to_thread(render_and_encode))
     done, _ = await asyncio.wait({work}, timeout=TEMPLATE_DEADLINE_S + _RENDER_GRACE_S)
@@ -76,6 +116,22 @@ async def _encode(service: Service, body: ChatBody, limits: EngineReady) -> list
         work.add_done_callback(_forget)
         raise template_timeout()
     return await work
+
+
+def _template_kwargs(body: ChatBody, chat_format: ChatFormat) -> dict[str, Any] | None:
+    """What the template is told of the reasoning; chat_template_kwargs win."""
+    kwargs: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        if chat_format.thinking_switch is not None:
+            kwargs[chat_format.thinking_switch] = body.reasoning_effort != "none"
+        if chat_format.takes_effort:
+            kwargs["reasoning_effort"] = body.reasoning_effort
+    return kwargs | (body.chat_template_kwargs or {}) or None
+
+
+def _ignored_by_template(body: ChatBody, chat_format: ChatFormat) -> list[str]:
+    is_read = chat_format.takes_effort or chat_format.thinking_switch is not None
+    return ["reasoning_effort"] if body.reasoning_effort is not None and not is_read else []
 
 
 def _forget(work: asyncio.Task[list[int]]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 
 from engine.errors import InvalidParameter, sentence
@@ -43,7 +44,9 @@ class ChatTemplate:
         environment = _environment()
         self._template = environment.from_string(source)
         self._variables = variables
-        literals = _literal_text(environment, source)
+        tree = environment.parse(source)
+        self.names_read = _names_read(tree)  # variables that the one who renders may set
+        literals = _literal_text(tree)
         special = list(special_tokens)
         # An added token that the template itself writes steers the model; one that it never writes is mere vocabulary.
         control = special + [token for token in added_tokens if token in literals and not token.isspace()]
@@ -174,9 +177,14 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _literal_text(environment: jinja2.Environment, source: str) -> str:
+def _names_read(tree: jinja2.nodes.Template) -> frozenset[str]:
+    tests = [test.node for test in tree.find_all(jinja2.nodes.Test) if test.name in ("defined", "undefined")]
+    asked_for = {node.name for node in tests if isinstance(node, jinja2.nodes.Name)}  # and given a default, if absent
+    return frozenset(jinja2.meta.find_undeclared_variables(tree) | asked_for)
+
+
+def _literal_text(tree: jinja2.nodes.Template) -> str:
     nodes = jinja2.nodes
-    tree = environment.parse(source)
     literals = [node.data for node in tree.find_all(nodes.TemplateData)]
     literals += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
     return "\0".join(literals)

@@ -28,14 +28,26 @@ def ignored_fields(body: ChatBody | CompletionBody) -> list[str]:
 def _ignored_in_chat(body: ChatBody) -> Iterator[str]:
     if body.store:
         yield "store"  # nothing is stored
-    if body.tools:
-        yield "tools"  # check_chat() lets them pass only if none may be called
+    yield from _ignored_in_tools(body)
     if body.functions:
-        yield "functions"
-    if body.parallel_tool_calls is not None:
-        yield "parallel_tool_calls"  # there are no tool calls
+        yield "functions"  # check_chat() lets them pass only if none may be called
     for i, message in enumerate(body.messages):
         yield from (f"messages[{i}].{name}" for name in _ignored_in_message(message))
+
+
+def _ignored_in_tools(body: ChatBody) -> Iterator[str]:
+    if not body.tools or body.tool_choice == "none":  # then the model is not shown any, and calls none
+        if body.tools:
+            yield "tools"
+        if body.parallel_tool_calls is not None:
+            yield "parallel_tool_calls"
+        return
+    is_forced = body.tool_choice not in (None, "auto")
+    for i, tool in enumerate(body.tools):
+        yield from (f"tools[{i}].{name}" for name in sorted(tool.model_extra or {}))
+        yield from (f"tools[{i}].function.{name}" for name in sorted(tool.function.model_extra or {}))
+        if tool.function.strict and not is_forced:
+            yield f"tools[{i}].function.strict"  # a model that may call or not writes its arguments freely
 
 
 def _ignored_in_message(message: ChatMessage) -> Iterator[str]:

@@ -1,10 +1,13 @@
 """Chat messages from the wire's form to the form that chat templates expect. Pure."""
 
+import hashlib
 import json
 from typing import Any
 
 from engine.errors import InvalidParameter, UnsupportedFeature
 from server.schemas import ChatBody, ChatMessage
+
+_NUM_SHORT_ID_CHARS = 9
 
 
 def template_messages(body: ChatBody, *, knows_developer: bool) -> list[dict[str, Any]]:
@@ -28,6 +31,25 @@ def template_messages(body: ChatBody, *, knows_developer: bool) -> list[dict[str
                 entry[name] = value
         messages.append(entry)
     return messages
+
+
+def shorten_call_ids(messages: list[dict[str, Any]]) -> None:
+    """Replace tool call ids by the nine letters and digits that Mistral's templates insist on, a call's and its
+    answer's by the same ones.
+    """
+    for message in messages:
+        calls = message.get("tool_calls", [])
+        for call in calls:
+            if "id" in call:
+                call["id"] = _short_id(call["id"])
+        if "tool_call_id" in message:
+            message["tool_call_id"] = _short_id(message["tool_call_id"])
+
+
+def _short_id(call_id: str) -> str:
+    if len(call_id) == _NUM_SHORT_ID_CHARS and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:_NUM_SHORT_ID_CHARS]
 
 
 def _text_content(message: ChatMessage, *, index: int) -> str | None:

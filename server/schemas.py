@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from engine.errors import InvalidParameter
+from server.schemas_tools import MAX_TOOLS, ReasoningEffort, Tool, ToolChoice
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 4
@@ -17,7 +18,6 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 8192
-MAX_TOOLS = 128
 MAX_TOKENS = 2**31 - 1  # a bound for arithmetic; the context is the real limit
 
 Json = Any
@@ -194,13 +194,13 @@ class ChatBody(_CommonBody):
     service_tier: Label | None = None
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
-    # known, refused unless at their default or, of tools and functions, none may be called
-    tools: Annotated[list[dict[str, Json]], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Json = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    # known, refused unless at their default or, of functions, none may be called
     functions: Annotated[list[dict[str, Json]], Field(max_length=MAX_TOOLS)] | None = None
     function_call: Json = None
-    reasoning_effort: Json = None
     modalities: Json = None
     audio: Json = None
     prediction: Json = None

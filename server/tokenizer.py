@@ -7,7 +7,7 @@ tokenizer.json goes through transformers' AutoTokenizer, which is slow to import
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from engine.errors import PromptTooLong, StartupError, UnsupportedFeature, sente
 from server.chat_template import ChatTemplate, Message, split_marked
 from server.detokenizer import ByteLevelDetokenizer, Detokenizer, TokenBytes, WindowDetokenizer
 from server.model_info import read_json
+from server.parsers.detect import ChatFormat, detect_format
 
 TEMPLATE_DEADLINE_S = 2.0
 _PROBE_CHARS_PER_TOKEN = 16  # far over any language's average
@@ -40,6 +41,7 @@ class Tokenizer:
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         self._added_ids = frozenset(added)
+        self._id_of_added = {token.content: id_ for id_, token in added.items()}
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.named_tokens = named_tokens
@@ -48,6 +50,7 @@ class Tokenizer:
         self._has_byte_tokens = "ByteFallback" in kinds
         self._has_space_marks = bool(kinds & {"Metaspace", "Replace"})
         self.chat_template: ChatTemplate | None = None
+        self.chat_format = ChatFormat()
         if chat_template is not None:
             self.chat_template = ChatTemplate(
                 chat_template,
@@ -55,6 +58,13 @@ class Tokenizer:
                 special_tokens=[token.content for token in added.values() if token.special],
                 added_tokens=[token.content for token in added.values() if not token.special],
             )
+            self.chat_format = detect_format(
+                chat_template, names_read=self.chat_template.names_read, added_tokens=self._id_of_added
+            )
+
+    def tag_ids(self, tags: Iterable[str]) -> dict[str, int]:
+        """Return the ids of those tags that are one added token, whether a special one or not."""
+        return {tag: self._id_of_added[tag] for tag in tags if tag in self._id_of_added}
 
     @property
     def eos_id(self) -> int | None:

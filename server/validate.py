@@ -71,15 +71,12 @@ class Moment(NamedTuple):
 def check_chat(body: ChatBody) -> None:
     """Refuse what is not served yet, and fields that contradict each other."""
     _check_common(body)
-    _refuse_unless(not body.tools or body.tool_choice == "none", "tools", "tool calls")
-    _refuse_unless(body.tool_choice in (None, "none", "auto"), "tool_choice", "forced tool calls")
     _refuse_unless(
         body.functions in (None, []) or body.function_call == "none",
         "functions",
         "functions (the predecessor of tools)",
     )
     _refuse_unless(body.function_call in (None, "none", "auto"), "function_call", "functions")
-    _refuse_unless(body.reasoning_effort is None, "reasoning_effort", "reasoning effort")
     _refuse_unless(body.modalities in (None, [], ["text"]), "modalities", "output other than text")
     _refuse_unless(body.audio is None, "audio", "audio output")
     _refuse_unless(body.prediction is None, "prediction", "predicted output")

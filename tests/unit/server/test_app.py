@@ -249,6 +249,6 @@ def test_a_template_that_runs_too_long_is_a_400(harness, tmp_path, monkeypatch, 
     """Whether it writes something meanwhile or not."""
     monkeypatch.setattr("server.tokenizer.TEMPLATE_DEADLINE_S", 0.01)
     monkeypatch.setattr("server.chat_request.TEMPLATE_DEADLINE_S", 0.01)
-    monkeypatch.setattr("server.routes.chat._RENDER_GRACE_S", 0.01)
+    monkeypatch.setattr("server.chat_request._RENDER_GRACE_S", 0.01)
     app = harness(folder=write_model_folder(tmp_path, chat_template=source))
     assert "2 s" in check_error(app.chat(), 400, "invalid_parameter")["message"]

@@ -37,7 +37,12 @@ def test_errors_have_openais_form_on_every_path(harness):
     check_error(app.post(CHAT, content=b'{"user": "\\ud800"}', headers=JSON_TYPE), 400, "malformed_json")
     check_error(app.post(CHAT, content=b"[" * 900, headers=JSON_TYPE), 400, "malformed_json")
     assert check_error(app.chat(n="3"), 400, "invalid_parameter")["param"] == "n"
-    assert check_error(app.chat(tools=[{}]), 400, "unsupported_feature")["param"] == "tools"
+    assert (
+        check_error(app.chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400, "unsupported_feature")[
+            "param"
+        ]
+        == "tools"
+    )
     assert check_error(app.complete(suffix="x"), 400, "unsupported_feature")["param"] == "suffix"
     assert app.client.submitted == []
 

@@ -66,8 +66,7 @@ def test_values_outside_their_limits_are_refused_by_name(field, value):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("functions", [{}]),
-        ("reasoning_effort", "low"),
+        ("functions", [{}]),
         ("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"}), ("audio", {}),
         ("modalities", ["audio"]), ("prompt_logprobs", 1), ("best_of", 2), ("prediction", {}),
         ("web_search_options", {}),
@@ -176,7 +175,7 @@ def ignored(**fields):
         ({"parallel_tool_calls": True}, ["parallel_tool_calls"]),
         ({"parallel_tool_calls": False}, ["parallel_tool_calls"]),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, ["stream_options.include_obfuscation"]),
-        ({"tools": [{"type": "function"}], "tool_choice": "none"}, ["tools"]),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"}, ["tools"]),
         ({"functions": [{"name": "f"}], "function_call": "none"}, ["functions"]),
         (
             {"messages": [{"role": "assistant", "content": "x", "refusal": "no", "audio": {"id": "a"},
