@@ -21,7 +21,7 @@ from server.messages import shorten_call_ids, template_messages
 from server.parsers.detect import ChatFormat, make_parser
 from server.parsers.parts import PartsParser
 from server.parsers.reasoning import ReasoningPlace, reasoning_place
-from server.parsers.tool_grammar import tool_grammar
+from server.parsers.tool_grammar import after_reasoning, tool_grammar
 from server.schemas import ChatBody
 from server.service import Service
 from server.tokenizer import TEMPLATE_DEADLINE_S
@@ -59,17 +59,16 @@ async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) 
     headers = service.ignored_header(ignored_fields(body) + _ignored_by_template(body, chat_format))
     prompt = await _encode(service, body, plan, limits)
     spec = chat_spec(body, prompt.token_ids, limits=limits, defaults=service.defaults, moment=service.moment(record))
+    grammar = spec.grammar
     if plan.must_call:
-        grammar = tool_grammar(
-            plan.callable,
-            chat_format,
-            is_parallel=plan.is_parallel,
-            reasoning=prompt.reasoning,
-            tag_ids=tokenizer.tag_ids(chat_format.tags(has_tools=True)),
-        )
-        spec = msgspec.structs.replace(spec, grammar=grammar)
+        ids = tokenizer.tag_ids(chat_format.tags(has_tools=True))
+        grammar = tool_grammar(plan.callable, chat_format, is_parallel=plan.is_parallel, tag_ids=ids)
+    if grammar is not None:
+        ids = tokenizer.tag_ids(chat_format.tags(has_tools=False))
+        grammar = after_reasoning(grammar, chat_format.reasoning, prompt.reasoning, tag_ids=ids)
     tags = chat_format.tags(has_tools=bool(plan.callable))
-    spec = msgspec.structs.replace(spec, visible_ids=frozenset(tokenizer.tag_ids(tags).values()))
+    visible_ids = frozenset(tokenizer.tag_ids(tags).values())
+    spec = msgspec.structs.replace(spec, grammar=grammar, visible_ids=visible_ids)
     head = ReplyHead(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), model)
 
     def parser() -> PartsParser | None:

@@ -84,7 +84,6 @@ def _tool_form(source: str) -> ToolForm | None:
 
 
 def _reasoning_tags(source: str, added_tokens: Collection[str]) -> ReasoningTags | None:
-    for tags in _REASONING_TAGS:
-        if tags.closing in source or set(tags) <= set(added_tokens):
-            return tags
-    return None
+    written = [tags for tags in _REASONING_TAGS if tags.closing in source]
+    known = [tags for tags in _REASONING_TAGS if set(tags) <= set(added_tokens)]
+    return next(iter(written + known), None)

@@ -1,65 +1,64 @@
 """Grammars that make a model call tools: the form of its calls, and arguments by their schemas. Pure.
 
 The source is llguidance's Lark dialect. Tags that are one token of the vocabulary are named by their id, since text
-never matches a special token. Reasoning stays free: the grammar of a call begins after its closing tag.
+never matches a special token. Reasoning stays free: after_reasoning() lets it precede any grammar.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from engine.protocol import GrammarSpec
 from server.parsers import hermes, mistral, qwen_xml
 from server.parsers.detect import ChatFormat
-from server.parsers.reasoning import ReasoningPlace
+from server.parsers.reasoning import ReasoningPlace, ReasoningTags
 from server.parsers.tool_spec import ToolSpec
 
-# What templates' tojson writes, and so what models were trained on; free whitespace lets small ones write nothing else.
+# What templates' tojson writes, and so what models were trained on; where whitespace is free, small ones never stop it.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_SPACE = "SPACE: /[ \\n]{0,4}/"
 
 
 def tool_grammar(
-    tools: Sequence[ToolSpec],
-    chat_format: ChatFormat,
-    *,
-    is_parallel: bool,
-    reasoning: ReasoningPlace,
-    tag_ids: Mapping[str, int],
+    tools: Sequence[ToolSpec], chat_format: ChatFormat, *, is_parallel: bool, tag_ids: Mapping[str, int]
 ) -> GrammarSpec:
-    """Return the grammar of one or more calls of `tools`. `tag_ids`: the tags that are one token."""
+    """Return the grammar of a call of one of `tools`, or of several calls. `tag_ids`: the tags that are one token."""
     tag = _Tags(tag_ids)
-    rules = [_start(chat_format, reasoning, tag)]
+    rules = ["start: calls", _choice(tools)]
     match chat_format.tools:
-        case "qwen_xml":
-            rules += _xml_rules(tools, tag)
-        case "mistral_args":
-            rules += [f"call: {tag(mistral.START)} function"]
-            rules += [_choice("function", tools)]
-            rules += [f"function_{i}: {_text(tool.name)} {tag(mistral.ARGS)} args_{i}" for i, tool in enumerate(tools)]
-            rules += _argument_rules(tools)
-        case _:
-            key = "parameters" if chat_format.tools == "llama3" else "arguments"
-            rules += [_choice("function", tools)]
-            for i, tool in enumerate(tools):
-                head = _text(f'{{"name": "{tool.name}", "{key}": ')
-                rules.append(f'function_{i}: {head} args_{i} "}}"')
-            rules += _argument_rules(tools)
-    many = is_parallel and chat_format.tools != "llama3"  # Llama's template takes one call at a time
-    match chat_format.tools:
-        case "hermes":
-            rules += [f'call: {tag(hermes.START)} "\\n" function "\\n" {tag(hermes.END)}']
-            rules += ['calls: call ("\\n" call)*' if many else "calls: call"]
-        case "llama3":
-            rules += ["calls: function"]
+        case "llama3":  # whose template takes one call at a time
+            rules += ["calls: function", *_json_rules(tools, "parameters")]
         case "mistral":
-            more = ' (", " function)*' if many else ""
-            rules += [f'calls: {tag(mistral.START)} " "? "[" function{more} "]"']
+            more = ' (", " function)*' if is_parallel else ""
+            rules += [f'calls: {tag(mistral.START)} " "? "[" function{more} "]"', *_json_rules(tools, "arguments")]
         case "mistral_args":
-            rules += ["calls: call+" if many else "calls: call"]
+            rules += ["calls: call+" if is_parallel else "calls: call", f"call: {tag(mistral.START)} function"]
+            for i, tool in enumerate(tools):
+                rules.append(f"function_{i}: {_text(tool.name)} {tag(mistral.ARGS)} arguments_{i}")
+            rules += _argument_rules(tools)
         case _:
-            rules += ['calls: call ("\\n" call)*' if many else "calls: call"]
+            rules.append('calls: call ("\\n" call)*' if is_parallel else "calls: call")
+            rules.append(f'call: {tag(hermes.START)} "\\n" function "\\n" {tag(hermes.END)}')
+            rules += _xml_rules(tools) if chat_format.tools == "qwen_xml" else _json_rules(tools, "arguments")
     return GrammarSpec("\n".join(rules) + "\n")
+
+
+def after_reasoning(
+    grammar: GrammarSpec, tags: ReasoningTags | None, place: ReasoningPlace, *, tag_ids: Mapping[str, int]
+) -> GrammarSpec:
+    """Let reasoning come before what a grammar describes: it may, or it does where the prompt opened it."""
+    if tags is None or place == "none":
+        return grammar
+    tag = _Tags(tag_ids)
+    if tags.closing in tag_ids:
+        thoughts = f"thoughts: /(?s:.*)/ {tag(tags.closing)}"
+    else:
+        thoughts = _any_text_before("thoughts", tags.closing)
+    free = "thoughts SPACE" if place == "open" else f"({tag(tags.opening)} thoughts SPACE)?"
+    first = f"start: {free} @answer\n{thoughts}\nSPACE: /[ \\n]{{0,4}}/\n"
+    parts = [{"lark_grammar": first}, {"name": "answer", "lark_grammar": grammar.source}]
+    return msgspec.structs.replace(grammar, source=json.dumps({"grammars": parts}))
 
 
 class _Tags:
@@ -71,36 +70,28 @@ class _Tags:
     def __call__(self, tag: str) -> str:
         return f"<[{self._ids[tag]}]>" if tag in self._ids else _text(tag)
 
-    def any_text_before(self, rule: str, tag: str) -> str:
-        """A rule for any text, and the tag that ends it."""
-        if tag in self._ids:
-            return f"{rule}: /(?s:.*)/ {self(tag)}"
-        return f"{rule}[suffix={_text(tag)}]: /(?s:.*)/"
+
+def _choice(tools: Sequence[ToolSpec]) -> str:
+    return "function: " + " | ".join(f"function_{i}" for i in range(len(tools)))
 
 
-def _start(chat_format: ChatFormat, reasoning: ReasoningPlace, tag: _Tags) -> str:
-    tags = chat_format.reasoning
-    if tags is None or reasoning == "none":
-        return "start: calls"
-    thoughts = tag.any_text_before("thoughts", tags.closing)
-    if reasoning == "open":
-        return f"start: thoughts SPACE calls\n{thoughts}\n{_SPACE}"
-    return f"start: ({tag(tags.opening)} thoughts SPACE)? calls\n{thoughts}\n{_SPACE}"
-
-
-def _choice(rule: str, tools: Sequence[ToolSpec]) -> str:
-    return f"{rule}: " + " | ".join(f"{rule}_{i}" for i in range(len(tools)))
+def _json_rules(tools: Sequence[ToolSpec], key: str) -> list[str]:
+    rules = []
+    for i, tool in enumerate(tools):
+        head = _text(f'{{"name": "{tool.name}", "{key}": ')
+        rules.append(f'function_{i}: {head} arguments_{i} "}}"')
+    return rules + _argument_rules(tools)
 
 
 def _argument_rules(tools: Sequence[ToolSpec]) -> list[str]:
-    return [f"args_{i}: {_json(tool.parameters, is_strict=tool.is_strict)}" for i, tool in enumerate(tools)]
+    return [f"arguments_{i}: {_json(tool.parameters, is_strict=tool.is_strict)}" for i, tool in enumerate(tools)]
 
 
-def _xml_rules(tools: Sequence[ToolSpec], tag: _Tags) -> list[str]:
-    rules = [f'call: {tag(hermes.START)} "\\n" function "\\n" {tag(hermes.END)}', _choice("function", tools)]
+def _xml_rules(tools: Sequence[ToolSpec]) -> list[str]:
+    """Parameters come in the schema's order; those that are not required may be left out."""
+    rules = []
     for i, tool in enumerate(tools):
-        properties = tool.parameters.get("properties")
-        required = tool.parameters.get("required")
+        properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
         names = []
         for j, (key, schema) in enumerate(properties.items() if isinstance(properties, dict) else ()):
             is_required = isinstance(required, list) and key in required
@@ -112,19 +103,19 @@ def _xml_rules(tools: Sequence[ToolSpec], tag: _Tags) -> list[str]:
 
 
 def _xml_parameter_rules(suffix: str, key: str, schema: Any, tool: ToolSpec) -> list[str]:
-    head = _text(f"<parameter={key}>\n")
+    head, end = _text(f"<parameter={key}>\n"), "\n</parameter>"
     if qwen_xml.is_string(schema):
-        return [
-            f'parameter_{suffix}: {head} value_{suffix} "\\n"',
-            f"value_{suffix}[suffix={_text(chr(10) + '</parameter>')}]: /(?s:.*)/",
-        ]
+        return [f'parameter_{suffix}: {head} value_{suffix} "\\n"', _any_text_before(f"value_{suffix}", end)]
     definitions = {word: tool.parameters[word] for word in ("$defs", "definitions") if word in tool.parameters}
     schema = {**definitions, **schema} if isinstance(schema, dict) else {}
-    end = _text("\n</parameter>\n")
     return [
-        f"parameter_{suffix}: {head} value_{suffix} {end}",
+        f"parameter_{suffix}: {head} value_{suffix} {_text(end)} " + '"\\n"',
         f"value_{suffix}: {_json(schema, is_strict=tool.is_strict)}",
     ]
+
+
+def _any_text_before(rule: str, end: str) -> str:
+    return f"{rule}[suffix={_text(end)}]: /(?s:.*)/"
 
 
 def _json(schema: Mapping[str, Any], *, is_strict: bool) -> str:

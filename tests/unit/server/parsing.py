@@ -1,6 +1,7 @@
 """Feeding parsers in tests: any cut of a text, and what came out of it joined."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from server.parsers.detect import ChatFormat, make_parser
@@ -62,4 +63,4 @@ def join(parts: Iterable[Part]) -> Answer:
 def cut(text: str, places: Sequence[int]) -> list[str]:
     """Cut a text at the given places, as far as it has them."""
     ends = sorted({place % (len(text) + 1) for place in places} | {0, len(text)})
-    return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(ends)]

@@ -153,3 +153,64 @@ MISTRAL_LIKE = """\
 """
 
 ALL = {"chatml": CHATML, "llama3": LLAMA3_LIKE, "qwen3": QWEN3_LIKE, "mistral": MISTRAL_LIKE}
+
+# Models that call tools: no more of their templates than shows the form of a call.
+HERMES_LIKE = """\
+{{- '<|im_start|>system\\nYou may call <tools>' + (tools | tojson if tools else '') + '</tools>. Answer with ' }}
+{{- '<tool_call>\\n{"name": <function-name>, "arguments": <args-dict>}\\n</tool_call><|im_end|>\\n' }}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+
+QWEN_CODER_LIKE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' + tools | tojson + '\\n<tool_call>\\n<function=NAME>\\n<parameter=KEY>\\nVALUE\\n' }}
+    {{- '</parameter>\\n</function>\\n</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{{- '<|im_start|>assistant\\n' }}
+"""
+
+MISTRAL_V3_LIKE = """\
+{{- bos_token }}
+{%- if tools is not defined %}{% set tools = none %}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- if loop.last and tools %}{{ '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}
+        {{- '[INST] ' + message.content + '[/INST]' }}
+    {%- elif message.tool_calls is defined %}
+        {{- '[TOOL_CALLS] [' }}
+        {%- for call in message.tool_calls %}
+            {%- if call.id is not defined or call.id | length != 9 %}
+                {{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}
+            {%- endif %}
+            {{- (call.function | tojson)[:-1] + ', "id": "' + call.id + '"}' + (', ' if not loop.last else ']') }}
+        {%- endfor %}
+    {%- elif message.role == 'tool' %}
+        {%- if message.tool_call_id | length != 9 %}{{ raise_exception('nine!') }}{% endif %}
+        {{- '[TOOL_RESULTS] ' + message.content + '|' + message.tool_call_id + '[/TOOL_RESULTS]' }}
+    {%- else %}
+        {{- ' ' + message.content + eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+MISTRAL_V11_LIKE = MISTRAL_V3_LIKE.replace("'[TOOL_CALLS] ['", "'[TOOL_CALLS]name[ARGS]'")
+
+R1_LIKE = """\
+{%- for message in messages %}{{ '<|' + message.role + '|>' + message.content.split('</think>')[-1] }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|><think>\\n' }}{% endif %}
+"""
+
+EFFORT_LIKE = """\
+{%- if reasoning_effort is not defined %}{% set reasoning_effort = 'medium' %}{% endif %}
+{{- '<|im_start|>system\\nReasoning: ' + reasoning_effort + '<|im_end|>\\n' + messages[-1].content }}
+"""

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.parsers.hermes import hermes_parser
+from server.parsers.parts import Arguments, CallStart
 from tests.unit.server.parsing import Answer, cut, parse
 
 PLACES = st.lists(st.integers(0, 400), max_size=12)
@@ -20,12 +22,15 @@ WORDS = st.text(alphabet='ab<>/[]{}"\\;: \n</tool_call>é', max_size=12)  # what
 FORMS = ["hermes", "qwen_xml", "llama3", "mistral", "mistral_args"]
 # text that looks like a call, and is none
 MALFORMED = {
-    "hermes": ["<tool_call>", "<tool_call>{}", '<tool_call>{"name": 3}', "<tool_call>[1]</tool_call>", "<tool_", "</tool_call>",
+    "hermes": ["<tool_call>", "<tool_call>{}", '<tool_call>{"name": 3}', "<tool_call>[1]</tool_call>", "<tool_",
+               "</tool_call>",
                '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', '<tool_call>{"name": "f" "arguments": {}}',
-               '<tool_call>{"name": "", "arguments": {}}', '<tool_call>{"arguments": {"a": 1]', "<tool_call>hi</tool_call>"],
+               '<tool_call>{"name": "", "arguments": {}}', '<tool_call>{"arguments": {"a": 1]',
+               "<tool_call>hi</tool_call>"],
     "qwen_xml": ["<tool_call>", "<tool_call><function>", "<tool_call>{}", "<function=\n>", "<function=>", "<func",
                  "<parameter=a>1</parameter>", "</tool_call>"],
-    "llama3": ["<|python_tag|>print(1)", "<|python_tag|>{}", '<|python_tag|>{"name": 1}', "<|python_", "<|python_tag|>"],
+    "llama3": ["<|python_tag|>print(1)", "<|python_tag|>{}", '<|python_tag|>{"name": 1}', "<|python_",
+               "<|python_tag|>"],
     "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS] [", "[TOOL_CALLS]{}", "[TOOL_CALLS]?{}", "[TOOL_CALLS] [1]", "[TOOL_",
                 "[TOOL_CALLS][ARGS]{}", '[TOOL_CALLS]{"name": 1}', "[ARGS]{}", '[TOOL_CALLS] [{"name": "f" }, {}]'],
 }  # fmt: skip
@@ -103,9 +108,6 @@ def test_a_good_call_after_a_malformed_one_is_a_call():
 
 
 def test_arguments_are_streamed_as_they_come():
-    from server.parsers.hermes import hermes_parser
-    from server.parsers.parts import Arguments, CallStart
-
     parser = hermes_parser()
     assert parser.push('<tool_call>\n{"name": "now", "argum') == []
     assert parser.push('ents": {"a": "b') == [CallStart("now"), Arguments('{"a": "b')]
