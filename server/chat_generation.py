@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
 from server.generation import Ended, Event, Generation, Piece, Stats
-from server.parsers.parts import Arguments, CallStart, Part, PartsParser, Text
+from server.parsers.parts import Arguments, CallStart, Part, PartsParser, Reasoning, Text
 from server.validate import GenerationSpec
 
 _ID_CHARS = string.ascii_letters + string.digits
@@ -92,15 +92,16 @@ class _Choice:
         return events
 
     def _parse(self, events: list[ChatEvent], parser: PartsParser, piece: Piece) -> None:
-        was_reasoning = parser.is_reasoning
+        is_reasoning = parser.is_reasoning
         parts = parser.push(piece.text)
-        carrier: TextDelta | ReasoningDelta
-        if was_reasoning or parser.is_reasoning:  # the tags are part of the reasoning's cost
+        kind: type[TextDelta] | type[ReasoningDelta] = TextDelta
+        if is_reasoning or parser.is_reasoning:  # the tags are part of what it costs
             self.num_reasoning_tokens += len(piece.token_ids)
-            carrier = ReasoningDelta(self._index, "", piece.token_ids, piece.logprobs)
-        else:
-            carrier = TextDelta(self._index, "", piece.token_ids, piece.logprobs)
-        _add_text(events, carrier)
+            kind = ReasoningDelta
+        if len(parts) == 1 and type(parts[0]) is (Reasoning if kind is ReasoningDelta else Text):
+            _add_text(events, kind(self._index, parts[0].text, piece.token_ids, piece.logprobs))
+            return
+        _add_text(events, kind(self._index, "", piece.token_ids, piece.logprobs))
         for part in parts:
             self._add_part(events, part)
 
@@ -116,7 +117,7 @@ class _Choice:
                     _add_arguments(events, ToolArguments(self._index, self._num_calls - 1, part.text))
             case Text():
                 _add_text(events, TextDelta(self._index, part.text, [], None))
-            case _:
+            case Reasoning():
                 _add_text(events, ReasoningDelta(self._index, part.text, [], None))
 
     def _is_dropped(self) -> bool:

@@ -32,6 +32,7 @@ class CallParser:
         self._tags = tags
         self._read_call = read_call
         self._bare = bare
+        self._first_chars = frozenset(tag[0] for tag in tags)
         self._sink = PartSink()
         self._held = ""  # text that may become a tag
         self._reading: Reading[str] | None = None
@@ -63,6 +64,9 @@ class CallParser:
             if stripped.startswith(bare):
                 self._sink.text(buffer[: len(buffer) - len(stripped)])
                 return self._begin(bare, stripped[len(bare) :])
+        if self._first_chars.isdisjoint(buffer):
+            self._sink.text(buffer)
+            return ""
         start, tag = min(((buffer.find(tag), tag) for tag in self._tags if tag in buffer), default=(-1, ""))
         if start < 0:
             cut = len(buffer) - max(held_length(buffer, tag) for tag in self._tags)

@@ -1,30 +1,32 @@
-"""What parsers make of a model's text, and the protocol that they share. Imports nothing of ours.
+"""What parsers make of a model's text, and the protocol that they share. Imports msgspec.
 
 The parts of all push() calls and of finish(), joined by kind, depend on the text alone, never on how it was cut.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 
-class Text(NamedTuple):
+class Text(msgspec.Struct):
     """Text of the message."""
 
     text: str
 
 
-class Reasoning(NamedTuple):
+class Reasoning(msgspec.Struct):
     """Text of the model's reasoning."""
 
     text: str
 
 
-class CallStart(NamedTuple):
+class CallStart(msgspec.Struct):
     """A tool call begins; the arguments that follow are its own."""
 
     name: str
 
 
-class Arguments(NamedTuple):
+class Arguments(msgspec.Struct):
     """More of the last call's arguments."""
 
     text: str

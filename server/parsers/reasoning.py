@@ -71,6 +71,8 @@ class ReasoningParser:
 
     def push(self, text: str) -> list[Part]:
         """Return what is certain after this text."""
+        if self._state is _State.ANSWER:
+            return self._answer.push(text)
         parts: list[Part] = []
         if self._state is _State.BEGINNING:
             text = self._begin(text)
