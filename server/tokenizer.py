@@ -1,17 +1,19 @@
 """A model's tokenizer: text to ids and back, chat messages to ids. Imports tokenizers; transformers only when needed.
 
 Loaded once per HTTP worker from the model's folder: tokenizer.json, tokenizer_config.json and the chat template
-(chat_template.jinja, chat_template.json, tokenizer_config.json: the first that is there). A folder without
+(chat_template.jinja, chat_template.json, tokenizer_config.json: the first that is there; some models have a second
+template for chats with tools). A folder without
 tokenizer.json goes through transformers' AutoTokenizer, which is slow to import.
 """
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
+import msgspec
 from tokenizers import Tokenizer as HfTokenizer
 
 from engine.errors import PromptTooLong, StartupError, UnsupportedFeature, sentence
@@ -22,6 +24,7 @@ from server.parsers.detect import ChatFormat, detect_format
 
 TEMPLATE_DEADLINE_S = 2.0
 _PROBE_CHARS_PER_TOKEN = 16  # far over any language's average
+_TEMPLATE_NAMES = ("default", "tool_use")
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -35,7 +38,15 @@ class RenderedChat(NamedTuple):
 class Tokenizer:
     """Encodes and decodes for one model. Thread-safe: nothing changes after construction but a cache."""
 
-    def __init__(self, backend: HfTokenizer, *, named_tokens: dict[str, str], chat_template: str | None) -> None:
+    def __init__(
+        self,
+        backend: HfTokenizer,
+        *,
+        named_tokens: dict[str, str],
+        chat_template: str | None,
+        tool_template: str | None = None,
+    ) -> None:
+        """`tool_template`: renders chats with tools instead of the other one, if the model has two."""
         backend.no_truncation()  # tokenizer.json can carry a training set-up's truncation, which would cut prompts
         backend.no_padding()
         self._backend = backend
@@ -49,18 +60,15 @@ class Tokenizer:
         self._byte_level = TokenBytes(backend) if kinds == {"ByteLevel"} else None
         self._has_byte_tokens = "ByteFallback" in kinds
         self._has_space_marks = bool(kinds & {"Metaspace", "Replace"})
-        self.chat_template: ChatTemplate | None = None
-        self.chat_format = ChatFormat()
-        if chat_template is not None:
-            self.chat_template = ChatTemplate(
-                chat_template,
-                variables=named_tokens,
-                special_tokens=[token.content for token in added.values() if token.special],
-                added_tokens=[token.content for token in added.values() if not token.special],
-            )
-            self.chat_format = detect_format(
-                chat_template, names_read=self.chat_template.names_read, added_tokens=self._id_of_added
-            )
+        special = [token.content for token in added.values() if token.special]
+        others = [token.content for token in added.values() if not token.special]
+        self.chat_template, self._tool_template = (
+            ChatTemplate(source, variables=named_tokens, special_tokens=special, added_tokens=others)
+            if source is not None
+            else None
+            for source in (chat_template, tool_template)
+        )
+        self.chat_format = _chat_format(self.chat_template, self._tool_template, added_tokens=self._id_of_added)
 
     def tag_ids(self, tags: Iterable[str]) -> dict[str, int]:
         """Return the ids of those tags that are one added token, whether a special one or not."""
@@ -104,7 +112,7 @@ class Tokenizer:
         """Render a chat within TEMPLATE_DEADLINE_S. Blocks: run it in a thread. Raises UnsupportedFeature without a
         template, InvalidParameter if the template refuses.
         """
-        template = self.chat_template
+        template = (self._tool_template if tools else None) or self.chat_template
         if template is None:
             raise UnsupportedFeature(
                 "This model has no chat template: use /v1/completions, or serve it with --chat-template FILE.",
@@ -185,7 +193,7 @@ class Tokenizer:
 def load_tokenizer(folder: Path, *, chat_template: Path | None = None) -> Tokenizer:
     """Load a model folder's tokenizer; `chat_template` replaces the model's own template. Raises StartupError."""
     config = read_json(folder / "tokenizer_config.json")
-    source = _read_text(chat_template) if chat_template is not None else _find_template(folder, config)
+    sources = _find_templates(folder, config) if chat_template is None else (_read_text(chat_template), None)
     named_tokens = _named_tokens({**read_json(folder / "special_tokens_map.json"), **config})
     path = folder / "tokenizer.json"
     try:
@@ -196,20 +204,35 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None = None) -> Tokeni
         reason = str(error).strip().split("\n", 1)[0].rstrip(".:")
         raise StartupError(f"The tokenizer in {folder} cannot be loaded: {reason}.") from error
     try:
-        return Tokenizer(backend, named_tokens=named_tokens, chat_template=source)
+        return Tokenizer(backend, named_tokens=named_tokens, chat_template=sources[0], tool_template=sources[1])
     except jinja2.TemplateSyntaxError as error:
         reason = sentence(str(error.message))
         raise StartupError(f"The chat template of {folder} has an error in line {error.lineno}: {reason}") from error
 
 
-def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
+def _find_templates(folder: Path, config: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Return the template, and the one for chats with tools if it is another."""
     if (folder / "chat_template.jinja").is_file():
-        return _read_text(folder / "chat_template.jinja")
+        other = folder / "additional_chat_templates" / "tool_use.jinja"
+        return _read_text(folder / "chat_template.jinja"), _read_text(other) if other.is_file() else None
     template = read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    if not isinstance(template, list):
+        return template if isinstance(template, str) else None, None
+    named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+    default, tool_use = (named.get(name) if isinstance(named.get(name), str) else None for name in _TEMPLATE_NAMES)
+    return default, tool_use
+
+
+def _chat_format(
+    template: ChatTemplate | None, tool_template: ChatTemplate | None, *, added_tokens: Collection[str]
+) -> ChatFormat:
+    if template is None:
+        return ChatFormat()
+    found = detect_format(template.source, names_read=template.names_read, added_tokens=added_tokens)
+    if tool_template is None:
+        return found
+    other = detect_format(tool_template.source, names_read=tool_template.names_read, added_tokens=added_tokens)
+    return msgspec.structs.replace(found, tools=other.tools, takes_tools=other.takes_tools)
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from server.chat_template import ChatTemplate, split_marked
 from server.tokenizer import RenderedChat, load_tokenizer
 from tests.unit.server import templates
 from tests.unit.server.conftest import write_model_folder
+from tests.unit.server.templates import CHATML, HERMES_LIKE
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOLS = [{"type": "function", "function": {"name": "größe", "parameters": {"type": "object", "x": "<é & '\"'>"}}}]
@@ -180,6 +181,22 @@ def test_a_named_list_of_templates_gives_the_default_one(tmp_path: Path):
     assert rendered == RenderedChat("D<|im_end|>", False)
     (folder / "own.jinja").write_text("mine")
     assert load_tokenizer(folder, chat_template=folder / "own.jinja").render_chat([{"role": "user"}]).text == "mine"
+
+
+def test_a_second_template_renders_chats_with_tools(tmp_path: Path):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": HERMES_LIKE}]
+    folder = write_model_folder(tmp_path / "listed", chat_template=None)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    saved = write_model_folder(tmp_path / "saved", chat_template=CHATML)
+    (saved / "additional_chat_templates").mkdir()
+    (saved / "additional_chat_templates" / "tool_use.jinja").write_text(HERMES_LIKE)
+    for path in (folder, saved):
+        tokenizer = load_tokenizer(path)
+        assert (tokenizer.chat_format.tools, tokenizer.chat_format.takes_tools) == ("hermes", True)
+        assert "<tools>" not in tokenizer.render_chat([{"role": "user", "content": "x"}]).text
+        assert '"name": "f"' in tokenizer.render_chat([{"role": "user", "content": "x"}], tools=tools).text
+    assert not load_tokenizer(saved, chat_template=saved / "chat_template.jinja").chat_format.takes_tools
 
 
 @pytest.mark.parametrize(
