@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.protocol import EngineReady
+from engine.errors import InvalidParameter
+from engine.protocol import EngineReady, GrammarSpec
 from server.access import RequestRecord
 from server.chat_generation import ChatGeneration
 from server.chat_template import template_timeout
@@ -21,14 +22,15 @@ from server.messages import shorten_call_ids, template_messages
 from server.parsers.detect import ChatFormat, make_parser
 from server.parsers.parts import PartsParser
 from server.parsers.reasoning import ReasoningPlace, reasoning_place
-from server.parsers.tool_grammar import after_reasoning, tool_grammar
+from server.parsers.tool_grammar import answer_grammar, tool_grammar
 from server.schemas import ChatBody
 from server.service import Service
-from server.tokenizer import TEMPLATE_DEADLINE_S
+from server.tokenizer import TEMPLATE_DEADLINE_S, Tokenizer
 from server.tools import ToolPlan, check_tools, plan_tools
 from server.validate import ReplyOptions, chat_spec, check_chat, reply_options
 from server.writers import ReplyHead
 
+MAX_GRAMMAR_BYTES = 256 * 1024
 _RENDER_GRACE_S = 0.5
 
 
@@ -58,14 +60,8 @@ async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) 
     check_tools(plan, chat_format)
     headers = service.ignored_header(ignored_fields(body) + _ignored_by_template(body, chat_format))
     prompt = await _encode(service, body, plan, limits)
+    grammar = _grammar(plan, tokenizer, prompt.reasoning)
     spec = chat_spec(body, prompt.token_ids, limits=limits, defaults=service.defaults, moment=service.moment(record))
-    grammar = spec.grammar
-    if plan.must_call:
-        ids = tokenizer.tag_ids(chat_format.tags(has_tools=True))
-        grammar = tool_grammar(plan.callable, chat_format, is_parallel=plan.is_parallel, tag_ids=ids)
-    if grammar is not None:
-        ids = tokenizer.tag_ids(chat_format.tags(has_tools=False))
-        grammar = after_reasoning(grammar, chat_format.reasoning, prompt.reasoning, tag_ids=ids)
     tags = chat_format.tags(has_tools=bool(plan.callable))
     visible_ids = frozenset(tokenizer.tag_ids(tags).values())
     spec = msgspec.structs.replace(spec, grammar=grammar, visible_ids=visible_ids)
@@ -84,6 +80,22 @@ async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) 
     )
     chat = ChatGeneration(generation, make_parser=parser, max_calls=None if plan.is_parallel else 1)
     return PreparedChat(head, chat, reply_options(body, spec.params), headers, plan)
+
+
+def _grammar(plan: ToolPlan, tokenizer: Tokenizer, reasoning: ReasoningPlace) -> GrammarSpec | None:
+    """What the answer must match: a call, where one is forced."""
+    if not plan.must_call:
+        return None
+    chat_format = tokenizer.chat_format
+    ids = tokenizer.tag_ids(chat_format.tags(has_tools=True))
+    calls = tool_grammar(plan.callable, chat_format, is_parallel=plan.is_parallel, tag_ids=ids)
+    if len(calls.source.encode()) > MAX_GRAMMAR_BYTES:
+        raise InvalidParameter(
+            f"tools have schemas of {len(calls.source.encode())} bytes together; where a call is forced, the limit is "
+            f"{MAX_GRAMMAR_BYTES}.",
+            param="tools",
+        )
+    return answer_grammar([calls], chat_format.reasoning, reasoning, tag_ids=ids)
 
 
 async def _encode(service: Service, body: ChatBody, plan: ToolPlan, limits: EngineReady) -> _Prompt:

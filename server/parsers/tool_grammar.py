@@ -1,14 +1,12 @@
 """Grammars that make a model call tools: the form of its calls, and arguments by their schemas. Pure.
 
 The source is llguidance's Lark dialect. Tags that are one token of the vocabulary are named by their id, since text
-never matches a special token. Reasoning stays free: after_reasoning() lets it precede any grammar.
+never matches a special token. Reasoning stays free: answer_grammar() lets it precede any other.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from engine.protocol import GrammarSpec
 from server.parsers import hermes, mistral, qwen_xml
@@ -44,21 +42,30 @@ def tool_grammar(
     return GrammarSpec("\n".join(rules) + "\n")
 
 
-def after_reasoning(
-    grammar: GrammarSpec, tags: ReasoningTags | None, place: ReasoningPlace, *, tag_ids: Mapping[str, int]
+def answer_grammar(
+    parts: Sequence[GrammarSpec], tags: ReasoningTags | None, place: ReasoningPlace, *, tag_ids: Mapping[str, int]
 ) -> GrammarSpec:
-    """Let reasoning come before what a grammar describes: it may, or it does where the prompt opened it."""
-    if tags is None or place == "none":
-        return grammar
-    tag = _Tags(tag_ids)
-    if tags.closing in tag_ids:
-        thoughts = f"thoughts: /(?s:.*)/ {tag(tags.closing)}"
-    else:
-        thoughts = _any_text_before("thoughts", tags.closing)
-    free = "thoughts SPACE" if place == "open" else f"({tag(tags.opening)} thoughts SPACE)?"
-    first = f"start: {free} @answer\n{thoughts}\nSPACE: /[ \\n]{{0,4}}/\n"
-    parts = [{"lark_grammar": first}, {"name": "answer", "lark_grammar": grammar.source}]
-    return msgspec.structs.replace(grammar, source=json.dumps({"grammars": parts}))
+    """Return the grammar of a whole answer: one of the parts, after reasoning if that may come or the prompt opened it.
+
+    `tags`: of the reasoning. `tag_ids`: as for tool_grammar.
+    """
+    has_reasoning = tags is not None and place != "none"
+    if len(parts) == 1 and not has_reasoning:
+        return parts[0]
+    names = [f"part_{i}" for i in range(len(parts))]
+    answer = f"({' | '.join(f'@{name}' for name in names)})"
+    rules = [f"start: {answer}"]
+    if tags is not None and has_reasoning:
+        tag = _Tags(tag_ids)
+        free = "thoughts SPACE" if place == "open" else f"({tag(tags.opening)} thoughts SPACE)?"
+        rules = [f"start: {free} {answer}", "SPACE: /[ \\n]{0,4}/"]
+        if tags.closing in tag_ids:
+            rules.append(f"thoughts: /(?s:.*)/ {tag(tags.closing)}")
+        else:
+            rules.append(_any_text_before("thoughts", tags.closing))
+    grammars = [{"lark_grammar": "\n".join(rules)}]
+    grammars += [{"name": name, "lark_grammar": part.source} for name, part in zip(names, parts, strict=True)]
+    return GrammarSpec(json.dumps({"grammars": grammars}))
 
 
 class _Tags:

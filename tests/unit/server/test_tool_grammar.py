@@ -6,8 +6,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
+from engine.protocol import GrammarSpec
 from server.parsers.detect import ChatFormat
-from server.parsers.tool_grammar import after_reasoning, tool_grammar
+from server.parsers.tool_grammar import answer_grammar, tool_grammar
 from server.parsers.tool_spec import ToolSpec
 from tests.unit.server.conftest import train_byte_level
 from tests.unit.server.parsing import THINK, TOOLS, WEATHER, parse
@@ -40,7 +41,7 @@ class Judge:
         ids = {tag: self.tokenizer.token_to_id(tag) for tag in TAGS if self.tokenizer.token_to_id(tag) is not None}
         chat_format = ChatFormat(tools=form, reasoning=THINK, takes_tools=True)
         spec = tool_grammar(tools, chat_format, is_parallel=is_parallel, tag_ids=ids)
-        self.spec = after_reasoning(spec, THINK, reasoning, tag_ids=ids)
+        self.spec = answer_grammar([spec], THINK, reasoning, tag_ids=ids)
         error = LLMatcher.validate_grammar(self.spec.source, self.llg)
         assert not error, error
 
@@ -95,6 +96,17 @@ def test_reasoning_is_free_and_comes_before_the_call(kind):
     for text in (f"{thoughts}</think>Hello", f"{thoughts}</think>{thoughts}{call}"):
         assert not open_.accepts(text)
         assert not possible.accepts(f"<think>{text}")
+
+
+@pytest.mark.parametrize("place", ["none", "possible", "open"])
+def test_an_answer_may_be_a_call_or_of_another_form(place):
+    judge = Judge("added", "hermes")
+    form = GrammarSpec('start: "yes" | "no"')
+    ids = {tag: judge.tokenizer.token_to_id(tag) for tag in TAGS}
+    judge.spec = answer_grammar([judge.spec, form], THINK, place, tag_ids=ids)
+    thoughts = {"none": "", "possible": "<think>Hm\n</think>\n", "open": "Hm\n</think>\n"}[place]
+    for text, is_fine in (("yes", True), (forced("hermes", PARIS), True), ("maybe", False)):
+        assert judge.accepts(thoughts + text) == is_fine
 
 
 def test_a_schema_that_cannot_be_enforced_fails_for_strict_tools_alone():
