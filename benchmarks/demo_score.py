@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.offline import versions
-from benchmarks.report import Report, format_table, now, write_report
+from benchmarks.report import Report, format_table, host_facts, now, write_report
 from engine.config import EngineConfig
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
@@ -151,6 +151,7 @@ def _report(
         "benchmark": "demo_score",
         "date": now(),
         "model": folder.name,
+        "host": host_facts(),
         "versions": versions(),
         "scores": [
             {"skill": skill, "held_out": held_out, "asked": len(answers), "right": sum(answers)}

@@ -258,6 +258,26 @@ def test_calls_are_compared_by_their_arguments_and_not_by_their_text():
     is_right = tools.calls_are(("get_weather", {"city": "Paris", "unit": "celsius"}))
     assert is_right(Reply("", tool_calls=[{"name": "get_weather", "arguments": {"unit": "celsius", "city": "paris"}}]))
     assert not is_right(Reply("", tool_calls=[{"name": "get_weather", "arguments": {"city": "Paris"}}]))
+
+
+@pytest.mark.parametrize(
+    ("raw", "is_right"),
+    [
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Atlantis"}}\n</tool_call>', True),
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"city": 3, "unit": "kelvin"}}\n</tool_call>', True),
+        ('<tool_call>\n{"name": "get_time", "arguments": {"city": "Paris"}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"town": "Paris"}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"unit": "celsius"}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}\n</tool_call>', False),
+        ('I look. <tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>' * 2, False),
+        ("It is warm in Paris.", False),
+    ],
+)
+def test_a_call_has_its_form_whatever_its_values(raw, is_right):
+    properties = {"city": {"type": "string"}, "unit": {"type": "string"}}
+    offered = [tool_jobs.make_tool("get_weather", "The weather.", properties, ["city"])]
+    assert tools.is_call_of(offered)(read_reply(raw)) is is_right
     assert not is_right(Reply("It is 20 degrees in Paris."))
 
 
@@ -311,4 +331,5 @@ def test_the_mixture_is_the_same_for_a_seed_and_holds_every_skill():
 def test_the_examination_asks_of_every_skill():
     questions = mixture.examination(1)
     assert len(questions) >= 1000
-    assert {"capitals", "tool call", "JSON parses", "thinking tags", "quire"} <= {one.skill for one in questions}
+    skills = {one.skill for one in questions}
+    assert {"capitals", "tool call", "tool call form", "JSON parses", "thinking tags", "quire"} <= skills
