@@ -87,7 +87,7 @@ def main() -> None:
     """Read the flags, examine, print, write."""
     parser = argparse.ArgumentParser(description="Examine the demo model on its corpus's questions.")
     parser.add_argument("folder", type=Path, help="the checkpoint")
-    parser.add_argument("--json", help="file for the scores and every reply")
+    parser.add_argument("--json", help="file for the scores and the wrong replies")
     parser.add_argument("--limit", type=int, default=10**9, help="questions of each skill and kind of holding out")
     parser.add_argument("--seed", type=int, default=0, help="of the questions")
     parser.add_argument("--device", default="auto")
@@ -157,15 +157,16 @@ def _report(
             {"skill": skill, "held_out": held_out, "asked": len(answers), "right": sum(answers)}
             for (skill, held_out), answers in cells.items()
         ],
-        "replies": [
+        "wrong": [
             {
                 "skill": question.skill,
                 "held_out": question.held_out,
                 "asked": question.messages[-1]["content"],
                 "said": reply.raw,
-                "is_right": bool(question.is_right(reply)),
+                "right": question.example,
             }
             for question, reply in zip(questions, replies, strict=True)
+            if not question.is_right(reply)
         ],
     }
 
