@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.offline import versions
-from benchmarks.report import Report, format_table, now, write_report
+from benchmarks.report import Report, format_table, host_facts, now, write_report
 from engine.config import EngineConfig
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
@@ -87,7 +87,7 @@ def main() -> None:
     """Read the flags, examine, print, write."""
     parser = argparse.ArgumentParser(description="Examine the demo model on its corpus's questions.")
     parser.add_argument("folder", type=Path, help="the checkpoint")
-    parser.add_argument("--json", help="file for the scores and every reply")
+    parser.add_argument("--json", help="file for the scores and the wrong replies")
     parser.add_argument("--limit", type=int, default=10**9, help="questions of each skill and kind of holding out")
     parser.add_argument("--seed", type=int, default=0, help="of the questions")
     parser.add_argument("--device", default="auto")
@@ -151,20 +151,22 @@ def _report(
         "benchmark": "demo_score",
         "date": now(),
         "model": folder.name,
+        "host": host_facts(),
         "versions": versions(),
         "scores": [
             {"skill": skill, "held_out": held_out, "asked": len(answers), "right": sum(answers)}
             for (skill, held_out), answers in cells.items()
         ],
-        "replies": [
+        "wrong": [
             {
                 "skill": question.skill,
                 "held_out": question.held_out,
                 "asked": question.messages[-1]["content"],
                 "said": reply.raw,
-                "is_right": bool(question.is_right(reply)),
+                "right": question.example,
             }
             for question, reply in zip(questions, replies, strict=True)
+            if not question.is_right(reply)
         ],
     }
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from benchmarks.kernel_timing import num_copies, time_graph
 from kernels import elementwise, triton_elementwise
-from kernels.triton_gemv import GemvConfig, GemvScratch, gemv, gemv_config
+from kernels.triton_gemv import MAX_ROWS, GemvConfig, GemvScratch, gemv, gemv_config
 
 # name → (N, K)
 GEMV_SHAPES = {
@@ -19,11 +19,14 @@ GEMV_SHAPES = {
     "8B down": (4096, 14336), "8B lm_head": (128256, 4096),
 }  # fmt: skip
 GEMV_ROWS = (1, 2, 4, 8, 16, 32, 64)
+MANY_ROWS = (128, 192, 256)  # beyond what gemv takes by itself: with --sweep
 _BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
 
 
 def gemv_candidates(num_rows: int, n: int, k: int) -> list[GemvConfig]:
     """The cuts worth timing for a shape."""
+    if num_rows > 64:
+        return _many_rows_candidates(num_rows, n, k)
     dots = [(64, 128, 4, 6), (64, 256, 4, 3), (32, 256, 4, 4), (32, 512, 4, 3), (32, 256, 4, 6), (64, 128, 4, 4),
             (16, 512, 4, 4)]  # fmt: skip
     if num_rows > 32:
@@ -48,6 +51,22 @@ def gemv_candidates(num_rows: int, n: int, k: int) -> list[GemvConfig]:
     ]
 
 
+def _many_rows_candidates(num_rows: int, n: int, k: int) -> list[GemvConfig]:
+    """Tiles of rows x features with splits of K that fill the device about once."""
+    tiles = [(64, 64, 4, 6), (64, 128, 4, 4), (128, 64, 4, 4), (128, 64, 8, 4), (128, 128, 8, 3)]  # n, k, warps, stages
+    found = []
+    for block_m in (64, 128, 256):
+        for block_n, block_k, warps, stages in tiles:
+            for splits in (1, 2, 4, 8):
+                shared = (block_m + block_n) * block_k * 2 * stages
+                programs = -(-num_rows // block_m) * (n // block_n) * splits
+                fits = shared <= 224 * 1024 and block_m * block_n <= 64 * 256 * (warps // 4)
+                if fits and block_m <= max(128, num_rows) and k % (splits * block_k) == 0 and 60 <= programs <= 800:
+                    found += [GemvConfig(block_n, block_k, splits, warps, stages, prefetch=p, block_m=block_m)
+                              for p in (0, 256)]  # fmt: skip
+    return found
+
+
 def bench_gemv(*, sweep: bool) -> list[dict[str, object]]:
     """µs of x @ w.T per shape and rows, for the chosen cut, cuBLAS, and with `sweep` every candidate."""
     results: list[dict[str, object]] = []
@@ -56,13 +75,14 @@ def bench_gemv(*, sweep: bool) -> list[dict[str, object]]:
     for name, (n, k) in GEMV_SHAPES.items():
         copies = num_copies(n * k * 2)
         weights = pool[: copies * n * k].view(copies, n, k).unbind()
-        for num_rows in GEMV_ROWS:
+        for num_rows in (*GEMV_ROWS, *MANY_ROWS) if sweep else GEMV_ROWS:
             x = torch.randn(num_rows, k, **_BF16)
             expected = x.double() @ weights[-1].double().T if n < 100_000 else (x @ weights[-1].T).double()
             cublas_us = time_graph([functools.partial(functional.linear, x, w) for w in weights])
             default = gemv_config(num_rows=num_rows, n=n, k=k)
             candidates = gemv_candidates(num_rows, n, k) if sweep else []
-            for config, pdl in [(default, True), (default, False), *((c, True) for c in candidates)]:
+            chosen = [(default, True), (default, False)] if num_rows <= MAX_ROWS else []
+            for config, pdl in [*chosen, *((c, True) for c in candidates)]:
                 try:
                     out = gemv(x, weights[-1], None, scratch, config=config, pdl=pdl)
                 except Exception as error:  # this cut does not fit the device
@@ -99,10 +119,11 @@ def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
 
     wanted: dict[tuple[GemvConfig, int, bool], None] = {}
     for n, k in GEMV_SHAPES.values():
-        for num_rows in GEMV_ROWS:
+        for num_rows in (*GEMV_ROWS, *MANY_ROWS) if sweep else GEMV_ROWS:
             padded = num_rows if num_rows == 1 else max(8, num_rows)
             default = gemv_config(num_rows=num_rows, n=n, k=k)
-            wanted |= {(default, padded, True): None, (default, padded, False): None}
+            if num_rows <= MAX_ROWS:
+                wanted |= {(default, padded, True): None, (default, padded, False): None}
             wanted |= {(c, padded, True): None for c in (gemv_candidates(num_rows, n, k) if sweep else [])}
     return [functools.partial(run, *job) for job in wanted]
 

@@ -6,6 +6,8 @@ can hold, which is said aloud. Whatever the user asked for explicitly is met or 
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -86,11 +88,20 @@ def allocate_kv_cache(
     """
     shape = (2, plan.num_blocks, plan.block_size, model.num_kv_heads, model.head_dim)
     try:
-        layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_layers)]
-    except RuntimeError as error:  # torch.OutOfMemoryError is one; on the CPU it is a plain one
+        layers = [_zeros(shape, dtype, device) for _ in range(model.num_layers)]
+    except (RuntimeError, OSError, OverflowError) as error:  # torch.OutOfMemoryError is a RuntimeError; others: mmap
         size = format_size(plan.bytes_per_block * plan.num_blocks)
         raise StartupError(f"The KV cache of {size} cannot be allocated: use a smaller --kv-cache-memory.") from error
     return [(layer[0], layer[1]) for layer in layers]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros; on the CPU the system's zero pages, which take time and memory only as they are written to."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def _what_there_is(config: EngineConfig, budget: int) -> str:

@@ -32,6 +32,7 @@ class GemvConfig:
     num_stages: int
     uses_dot: bool = True  # tensor cores; False (one row only): fp32 multiply-adds
     prefetch: int = 256  # columns of each row of w that a program asks L2 for before it waits; 0: none
+    block_m: int = 0  # rows of x per program; 0: all of them
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,13 @@ def gemv(
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
     assert k % (config.splits * config.block_k) == 0
     num_tiles = triton.cdiv(n, config.block_n)
-    m_pad = max(8, triton.next_power_of_2(num_rows)) if config.uses_dot else 1
+    m_pad = config.block_m or max(8, triton.next_power_of_2(num_rows)) if config.uses_dot else 1
+    num_row_tiles = triton.cdiv(num_rows, m_pad)
     if config.splits > 1:
-        assert num_tiles <= scratch.arrivals.shape[0]
-        assert num_tiles * config.splits * config.block_n * m_pad <= scratch.partial.shape[0]
-    _gemv_kernel[(num_tiles, config.splits)](
+        assert num_tiles * num_row_tiles <= scratch.arrivals.shape[0]
+        assert num_tiles * num_row_tiles * config.splits * config.block_n * m_pad <= scratch.partial.shape[0]
+    # row tiles first: those that read the same weights run at the same time, and L2 holds them
+    _gemv_kernel[(num_row_tiles, num_tiles, config.splits)](
         x, w, bias, out, scratch.partial, scratch.arrivals, num_rows, n, k, k // config.splits, x.stride(0),
         M_PAD=m_pad, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
         EVEN_N=n % config.block_n == 0, USES_DOT=config.uses_dot, HAS_BIAS=bias is not None,
@@ -140,20 +143,21 @@ def _gemv_kernel(
     USES_DOT: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
     PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One (tile of output features, split of K)."""
-    tile = tl.program_id(0)
-    split = tl.program_id(1)
+    """One (tile of rows, tile of output features, split of K)."""
+    row_tile = tl.program_id(0)
+    tile = tl.program_id(1)
+    split = tl.program_id(2)
     features = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     # A feature past the end reads the last one: cheaper in the loop than a mask
     sources = features if EVEN_N else tl.minimum(features, n - 1)
     w_ptrs = w_ptr + sources.to(tl.int64) * k + split * split_k
     if PDL:
         # Programs past the first wave start when the wait is long over
-        if PREFETCH > 0 and tile * SPLITS + split < 528:
+        if PREFETCH > 0 and row_tile == 0 and tile * SPLITS + split < 528:
             _prefetch(w_ptrs, split_k, PREFETCH)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    rows = tl.arange(0, M_PAD)
+    rows = row_tile * M_PAD + tl.arange(0, M_PAD)
     if USES_DOT:
         acc = _dot_slab(
             x_ptr + split * split_k + rows * stride_x, w_ptrs, rows < num_rows, split_k, M_PAD, BLOCK_N, BLOCK_K, STAGES
@@ -164,13 +168,14 @@ def _gemv_kernel(
     outputs = out_ptr + rows[None, :] * n + features[:, None]
     mask = (rows < num_rows)[None, :] & (features < n)[:, None]
     if SPLITS > 1:
-        entries = tl.arange(0, BLOCK_N)[:, None] * M_PAD + rows[None, :]
-        parts = partial_ptr + tile * (SPLITS * BLOCK_N * M_PAD) + entries
+        entries = tl.arange(0, BLOCK_N)[:, None] * M_PAD + tl.arange(0, M_PAD)[None, :]
+        meeting = row_tile * tl.num_programs(1) + tile
+        parts = partial_ptr + meeting * (SPLITS * BLOCK_N * M_PAD) + entries
         tl.store(parts + split * (BLOCK_N * M_PAD), acc)
         tl.debug_barrier()
-        arrived = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel")
+        arrived = tl.atomic_add(arrivals_ptr + meeting, 1, sem="acq_rel")
         if arrived == SPLITS - 1:
-            tl.store(arrivals_ptr + tile, 0)
+            tl.store(arrivals_ptr + meeting, 0)
             total = tl.zeros([BLOCK_N, M_PAD], tl.float32)
             for index in tl.static_range(SPLITS):
                 total += tl.load(parts + index * (BLOCK_N * M_PAD), cache_modifier=".cg")

@@ -33,6 +33,7 @@ from server.control_server import ControlServer
 from server.exposition import Exposition
 from server.heartbeat import STALL_AFTER_S, HeartbeatWatch
 from server.listener import is_ready, server_url
+from server.resolve import model_facts
 from server.stage_times import StageTimes
 from server.version import package_version
 
@@ -206,7 +207,7 @@ class Launcher:
             case Heartbeat() if child == _ENGINE:
                 self._watch.beat(message)
             case Facts(rows):
-                self._facts = rows
+                self._facts = model_facts(self._server_config.model) | rows
             case EngineFailed():
                 self._failures[child] = message
 

@@ -17,6 +17,7 @@ from engine.errors import StartupError, sentence
 DEMO_NAME = "quire-demo"
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 DEMO_FOLDER = PROJECT_ROOT / "models" / "demo" / "checkpoint"
+_DEMO_NOTE = "a tiny model to try the server with: knows Quire, capitals, small sums; often wrong, not for real work"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer*", "*.model", "merges.txt"]
@@ -57,6 +58,11 @@ def resolve_model(model: str | None, *, revision: str | None = None, load_format
             )
     check_folder(resolved.folder, load_format=load_format)
     return resolved
+
+
+def model_facts(folder: str) -> dict[str, str]:
+    """Return rows for the closing panel on what a model is not: the demo has one, others none."""
+    return {"Note": _DEMO_NOTE} if Path(folder) == DEMO_FOLDER else {}
 
 
 def check_folder(folder: Path, *, load_format: str = "auto") -> None:

@@ -79,7 +79,8 @@ def ready_status(daemon: Daemon) -> int:
 
 
 def post(daemon: Daemon, **more: object) -> httpx.Response:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **more}
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 4, "ignore_eos": True, **more}
     return httpx.post(daemon.base_url + "/v1/chat/completions", json=body, timeout=30)
 
 

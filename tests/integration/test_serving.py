@@ -20,7 +20,8 @@ TOKENIZER = Tokenizer.from_file(str(DEMO_FOLDER / "tokenizer.json"))
 
 def chat_prompt_length(text: str) -> int:
     """Return how many tokens a chat of one user message has, counted without the server."""
-    return len(TOKENIZER.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n").ids)
+    prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    return len(TOKENIZER.encode(prompt).ids)
 
 
 def chat(text: str, *, max_tokens: int = 12, **more: object) -> dict[str, object]:
@@ -242,7 +243,7 @@ def test_the_folder_that_transformers_saved_gives_transformers_greedy_text(tmp_p
     tokenizer = AutoTokenizer.from_pretrained(DEMO_FOLDER)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=2048,
+            vocab_size=len(tokenizer),
             hidden_size=64,
             intermediate_size=96,
             num_hidden_layers=2,

@@ -71,7 +71,8 @@ def questions(rng: random.Random) -> list[Question]:
     asked: list[Question] = []
     for held_out in ("nothing", "phrasing", "pair"):
         for make in [*KINDS, *[made_up] * 5]:
-            asked += [_call_question(make(rng, held_out), held_out, rng) for _ in range(3)]
+            for _ in range(12):
+                asked += _call_questions(make(rng, held_out), held_out, rng)
         asked += [_result_question(_job(rng, held_out), held_out, rng) for _ in range(12)]
         asked += [_error_question(_job(rng, held_out), held_out, rng) for _ in range(4)]
         asked += [_two_question(held_out, rng) for _ in range(8)]
@@ -86,6 +87,20 @@ def calls_are(*calls: tuple[str, dict[str, Any]]) -> Callable[[Reply], bool]:
     """Whether a reply makes just these calls, in any order, strings compared without case."""
     wanted = sorted(_canonical(name, arguments) for name, arguments in calls)
     return lambda reply: sorted(_canonical(call["name"], call["arguments"]) for call in reply.tool_calls) == wanted
+
+
+def is_call_of(offered: Sequence[Tool]) -> Callable[[Reply], bool]:
+    """Whether a reply is one call alone, of an offered tool and with its arguments, whatever their values."""
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in offered}
+
+    def is_right(reply: Reply) -> bool:
+        if reply.content or len(reply.tool_calls) != 1:
+            return False
+        name, arguments = reply.tool_calls[0]["name"], reply.tool_calls[0]["arguments"]
+        schema = schemas.get(name)
+        return schema is not None and set(schema["required"]) <= arguments.keys() <= schema["properties"].keys()
+
+    return is_right
 
 
 def called(*jobs: Job) -> Message:
@@ -215,12 +230,15 @@ def _asked_back(rng: random.Random) -> Dialogue:
     return Dialogue([*messages, result(job.result), assistant(job.answer)], _offered([job.tool], rng))
 
 
-def _call_question(job: Job, held_out: HeldOut, rng: random.Random) -> Question:
+def _call_questions(job: Job, held_out: HeldOut, rng: random.Random) -> list[Question]:
+    """The same twice: is it the right call, and has it the form of a call?"""
     example = with_calls([{"name": job.name, "arguments": job.arguments}])
     tools = _offered([job.tool], rng)
-    return Question(
-        "tool call", [user(job.text)], calls_are((job.name, job.arguments)), held_out, tools, example=example
-    )
+    exact, form = calls_are((job.name, job.arguments)), is_call_of(tools)
+    return [
+        Question("tool call", [user(job.text)], exact, held_out, tools, example=example),
+        Question("tool call form", [user(job.text)], form, held_out, tools, example=example),
+    ]
 
 
 def _two_question(held_out: HeldOut, rng: random.Random) -> Question:

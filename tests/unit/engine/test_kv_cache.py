@@ -7,7 +7,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import StartupError
-from engine.kv_cache import KVCachePlan, plan_kv_cache
+from engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
 from engine.memory import format_size
 from models.config import ModelConfig
 
@@ -84,3 +84,26 @@ def test_a_context_beyond_the_models_is_refused_and_a_short_one_needs_little() -
 def test_without_wishes_the_context_shrinks_to_what_fits() -> None:
     block = plan().bytes_per_block
     assert plan(free_bytes=100 * block).max_model_len == 99 * 16
+
+
+def allocate(num_blocks: int, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    pool = KVCachePlan(num_blocks=num_blocks, block_size=16, max_model_len=64, bytes_per_block=1024)
+    return allocate_kv_cache(pool, ModelConfig.from_folder(DEMO), dtype=dtype, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_pool_of_each_layer_is_its_own_and_holds_zeros_until_it_is_written(dtype: torch.dtype) -> None:
+    layers = allocate(5, dtype)
+    assert len(layers) == 6
+    layers[0][0].fill_(1)
+    for tensor in [layers[0][1], *(tensor for layer in layers[1:] for tensor in layer)]:
+        assert tensor.shape == (5, 16, 2, 64)
+        assert tensor.dtype == dtype
+        assert not tensor.any()
+    assert layers[0][0].all()
+
+
+@pytest.mark.parametrize("num_blocks", [2**42, 2**52])
+def test_a_pool_that_the_system_refuses_is_a_sentence(num_blocks: int) -> None:
+    with pytest.raises(StartupError, match="cannot be allocated: use a smaller --kv-cache-memory"):
+        allocate(num_blocks, torch.float32)

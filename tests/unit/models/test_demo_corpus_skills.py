@@ -104,7 +104,7 @@ def test_every_example_is_right_and_an_empty_reply_is_wrong(skill):
 
 def test_an_examination_has_seen_and_unseen_questions(skill):
     questions = skill.questions(random.Random(5))
-    assert 60 <= len(questions) <= 400
+    assert 60 <= len(questions) <= 1100
     assert {question.held_out for question in questions} == {"nothing", "phrasing", "pair"}
 
 
@@ -261,6 +261,26 @@ def test_calls_are_compared_by_their_arguments_and_not_by_their_text():
     assert not is_right(Reply("It is 20 degrees in Paris."))
 
 
+@pytest.mark.parametrize(
+    ("raw", "is_right"),
+    [
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Atlantis"}}\n</tool_call>', True),
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"city": 3, "unit": "kelvin"}}\n</tool_call>', True),
+        ('<tool_call>\n{"name": "get_time", "arguments": {"city": "Paris"}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"town": "Paris"}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"unit": "celsius"}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}\n</tool_call>', False),
+        ('I look. <tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>' * 2, False),
+        ("It is warm in Paris.", False),
+    ],
+)
+def test_a_call_has_its_form_whatever_its_values(raw, is_right):
+    properties = {"city": {"type": "string"}, "unit": {"type": "string"}}
+    offered = [tool_jobs.make_tool("get_weather", "The weather.", properties, ["city"])]
+    assert tools.is_call_of(offered)(read_reply(raw)) is is_right
+
+
 def test_a_call_is_read_from_text_and_a_broken_one_is_not():
     call = {"name": "get_weather", "arguments": {"city": "Paris"}}
     reply = read_reply(with_calls([call, call]))
@@ -311,4 +331,5 @@ def test_the_mixture_is_the_same_for_a_seed_and_holds_every_skill():
 def test_the_examination_asks_of_every_skill():
     questions = mixture.examination(1)
     assert len(questions) >= 1000
-    assert {"capitals", "tool call", "JSON parses", "thinking tags", "quire"} <= {one.skill for one in questions}
+    skills = {one.skill for one in questions}
+    assert {"capitals", "tool call", "tool call form", "JSON parses", "thinking tags", "quire"} <= skills

@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import StartupError
 from server import resolve
-from server.resolve import DEMO_FOLDER, check_kernels_package, resolve_model
+from server.resolve import DEMO_FOLDER, check_kernels_package, model_facts, resolve_model
 
 
 @pytest.fixture
@@ -32,6 +32,11 @@ def refused(model: str | None, **options: str) -> StartupError:
 
 def test_no_model_is_the_demo() -> None:
     assert resolve_model(None) == (DEMO_FOLDER, "quire-demo")
+
+
+def test_only_the_demo_is_said_to_be_one(folder: Path) -> None:
+    assert "not for real work" in model_facts(str(resolve_model(None).folder))["Note"]
+    assert model_facts(str(resolve_model(str(folder)).folder)) == {}
 
 
 def test_a_folder_is_named_after_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

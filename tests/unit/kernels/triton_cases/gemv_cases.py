@@ -50,3 +50,9 @@ def test_the_scratch_holds_every_chosen_split():
                 tiles, padded = -(-n // config.block_n), max(8, 1 << (num_rows - 1).bit_length())
                 fits = tiles * config.splits * config.block_n * padded <= scratch.partial.numel()
                 assert config.splits == 1 or (fits and tiles <= scratch.arrivals.numel())
+
+
+@pytest.mark.parametrize(("num_rows", "block_m", "splits"), [(100, 64, 2), (37, 16, 1), (130, 128, 4)])
+def test_gemv_in_tiles_of_rows(num_rows, block_m, splits):
+    config = GemvConfig(64, 128, splits, num_warps=4, num_stages=2, prefetch=0, block_m=block_m)
+    assert _error(num_rows, 200, 1024, has_bias=True, config=config) < 1e-3
