@@ -75,6 +75,23 @@ def test_the_cut_of_a_text_changes_nothing(form, pieces, has_reasoning, places):
     assert parse(cut(text, places), form) == whole
 
 
+@given(
+    form=st.sampled_from(FORMS), pieces=st.lists(CALLS | st.integers(0, 99), max_size=6), has_reasoning=st.booleans()
+)
+def test_nothing_between_calls_is_lost(form, pieces, has_reasoning):
+    """Marks between calls and malformed calls come out once each, in their order, wherever they end up."""
+    text = "<think>#r#</think>" if has_reasoning else ""
+    for i, piece in enumerate(pieces):
+        malformed = MALFORMED[form][piece % len(MALFORMED[form])] if isinstance(piece, int) else None
+        text += f"#{i}#" + (malformed if malformed is not None else written(form, *piece))
+    answer = parse(text + "#end#", form)
+    marks = [f"#{mark}#" for mark in [*range(len(pieces)), "end"]]
+    found = [mark for mark in marks if mark in answer.text]
+    assert answer.reasoning == ("#r#" if has_reasoning else "")
+    assert all((answer.text + "".join(call[1] for call in answer.calls)).count(mark) == 1 for mark in marks)
+    assert found == sorted(found, key=answer.text.index)
+
+
 @given(form=st.sampled_from(FORMS[:1] + FORMS[2:]), calls=st.lists(CALLS, min_size=1, max_size=3), data=st.data())
 def test_calls_come_out_as_they_were_written(form, calls, data):
     """Arguments are the model's own characters."""
