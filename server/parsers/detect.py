@@ -9,12 +9,12 @@ from typing import Literal
 
 import msgspec
 
-from server.parsers import hermes, llama3, mistral, qwen_xml
+from server.parsers import granite, hermes, llama3, mistral, qwen_xml
 from server.parsers.parts import PartsParser
 from server.parsers.reasoning import AnswerParser, PlainText, ReasoningParser, ReasoningTags
 from server.parsers.tool_spec import ToolSpec
 
-ToolForm = Literal["hermes", "qwen_xml", "llama3", "mistral", "mistral_args"]
+ToolForm = Literal["hermes", "qwen_xml", "llama3", "mistral", "mistral_args", "granite"]
 
 _REASONING_TAGS = (ReasoningTags("<think>", "</think>"), ReasoningTags("[THINK]", "[/THINK]"))
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
@@ -24,6 +24,7 @@ _TAGS: dict[ToolForm, tuple[str, ...]] = {
     "llama3": llama3.TAGS,
     "mistral": mistral.TAGS,
     "mistral_args": mistral.TAGS,
+    "granite": granite.TAGS,
 }
 
 
@@ -70,6 +71,8 @@ def make_parser(chat_format: ChatFormat, *, tools: Sequence[ToolSpec], is_reason
                 answer = llama3.llama3_parser({tool.name for tool in tools})
             case "mistral" | "mistral_args":
                 answer = mistral.mistral_parser()
+            case "granite":
+                answer = granite.granite_parser()
     return ReasoningParser(chat_format.reasoning, is_open=is_reasoning, answer=answer)
 
 
@@ -78,6 +81,8 @@ def _tool_form(source: str) -> ToolForm | None:
         return "qwen_xml" if "<function=" in source else "hermes"
     if mistral.START in source:
         return "mistral_args" if mistral.ARGS in source else "mistral"
+    if granite.START in source:
+        return "granite"
     if llama3.START in source or ('"name": ' in source and '"parameters": ' in source):
         return "llama3"
     return None

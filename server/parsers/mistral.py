@@ -23,7 +23,7 @@ def mistral_parser() -> CallParser:
 def _read_calls(sink: PartSink, tag: str) -> Reading[str]:
     char = yield from skip_space()
     if char == "[":
-        return (yield from _read_array(sink))
+        return (yield from read_array(sink))
     reader = JsonCallReader(sink)
     if char == "{":
         char = yield from reader.read(char)
@@ -35,7 +35,8 @@ def _read_calls(sink: PartSink, tag: str) -> Reading[str]:
     return char
 
 
-def _read_array(sink: PartSink) -> Reading[str]:
+def read_array(sink: PartSink) -> Reading[str]:
+    """Read calls up to the bracket that closes their array."""
     while True:
         reader = JsonCallReader(sink)
         char = yield from reader.read((yield from skip_space()))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.protocol import GrammarSpec
-from server.parsers import hermes, mistral, qwen_xml
+from server.parsers import granite, hermes, mistral, qwen_xml
 from server.parsers.detect import ChatFormat
 from server.parsers.reasoning import ReasoningPlace, ReasoningTags
 from server.parsers.tool_spec import ToolSpec
@@ -27,9 +27,10 @@ def tool_grammar(
     match chat_format.tools:
         case "llama3":  # whose template takes one call at a time
             rules += ["calls: function", *_json_rules(tools, "parameters")]
-        case "mistral":
+        case "mistral" | "granite":
+            start = tag(mistral.START if chat_format.tools == "mistral" else granite.START)
             more = ' (", " function)*' if is_parallel else ""
-            rules += [f'calls: {tag(mistral.START)} " "? "[" function{more} "]"', *_json_rules(tools, "arguments")]
+            rules += [f'calls: {start} " "? "[" function{more} "]"', *_json_rules(tools, "arguments")]
         case "mistral_args":
             rules += ["calls: call+" if is_parallel else "calls: call", f"call: {tag(mistral.START)} function"]
             for i, tool in enumerate(tools):

@@ -214,3 +214,14 @@ EFFORT_LIKE = """\
 {%- if reasoning_effort is not defined %}{% set reasoning_effort = 'medium' %}{% endif %}
 {{- '<|im_start|>system\\nReasoning: ' + reasoning_effort + '<|im_end|>\\n' + messages[-1].content }}
 """
+
+GRANITE_LIKE = """\
+{%- if tools %}
+    {{- '<|start_of_role|>system<|end_of_role|>To call a tool, respond with <|tool_call|> and a JSON list of calls.' }}
+    {{- tools | tojson + '<|end_of_text|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|start_of_role|>' + message.role + '<|end_of_role|>' + message.content + '<|end_of_text|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}
+"""

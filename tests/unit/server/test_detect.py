@@ -26,6 +26,7 @@ def detect(source: str, added_tokens: tuple[str, ...] = ()) -> ChatFormat:
         (templates.MISTRAL_LIKE, None, None, None),
         (templates.MISTRAL_V3_LIKE, "mistral", None, None),
         (templates.MISTRAL_V11_LIKE, "mistral_args", None, None),
+        (templates.GRANITE_LIKE, "granite", None, None),
         (templates.R1_LIKE, None, THINK, None),
         ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}{{ thinking }}", None, None, "thinking"),
         ("{{ messages[0].thinking }} thinking {{ 'enable_thinking' }}", None, None, None),

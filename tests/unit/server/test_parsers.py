@@ -19,7 +19,7 @@ VALUES = st.recursive(
 ARGUMENTS = st.dictionaries(st.sampled_from(["city", 'q"', "<tool_call>", "ü", "{"]), VALUES, max_size=3)
 CALLS = st.tuples(st.sampled_from(["get_weather", "now"]), ARGUMENTS)
 WORDS = st.text(alphabet='ab<>/[]{}"\\;: \n</tool_call>é', max_size=12)  # what tags and calls are made of, mostly
-FORMS = ["hermes", "qwen_xml", "llama3", "mistral", "mistral_args"]
+FORMS = ["hermes", "qwen_xml", "llama3", "mistral", "mistral_args", "granite"]
 # text that looks like a call, and is none
 MALFORMED = {
     "hermes": ["<tool_call>", "<tool_call>{}", '<tool_call>{"name": 3}', "<tool_call>[1]</tool_call>", "<tool_",
@@ -35,6 +35,7 @@ MALFORMED = {
                 "[TOOL_CALLS][ARGS]{}", '[TOOL_CALLS]{"name": 1}', "[ARGS]{}", '[TOOL_CALLS] [{"name": "f" }, {}]'],
 }  # fmt: skip
 MALFORMED["mistral_args"] = MALFORMED["mistral"]
+MALFORMED["granite"] = ["<|tool_call|>", "<|tool_call|>x", '<|tool_call|>[{"name"}]', "<|tool_call|>{}", "<|tool_"]
 
 
 def written(form: str, name: str, arguments: dict) -> str:
@@ -47,6 +48,8 @@ def written(form: str, name: str, arguments: dict) -> str:
             return f'<|python_tag|>{{"name": "{name}", "parameters": {text}}}'
         case "mistral":
             return f'[TOOL_CALLS] [{{"name": "{name}", "arguments": {text}, "id": "123456789"}}]'
+        case "granite":
+            return f'<|tool_call|>[{{"name": "{name}", "arguments": {text}}}]'
         case "mistral_args":
             return f"[TOOL_CALLS]{name}[ARGS]{text}"
     values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())

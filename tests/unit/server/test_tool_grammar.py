@@ -12,10 +12,9 @@ from server.parsers.tool_grammar import answer_grammar, tool_grammar
 from server.parsers.tool_spec import ToolSpec
 from tests.unit.server.conftest import train_byte_level
 from tests.unit.server.parsing import THINK, TOOLS, WEATHER, parse
-from tests.unit.server.test_parsers import written
+from tests.unit.server.test_parsers import FORMS, written
 
-FORMS = ["hermes", "qwen_xml", "llama3", "mistral", "mistral_args"]
-TAGS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"]
+TAGS = ["<|tool_call|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"]
 PARIS = ("get_weather", {"city": "Paris"})
 
 
@@ -56,6 +55,8 @@ def forced(form: str, *calls: tuple[str, dict]) -> str:
     texts = [written(form, name, arguments) for name, arguments in calls]
     if form == "llama3":
         return texts[0].removeprefix("<|python_tag|>")
+    if form == "granite":
+        return f"<|tool_call|>[{', '.join(text.removeprefix('<|tool_call|>[')[:-1] for text in texts)}]"
     if form == "mistral":
         inner = [text.removeprefix("[TOOL_CALLS] [").removesuffix(', "id": "123456789"}]') + "}" for text in texts]
         return f"[TOOL_CALLS] [{', '.join(inner)}]"
