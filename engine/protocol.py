@@ -5,7 +5,8 @@ One connection per worker; frames are length-prefixed msgpack (engine/transport.
     engine → worker   EngineReady once, then StepEvents (columnar, at most one per step and worker) until the request's
                       row appears in `finished`; or RequestFailed, which is also an end. Nothing else ends a request,
                       but the connection's own end, which the client side turns into EngineDead for every open request.
-Text, stop strings, templates and grammars' sources never reach the engine: it knows token ids.
+Text, stop strings and templates never reach the engine: it knows token ids. A grammar's source does, unread, for the
+one file that makes token masks of it (engine/grammar.py).
 """
 
 import msgspec
@@ -48,6 +49,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.has_penalties or bool(self.logit_bias) or self.logprobs is not None
 
 
+class GrammarSpec(msgspec.Struct, frozen=True):
+    """What the answer's text must match. Built by the server, which has proved that it compiles; opaque to the engine.
+
+    source: llguidance's Lark dialect, which may embed `%json {schema}`, name special tokens as <|name|> and <[id]>.
+    """
+
+    source: str
+
+
 class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     """A validated request. `arrival_s` is time.monotonic() at the HTTP worker (one host, one clock)."""
 
@@ -57,6 +67,7 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     arrival_s: float
     cache_salt: str = ""
     priority: int = 0  # smaller runs earlier
+    grammar: GrammarSpec | None = None  # None: any text
 
 
 class AbortRequest(msgspec.Struct, tag=True):

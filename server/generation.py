@@ -192,6 +192,7 @@ class _Child:
             arrival_s=spec.arrival_s,
             cache_salt=spec.cache_salt,
             priority=spec.priority,
+            grammar=spec.grammar,
         )
 
     def feed(self, delta: Delta) -> list[Event]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from engine.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
-from engine.protocol import EngineReady, SamplingParams
+from engine.protocol import EngineReady, GrammarSpec, SamplingParams
 from server.model_info import GenerationDefaults
 from server.schemas import ChatBody, CompletionBody
 
@@ -35,6 +35,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     continues_prompt: bool = False  # the texts join the prompts'; else each is a turn of its own
     cache_salt: str = ""
     priority: int = 0
+    grammar: GrammarSpec | None = None  # what each answer must match, checked to compile
     timeout_s: float | None = None  # from arrival
     arrival_s: float  # time.monotonic()
 
