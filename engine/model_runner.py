@@ -19,7 +19,7 @@ from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, Sample
 from engine.kv_cache import KVCachePlan
 from engine.sampler import Sampled, Sampler
 from engine.staging import Staging
-from engine.step import RowPlan, StepPlan, StepResult
+from engine.step import RowPlan, StepPlan, StepResult, TokenMasks
 from kernels.attention.base import AttentionBackend
 from models.context import ForwardContext
 
@@ -174,13 +174,13 @@ class _Step:
         self._num_logprobs: dict[int, int | None] = {}
         self._done: torch.cuda.Event | None = None
 
-    def sample(self) -> None:
+    def sample(self, masks: TokenMasks | None = None) -> None:
         """See StepHandle.sample."""
         if self._sampling.rows:
             # now, since a row's parameters change hands once the step is committed
             self._num_logprobs = self._sampler.num_logprobs(self._sampling.rows)
             with torch.inference_mode():
-                self._sampled = self._sampler.sample(self._logits, self._sampling).start_copy()
+                self._sampled = self._sampler.sample(self._logits, self._sampling, masks).start_copy()
         if self._device.type == "cuda":
             self._done = torch.cuda.Event()
             self._done.record()

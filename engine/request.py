@@ -5,10 +5,16 @@ is not committed yet) → FINISHED, or WAITING again if it was preempted. Owned 
 fields by the block manager; the engine only reads it.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from engine.protocol import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.grammar_compiler import Matcher
 
 
 class Status(Enum):
@@ -49,6 +55,8 @@ class Request:
     status: Status = Status.WAITING
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     stop_token_id: int | None = None
+
+    matcher: Matcher | None = None  # what its committed tokens have left of its grammar; None: any text
 
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
