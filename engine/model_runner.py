@@ -21,6 +21,7 @@ from engine.sampler import Sampled, Sampler
 from engine.staging import Staging
 from engine.step import RowPlan, StepPlan, StepResult, TokenMasks
 from kernels.attention.base import AttentionBackend
+from kernels.ops import allow_only
 from models.context import ForwardContext
 
 
@@ -116,6 +117,13 @@ class ModelRunner:
                 hidden, sampling = self._forward_mixed(plan.rows, num_decodes)
             logits = self._model.compute_logits(hidden) if sampling.rows else hidden
         return _Step(plan.step_id, sampling, logits, self._sampler, self.device)
+
+    def rehearse_masks(self) -> None:
+        """Launch what no request without a grammar does."""
+        with torch.inference_mode():
+            logits = torch.zeros(1, self._state.vocab_size, device=self.device)
+            masks = torch.zeros(1, -(-self._state.vocab_size // 32), dtype=torch.int32, device=self.device)
+            allow_only(logits, torch.zeros(1, dtype=torch.int64, device=self.device), masks)
 
     def close(self) -> None:
         """Release the pool, the graphs and the weights."""
