@@ -17,6 +17,7 @@ from server.messages import template_messages
 from server.routes.answer import answer
 from server.schemas import ChatBody, parse_body
 from server.service import Service
+from server.structured import asked_grammar
 from server.tokenizer import TEMPLATE_DEADLINE_S
 from server.validate import chat_spec, check_chat, reply_options
 from server.writers import ChatWriter, ReplyHead
@@ -35,9 +36,10 @@ def chat_router(service: Service) -> APIRouter:
         model = service.model_name(body.model)
         check_chat(body)
         headers = service.ignored_header(ignored_fields(body))
+        grammar = await service.grammars.checked(asked_grammar(body.response_format, body.structured_outputs))
         token_ids = await _encode(service, body, limits)
         moment = service.moment(record_of(request.scope))
-        spec = chat_spec(body, token_ids, limits=limits, defaults=service.defaults, moment=moment)
+        spec = chat_spec(body, token_ids, limits=limits, defaults=service.defaults, moment=moment, grammar=grammar)
         head = ReplyHead(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), model)
         generation = Generation(
             spec, request_id=head.id, client=service.client, tokenizer=service.tokenizer, metrics=service.metrics
