@@ -56,12 +56,12 @@ def answer(harness, request_id="a"):
     return text_of(harness.seen[request_id].token_ids)
 
 
-@given(st.lists(SCHEMAS, min_size=1, max_size=4), st.integers(0, 1000), st.sampled_from([40, 400]))
+@given(st.lists(SCHEMAS, min_size=1, max_size=4), st.integers(0, 1000), st.sampled_from([16, 24, 400]))
 @settings(max_examples=60, deadline=None)
 def test_answers_are_valid_whatever_the_schema_depth_and_preemption(some_schemas, salt, num_blocks):
     streams = []
     for depth in (1, 2):
-        # three prompts and their answers share 39 or 399 blocks of 4 tokens with unconstrained requests
+        # the smaller pools hold one long answer or a few short ones
         harness = make(depth, num_blocks=num_blocks, max_model_len=140)
         for i, schema in enumerate(some_schemas):
             prompt = [salt % 50, i, 7, 8, 9]
@@ -74,7 +74,7 @@ def test_answers_are_valid_whatever_the_schema_depth_and_preemption(some_schemas
             if seen.ends == ["stop"]:
                 assert matches(schema, json.loads(text_of(seen.token_ids)))
             else:
-                assert len(seen.token_ids) == 120
+                assert len(seen.token_ids) == min(120, harness.scheduler.max_num_tokens - 5)
         streams.append(harness.tokens())
     assert streams[0] == streams[1]
 
