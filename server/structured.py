@@ -5,6 +5,7 @@ reasoning that comes first, such as "</think>"; up to it any text is allowed. Th
 after server/grammar_checker.py tried it.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ def json_schema_grammar(schema: dict[str, Any] | bool, *, after: str | None = No
 def json_part(schema: dict[str, Any] | bool) -> str:
     """Return what stands for a schema's values inside a Lark rule."""
     styled = {**schema, "x-guidance": _JSON_STYLE} if isinstance(schema, dict) else schema
-    return f"%json {msgspec.json.encode(styled).decode()}"
+    return f"%json {_quoted(styled)}"
 
 
 def regex_grammar(regex: str, *, after: str | None = None) -> GrammarSpec:
@@ -53,23 +54,30 @@ def regex_grammar(regex: str, *, after: str | None = None) -> GrammarSpec:
     parts: list[str] = []
     characters = iter(regex)
     for character in characters:
-        if character == "\\":
-            escaped = next(characters, "")
-            parts.append(_ASCII_CLASSES.get(escaped, "\\" + escaped))
+        escaped = next(characters, "") if character == "\\" else ""
+        if escaped in _ASCII_CLASSES:
+            parts.append(_ASCII_CLASSES[escaped])
+        elif escaped.isprintable() and character.isprintable() and character != "/":
+            parts.append(character + escaped)
         else:
-            parts.append({"/": "\\/", "\n": "\\n", "\r": "\\r"}.get(character, character))
+            parts.append(f"\\x{{{ord(escaped or character):x}}}")
     return GrammarSpec(f"start: /{''.join(parts)}/", after)
 
 
 def choice_grammar(choices: Sequence[str], *, after: str | None = None) -> GrammarSpec:
     """Return the grammar of exactly one of some strings."""
-    texts = " | ".join(msgspec.json.encode(choice).decode() for choice in choices)
+    texts = " | ".join(map(_quoted, choices))
     return GrammarSpec(f"start: CHOICE\nCHOICE: {texts}", after)
 
 
 def lark_grammar(source: str, *, after: str | None = None) -> GrammarSpec:
     """Return a grammar that a client wrote."""
     return GrammarSpec(source, after)
+
+
+def _quoted(value: Any) -> str:
+    """Return JSON in characters that Lark takes everywhere."""
+    return json.dumps(value).replace("\x7f", "\\u007f")
 
 
 def asked_grammar(
@@ -114,7 +122,7 @@ def _of_outputs(asked: StructuredOutputs, after: str | None) -> Asked | None:
     if asked.model_extra:
         name = min(asked.model_extra)
         raise InvalidParameter(
-            f"structured_outputs has the field {name[:100]!r}; it can have one of json, regex, choice, grammar.",
+            f"structured_outputs.{name[:100]} is not known; it can have one of json, regex, choice, grammar.",
             param=f"structured_outputs.{name}",
         )
     if len(given) > 1:
@@ -128,7 +136,7 @@ def _of_outputs(asked: StructuredOutputs, after: str | None) -> Asked | None:
     if asked.json_ is not None:
         return Asked(json_schema_grammar(_checked_schema(asked.json_, param), after=after), param)
     if asked.regex is not None:
-        _check_size(asked.regex.encode(), param, limit=MAX_REGEX_BYTES)
+        _check_regex(asked.regex, param)
         return Asked(regex_grammar(asked.regex, after=after), param)
     if asked.choice is not None:
         _check_choices(asked.choice, param)
@@ -160,6 +168,14 @@ def _checked_lark(source: str, param: str) -> str:
     if "::=" in source or source.lstrip().startswith("{"):
         raise InvalidParameter(f"{param} must be written in Lark (start: …), not in GBNF, EBNF or JSON.", param=param)
     return source
+
+
+def _check_regex(regex: str, param: str) -> None:
+    _check_size(regex.encode(), param, limit=MAX_REGEX_BYTES)
+    if not regex:
+        raise InvalidParameter(f"{param} is empty.", param=param)
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:
+        raise InvalidParameter(f"{param} ends with a backslash that escapes nothing.", param=param)
 
 
 def _check_choices(choices: list[str], param: str) -> None:

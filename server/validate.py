@@ -113,10 +113,7 @@ def chat_spec(
     moment: Moment,
     grammar: GrammarSpec | None = None,
 ) -> GenerationSpec:
-    """Check a chat request against the model's limits; without max_tokens the rest of the context is its own.
-
-    grammar: one that server/grammar_checker.py let pass.
-    """
+    """Check a chat request against the model's limits; without max_tokens the rest of the context is its own."""
     name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     asked = body.max_completion_tokens or body.max_tokens
     max_tokens = _fit(
@@ -146,7 +143,7 @@ def completion_spec(
     moment: Moment,
     grammar: GrammarSpec | None = None,
 ) -> GenerationSpec:
-    """Check a completion request against the model's limits; max_tokens is 16 unless given. grammar: as chat_spec."""
+    """Check a completion request against the model's limits; max_tokens is 16 unless given."""
     if len(prompts) * (body.n or 1) > MAX_CHILDREN:
         raise InvalidParameter(
             f"{len(prompts)} prompts × n = {body.n} are {len(prompts) * (body.n or 1)} choices, "

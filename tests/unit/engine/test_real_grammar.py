@@ -1,4 +1,4 @@
-"""Constrained rows through the real sampler on CPU: masks win, neighbours and log-probabilities know nothing of them."""
+"""Constrained rows through the real sampler on CPU: masks win; neighbours and logprobs know nothing of them."""
 
 import json
 
