@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 COMPILE_TIMEOUT_S = 15.0  # at the gate; the server has tried the grammar before, under a shorter one
 _NUM_THREADS = 2
 _STACK_BYTES = 16 << 20  # far more than where the grammar was tried, since too small a stack ends the process
-_MAX_CACHED = 64  # compiled grammars
+_MAX_CACHED = 32  # compiled grammars
 
 
 class Outcome(NamedTuple):

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 _END = "<|end of grammar|>"
-_MIN_PARALLEL = 8  # masks; fewer are made sooner than threads wake up
+_MIN_PARALLEL = 16  # masks; fewer are made sooner than threads wake up
 _MAX_THREADS = 8
+_MAX_LEXER_STATES = 50_000  # of one or two KiB each, kept as long as the grammar
 _MAX_REASON_CHARS = 400
 
 
@@ -77,7 +78,7 @@ class GrammarCompiler:
         if not is_last:
             raise UnsupportedFeature("This model's tokenizer does not work with structured output: its ids have gaps.")
         self._llguidance = llguidance
-        self._limits = llguidance.LLParserLimits(verbose_errors=False)
+        self._limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         self._executor: LLExecutor | None = None
         self.num_words = self._tokenizer.vocab_size // 32 + (self._tokenizer.vocab_size % 32 > 0)
 

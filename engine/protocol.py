@@ -52,8 +52,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 class GrammarSpec(msgspec.Struct, frozen=True):
     """What the answer's text must match. Built by the server, which has proved that it compiles; opaque to the engine.
 
-    source: llguidance's Lark dialect, which may embed `%json {schema}` and name special tokens: <|name|>, <tag>,
-    <[id]>. after: a closing tag such as "</think>": any text up to and with it comes first, then the grammar's own.
+    source: llguidance's Lark dialect, which may embed `%json {schema}` and name special tokens (<|name|>, <tag>,
+    <[id]>); or its JSON form, {"grammars": [{"lark_grammar": …}, {"name": …, "lark_grammar": …}]}.
+    after: only with Lark, a closing tag such as "</think>": any text up to and with it comes before the grammar's own.
     """
 
     source: str

@@ -74,6 +74,11 @@ class Request:
         """True once all that the host sends is computed, so that the next row starts at the device's last token."""
         return self.num_computed_tokens >= self.num_prefill_tokens
 
+    @property
+    def has_extras(self) -> bool:
+        """True if each of its tokens takes memory beyond a draw from the logits."""
+        return self.params.has_extras or self.matcher is not None
+
     def token_ids(self, start: int, end: int) -> list[int]:
         """Return the committed tokens [start, end) as a new list."""
         num_prompt = len(self.prompt_token_ids)
