@@ -1,4 +1,4 @@
-"""Engine: the loop that joins the clients, the scheduler and the executor. Plain Python; never torch, never a thread.
+"""Engine: the loop that joins the clients, the scheduler and the executor. Plain Python; never torch, one thread.
 
     receive → schedule(n) → forward(n) → wait and commit(n-1) → sample(n) → send
 At depth 2 step n is launched before the tokens of step n-1 are read, so the device never waits for the host. Depth 1
@@ -15,6 +15,7 @@ from typing import Protocol
 from engine.engine_stats import EngineStats
 from engine.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError
 from engine.executor import Executor, StepHandle
+from engine.grammar import Grammars, no_compiler
 from engine.metrics import Metrics
 from engine.planned_step import RowOutput
 from engine.protocol import (
@@ -30,9 +31,11 @@ from engine.protocol import (
 )
 from engine.request import Request
 from engine.scheduler import Scheduler
-from engine.step import StepPlan
+from engine.step import StepPlan, TokenMasks
 
 logger = logging.getLogger(__name__)
+
+_GATE_POLL_S = 0.001  # while nothing runs, but a grammar compiles
 
 
 class Transport(Protocol):
@@ -63,10 +66,12 @@ class Engine:
         max_waiting: int = 2048,
         memory_error: type[Exception] = MemoryError,
         release_memory: Callable[[], None] = lambda: None,
+        grammars: Grammars | None = None,
     ) -> None:
         """memory_error: what the executor raises where the device has too little memory for a step.
 
         release_memory: called after that; waits for what was launched, and frees what can be freed.
+        grammars: None: requests with a grammar fail.
         """
         self.scheduler = scheduler
         self.clock = clock
@@ -78,6 +83,7 @@ class Engine:
         self._vocab_size = vocab_size
         self._memory_error = memory_error
         self._release_memory = release_memory
+        self._grammars = grammars or Grammars(no_compiler, vocab_size=vocab_size)
         self._stats = EngineStats(metrics, scheduler)
         self._in_flight: StepHandle | None = None
         self._outbox: dict[int, StepEvents] = {}  # by client_id
@@ -85,12 +91,15 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """True if only a message can bring work."""
-        return self._in_flight is None and not self.scheduler.has_work and not self._outbox
+        return self._in_flight is None and not self.scheduler.has_work and not self._outbox and not self._grammars.held
 
     def run_once(self, idle_timeout_s: float | None = None) -> None:
         """Turn the loop once. Blocks for messages only while idle; else waits for nothing but the step before."""
-        for client_id, message in self._transport.receive(idle_timeout_s if self.is_idle else 0):
+        is_gate_all = bool(self._grammars.held) and self._in_flight is None and not self.scheduler.has_work
+        patience_s = idle_timeout_s if self.is_idle else _GATE_POLL_S if is_gate_all else 0
+        for client_id, message in self._transport.receive(patience_s):
             self._handle(client_id, message)
+        self._open_gate()
         plan = failure = None
         try:
             plan = self._turn()
@@ -103,7 +112,7 @@ class Engine:
 
     def abort_all(self, client_id: int | None = None) -> None:
         """End every request, or those of one client. Their `finished` rows go out with the next run_once()."""
-        for request in list(self.scheduler.requests.values()):
+        for request in [*self.scheduler.requests.values(), *self._grammars.held.values()]:
             if client_id is None or request.client_id == client_id:
                 self._abort(request.request_id)
 
@@ -120,8 +129,8 @@ class Engine:
         step = self._executor.forward(plan) if plan else None
         if self.depth > 1:
             self._commit()
-        if step is not None:
-            step.sample()
+        if step is not None and plan is not None:
+            step.sample(self._masks(plan))
         self._in_flight = step
         return plan
 
@@ -155,7 +164,7 @@ class Engine:
                     failed = RequestFailed(message.request_id, error.code, error.message, error.param)
                     self._transport.send(client_id, failed)
             case AbortRequest(request_id, reason):
-                request = self.scheduler.requests.get(request_id)
+                request = self._find(request_id)
                 if request is not None and request.client_id == client_id:
                     self._abort(request_id, "stop" if reason == "stop" else "abort")
             case ClientGone():
@@ -165,26 +174,63 @@ class Engine:
     def _add(self, client_id: int, message: AddRequest) -> None:
         if self.is_draining:
             raise Overloaded("The engine is shutting down and takes no new requests.")
+        if self._find(message.request_id) is not None:
+            raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
         # what is about to start does not count: a burst into an idle engine is no queue
-        if len(self.scheduler.waiting) >= self.max_waiting + self.scheduler.num_free_rows:
+        if len(self.scheduler.waiting) + len(self._grammars.held) >= self.max_waiting + self.scheduler.num_free_rows:
             raise Overloaded(f"The queue is full: {self.max_waiting} requests are waiting.")
         _check_token_ids(message.prompt_token_ids, "prompt", self._vocab_size)
         _check_token_ids(message.params.logit_bias, "logit_bias", self._vocab_size)
         _check_token_ids(message.params.stop_token_ids, "stop_token_ids", self._vocab_size)
-        self.scheduler.add(
-            Request(
-                message.request_id,
-                message.prompt_token_ids,
-                message.params,
-                arrival_s=message.arrival_s,
-                cache_salt=message.cache_salt,
-                priority=message.priority,
-                client_id=client_id,
-            )
+        request = Request(
+            message.request_id,
+            message.prompt_token_ids,
+            message.params,
+            arrival_s=message.arrival_s,
+            cache_salt=message.cache_salt,
+            priority=message.priority,
+            client_id=client_id,
         )
+        if message.grammar is None:
+            self.scheduler.add(request)
+        else:
+            self._grammars.hold(request, message.grammar, self.clock())
+
+    def _open_gate(self) -> None:
+        """Queue the requests whose grammar is compiled by now."""
+        for request, error in self._grammars.take_opened(self.clock()):
+            try:
+                if error is not None:
+                    raise error
+                self.scheduler.add(request)
+            except ServiceError as failure:
+                self._fail(request, failure)
+
+    def _masks(self, plan: StepPlan) -> TokenMasks | None:
+        """Return what the constrained rows of a plan may sample. Whoever may sample nothing ends."""
+        masks, ended = self._grammars.masks(plan)
+        if ended:
+            self._send_events()  # each has a token there, and a message has one row of a request
+        for request, error in ended:
+            if error is None:
+                self._abort(request.request_id, "stop")
+            else:
+                self._fail(request, error)
+        return masks
+
+    def _fail(self, request: Request, error: ServiceError) -> None:
+        """End a request, of which nothing is in the outbox, by RequestFailed."""
+        self.scheduler.abort(request.request_id, "error")
+        failed = RequestFailed(request.request_id, error.code, error.message, error.param)
+        self._transport.send(request.client_id, failed)
+        self._stats.record_failed()
+
+    def _find(self, request_id: str) -> Request | None:
+        """Return a request that has not ended, running, queued or at the gate."""
+        return self.scheduler.requests.get(request_id) or self._grammars.held.get(request_id)
 
     def _abort(self, request_id: str, reason: str = "abort") -> None:
-        request = self.scheduler.abort(request_id, reason)
+        request = self.scheduler.abort(request_id, reason) or self._grammars.drop(request_id, reason)
         if request is not None:
             events = self._events_for(request)
             events.finished.append(Finished(len(events.request_ids), reason, None))
@@ -201,8 +247,14 @@ class Engine:
         now = self.clock()
         outputs = self.scheduler.commit(result, now)
         self._stats.record_commit(len(outputs), now)
+        for request, error in self._grammars.advance(outputs):
+            if error is None:
+                self.scheduler.abort(request.request_id, "stop")
+            else:
+                self._fail(request, error)
         for output in outputs:
-            self._add_event(output)
+            if output.request.finish_reason != "error":
+                self._add_event(output)
 
     def _add_event(self, output: RowOutput) -> None:
         request = output.request

@@ -7,14 +7,17 @@ every rank. tests/fakes.py has one that computes tokens by arithmetic.
 
 from typing import Protocol
 
-from engine.step import StepPlan, StepResult
+from engine.step import StepPlan, StepResult, TokenMasks
 
 
 class StepHandle(Protocol):
     """One step in flight. sample() exactly once, then wait() exactly once."""
 
-    def sample(self) -> None:
-        """Launch sampling of the rows that sample; called after the previous step was committed. Does not block."""
+    def sample(self, masks: TokenMasks | None = None) -> None:
+        """Launch sampling of the rows that sample; called after the previous step was committed. Does not block.
+
+        masks: what some of these rows may sample; None: all may sample any token.
+        """
         ...
 
     def wait(self) -> StepResult:

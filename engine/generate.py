@@ -5,6 +5,7 @@ engine = Engine(executor=..., scheduler=..., transport=transport, ...)
 generations = generate(engine, transport, prompts, params)
 """
 
+import time
 from collections import deque
 
 import msgspec
@@ -30,7 +31,12 @@ class LocalTransport:
         self.outbox: deque[FromEngine] = deque()
 
     def receive(self, timeout_s: float | None) -> list[tuple[int, ToEngine | ClientGone]]:
-        """Return what was put into `inbox`. Never blocks: nobody else could put anything."""
+        """Return what was put into `inbox`; if that is nothing, wait the whole timeout, but never for ever.
+
+        Nobody else could put anything.
+        """
+        if timeout_s and not self.inbox:
+            time.sleep(timeout_s)
         messages = list(self.inbox)
         self.inbox.clear()
         return messages

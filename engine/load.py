@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.control import Stage
 from engine.device import describe_device, resolve_device, resolve_dtype
 from engine.errors import StartupError
+from engine.grammar_compiler import CompilerLoader
 from engine.kv_cache import KVCachePlan
 from engine.memory import describe_shortage, format_size, is_out_of_memory
 from engine.rehearsal import rehearse
@@ -76,7 +77,8 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
     if device.type == "cpu" and model_config.num_parameters < _ONE_THREAD_PARAMETERS:
         torch.set_num_threads(1)
     backend = _select_backend(config, model_config, dtype, device)
-    setup = Setup(config, model_config, device, dtype, choose_limits(config, device), backend)
+    loader = CompilerLoader(Path(config.model))
+    setup = Setup(config, model_config, device, dtype, choose_limits(config, device), backend, loader)
     plan = setup.plan_pool(has_weights=False)
     compilation = None
     if device.type == "cuda" and HAS_TRITON:
@@ -85,6 +87,7 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
         eager = dataclasses.replace(setup, config=msgspec.structs.replace(config, enforce_eager=True))
         performances = [lambda: _serve_small(setup, plan, None), lambda: _serve_small(eager, plan, serve)]
         compilation = rehearse(performances, key=repr(setup))
+    loader.start()  # beside the weights, and after the rehearsal, which forks
     started = time.monotonic()
     model, num_bytes = _load_weights(config, model_config, device, dtype, on_stage, detail)
     facts = {

@@ -19,8 +19,9 @@ from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, Sample
 from engine.kv_cache import KVCachePlan
 from engine.sampler import Sampled, Sampler
 from engine.staging import Staging
-from engine.step import RowPlan, StepPlan, StepResult
+from engine.step import RowPlan, StepPlan, StepResult, TokenMasks
 from kernels.attention.base import AttentionBackend
+from kernels.ops import allow_only
 from models.context import ForwardContext
 
 
@@ -117,6 +118,13 @@ class ModelRunner:
             logits = self._model.compute_logits(hidden) if sampling.rows else hidden
         return _Step(plan.step_id, sampling, logits, self._sampler, self.device)
 
+    def rehearse_masks(self) -> None:
+        """Launch what no request without a grammar does."""
+        with torch.inference_mode():
+            logits = torch.zeros(1, self._state.vocab_size, device=self.device)
+            masks = torch.zeros(1, -(-self._state.vocab_size // 32), dtype=torch.int32, device=self.device)
+            allow_only(logits, torch.zeros(1, dtype=torch.int64, device=self.device), masks)
+
     def close(self) -> None:
         """Release the pool, the graphs and the weights."""
         self._kv_caches = []
@@ -174,13 +182,13 @@ class _Step:
         self._num_logprobs: dict[int, int | None] = {}
         self._done: torch.cuda.Event | None = None
 
-    def sample(self) -> None:
+    def sample(self, masks: TokenMasks | None = None) -> None:
         """See StepHandle.sample."""
         if self._sampling.rows:
             # now, since a row's parameters change hands once the step is committed
             self._num_logprobs = self._sampler.num_logprobs(self._sampling.rows)
             with torch.inference_mode():
-                self._sampled = self._sampler.sample(self._logits, self._sampling).start_copy()
+                self._sampled = self._sampler.sample(self._logits, self._sampling, masks).start_copy()
         if self._device.type == "cuda":
             self._done = torch.cuda.Event()
             self._done.record()

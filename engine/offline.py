@@ -22,6 +22,11 @@ _KINDS = (
     SamplingParams(max_tokens=2),
     SamplingParams(max_tokens=2, top_k=20, top_p=0.9, logprobs=1),
 )
+# Rows whose logits are adjusted are drawn apart, in float32
+_ADJUSTED_KINDS = (
+    SamplingParams(max_tokens=2, temperature=0.0, logit_bias={0: 1.0}),
+    SamplingParams(max_tokens=2, top_k=20, presence_penalty=1.0),
+)
 _PROMPT_LENS = (29, 103, 702, 5000)  # tokens of all prompts of a step, about
 
 
@@ -64,8 +69,9 @@ class OfflineEngine:
         sizes = sorted({size for power in range(12) for size in (2**power, 3 * 2**power // 2)})
         fitting = [size for size in sizes if size <= self.loaded.scheduler_config.max_num_seqs]
         longest = self.engine.scheduler.max_num_tokens - 2
+        self.loaded.runner.rehearse_masks()
         for num_requests in fitting:
-            for kind in _KINDS:
+            for kind in (*_KINDS, *_ADJUSTED_KINDS):
                 self.generate([[0]] * num_requests, [kind] * num_requests)
         for num_requests in fitting[::3]:
             for num_tokens in _PROMPT_LENS:

@@ -29,6 +29,6 @@ class PlannedStep(NamedTuple):
         """
         live = [(request, row) for request, row in self.rows if request.finish_reason is None]
         with_chunks = [request for request, row in live if row.token_ids]
-        with_extras = [request for request, _ in live if request.params.has_extras]
-        joining = [request for request in with_chunks if request.params.has_extras]
+        with_extras = [request for request, _ in live if request.has_extras]
+        joining = [request for request in with_chunks if request.has_extras]
         return joining or with_chunks or with_extras or [request for request, _ in live]

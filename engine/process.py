@@ -6,7 +6,6 @@ group, are ignored here; the end of the control connection ends this process, an
 """
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -26,6 +25,7 @@ from engine.engine import Engine
 from engine.errors import StartupError, sentence
 from engine.logs import configure_logging
 from engine.metrics import Metrics
+from engine.parent import die_with_parent
 from engine.protocol import EngineReady
 from engine.transport import Connection, SocketTransport
 
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 _DELTA_INTERVAL_S = 0.5
 _HEARTBEAT_INTERVAL_S = 1.0
-_PR_SET_PDEATHSIG = 1
 
 
 class EngineProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,17 +153,11 @@ def _as_sentence(message: str) -> str:
     return sentence(message[:1].upper() + message[1:] if is_word else message)
 
 
-def _die_with_parent() -> None:
-    """On Linux, ask the kernel to kill this process when the launcher dies, even in the middle of a long step."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def main() -> int:
     """Entry point of `python -m engine.process CONFIG.json`."""
     config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=EngineProcessConfig)
     configure_logging(level=config.log_level, log_format=config.log_format, process="engine")
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(ConnectionError):  # the launcher went while this process started

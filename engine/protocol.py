@@ -52,10 +52,20 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 class GrammarSpec(msgspec.Struct, frozen=True):
     """What the answer's text must match. Built by the server, which has proved that it compiles; opaque to the engine.
 
-    source: llguidance's Lark dialect, which may embed `%json {schema}`, name special tokens as <|name|> and <[id]>.
+    source: llguidance's Lark dialect, which may embed `%json {schema}` and name special tokens (<|name|>, <tag>,
+    <[id]>); or its JSON form, {"grammars": [{"lark_grammar": …}, {"name": …, "lark_grammar": …}]}.
+    after: only with Lark, a closing tag such as "</think>": any text up to and with it comes before the grammar's own.
     """
 
     source: str
+    after: str | None = None
+
+
+class GrammarVerdict(msgspec.Struct, omit_defaults=True):
+    """What the process that tries grammars (engine/grammar_check.py) says: an error's code and sentence, or none."""
+
+    code: str | None = None
+    message: str = ""
 
 
 class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):

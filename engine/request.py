@@ -5,10 +5,16 @@ is not committed yet) → FINISHED, or WAITING again if it was preempted. Owned 
 fields by the block manager; the engine only reads it.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from engine.protocol import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.grammar_compiler import Matcher
 
 
 class Status(Enum):
@@ -50,6 +56,8 @@ class Request:
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     stop_token_id: int | None = None
 
+    matcher: Matcher | None = None  # what its committed tokens have left of its grammar; None: any text
+
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     first_scheduled_s: float | None = None
@@ -65,6 +73,11 @@ class Request:
     def is_decoding(self) -> bool:
         """True once all that the host sends is computed, so that the next row starts at the device's last token."""
         return self.num_computed_tokens >= self.num_prefill_tokens
+
+    @property
+    def has_extras(self) -> bool:
+        """True if each of its tokens takes memory beyond a draw from the logits."""
+        return self.params.has_extras or self.matcher is not None
 
     def token_ids(self, start: int, end: int) -> list[int]:
         """Return the committed tokens [start, end) as a new list."""

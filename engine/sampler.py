@@ -1,8 +1,9 @@
 """Sampler: logits to tokens for rows with any mix of parameters. Owns the host's copy of each row's parameters.
 
-What a batch needs (noise, truncation, penalties, bias, logprobs) is decided on the host from the plan, never by
+What a batch needs (noise, truncation, penalties, bias, masks, logprobs) is decided on the host from the plan, never by
 reading the device, and kept while the same rows sample: a batch of greedy rows costs one argmax. Rows whose logits are
 adjusted first, or whose logprobs are wanted, are taken out for that: the others pay nothing.
+A token mask comes last and wins: over bias, penalties, and the bans of min_tokens, which a mask has in itself.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from engine.device_state import DeviceState
 from engine.input_batch import SampleRows
 from engine.protocol import TokenLogprobs
-from engine.step import RequestInit, RowPlan
-from kernels.ops import HAS_TRITON, TokenSampler, penalize
+from engine.step import RequestInit, RowPlan, TokenMasks
+from kernels.ops import HAS_TRITON, TokenSampler, allow_only, penalize
 from kernels.sampling import Truncation, add_bias, sample, top_logprobs
 
 _Bias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # rows, token ids, values
@@ -59,14 +60,19 @@ class _Group:
 
 @dataclass
 class _Layout:
-    """What the rows of `req_indices` need; valid until a row among them is taken by another request."""
+    """What the rows of `req_indices` need, `constrained` of them with a token mask.
+
+    Valid until a row among them is taken by another request.
+    """
 
     req_indices: list[int]
+    constrained: list[int]
     everyone: _Group
     # [A] int64 rows of this step whose logits are adjusted; below, rows are places among these A
     adjusted: torch.Tensor | None
     adjusted_group: _Group
     penalized: torch.Tensor | None  # [P] int64 rows
+    masked: torch.Tensor | None  # [C] int64 rows, in the order of `constrained`
     bias: _Bias | None
     min_tokens_rows: dict[int, int]  # row of this step → row
     # [L] int64 rows of this step that asked for logprobs, and the most that one asked for
@@ -105,9 +111,9 @@ class Sampler:
         """Return how many logprobs each row's request asked for, by req_index, as of now."""
         return {row.req_index: self._inits[row.req_index].params.logprobs for row in rows}
 
-    def sample(self, logits: torch.Tensor, sampling: SampleRows) -> Sampled:
+    def sample(self, logits: torch.Tensor, sampling: SampleRows, masks: TokenMasks | None = None) -> Sampled:
         """Choose a token for each row of logits [S, V], and record it in the state. Does not sync."""
-        layout, req_index = self._layout_of(sampling.rows), sampling.req_index
+        layout, req_index = self._layout_of(sampling.rows, masks.req_indices if masks else []), sampling.req_index
         adjusted = layout.adjusted
         if adjusted is None:
             token_ids = self._choose(logits, req_index, sampling.positions, layout.everyone)
@@ -116,7 +122,7 @@ class Sampler:
                 token_ids = self._choose(logits, req_index, sampling.positions, layout.everyone)
             else:
                 token_ids = torch.empty_like(req_index)
-            rows, changed = req_index[adjusted], self._adjust(logits[adjusted].float(), sampling, layout)
+            rows, changed = req_index[adjusted], self._adjust(logits[adjusted].float(), sampling, layout, masks)
             token_ids[adjusted] = self._choose(changed, rows, sampling.positions[adjusted], layout.adjusted_group)
             if layout.penalized is not None and self._state.output_counts is not None:
                 places = rows[layout.penalized], token_ids[adjusted][layout.penalized]
@@ -147,8 +153,10 @@ class Sampler:
         self._state.last_token[req_index] = token_ids
         return token_ids
 
-    def _adjust(self, logits: torch.Tensor, sampling: SampleRows, layout: _Layout) -> torch.Tensor:
-        """Apply bias, bans and penalties to logits [A, V] float32, in place; returns them."""
+    def _adjust(
+        self, logits: torch.Tensor, sampling: SampleRows, layout: _Layout, masks: TokenMasks | None
+    ) -> torch.Tensor:
+        """Apply bias, bans, penalties and masks to logits [A, V] float32, in place; returns them."""
         for bias in (layout.bias, self._banned_until_min_tokens(sampling.rows, layout)):
             if bias is not None:
                 add_bias(logits, *bias)
@@ -163,6 +171,9 @@ class Sampler:
                 frequency=self._state.frequency,
                 repetition=self._state.repetition,
             )
+        if layout.masked is not None and masks is not None:
+            words = np.frombuffer(bytearray(masks.words), dtype=np.int32).reshape(len(masks.req_indices), -1)
+            allow_only(logits, layout.masked, self._state.staging.send_large(words))
         return logits
 
     def _banned_until_min_tokens(self, rows: list[RowPlan], layout: _Layout) -> _Bias | None:
@@ -185,24 +196,29 @@ class Sampler:
         send = self._state.staging.send
         return send(np.array(rows)), send(np.array(token_ids)), send(np.array(values, dtype=np.float32))
 
-    def _layout_of(self, rows: list[RowPlan]) -> _Layout:
-        req_indices = [row.req_index for row in rows]
-        if self._layout is None or self._layout.req_indices != req_indices:
-            self._layout = self._make_layout(req_indices)
-        return self._layout
+    def _layout_of(self, rows: list[RowPlan], constrained: list[int]) -> _Layout:
+        req_indices, layout = [row.req_index for row in rows], self._layout
+        if layout is None or layout.req_indices != req_indices or layout.constrained != constrained:
+            layout = self._layout = self._make_layout(req_indices, constrained)
+        return layout
 
-    def _make_layout(self, req_indices: list[int]) -> _Layout:
+    def _make_layout(self, req_indices: list[int], constrained: list[int]) -> _Layout:
         params = [self._inits[index].params for index in req_indices]
-        limited = [bool(p.min_tokens and p.stop_token_ids) for p in params]
-        adjusted = [i for i, p in enumerate(params) if p.has_penalties or p.logit_bias or limited[i]]
+        with_mask = set(constrained)
+        masked = [index in with_mask for index in req_indices]
+        limited = [bool(p.min_tokens and p.stop_token_ids and not masked[i]) for i, p in enumerate(params)]
+        adjusted = [i for i, p in enumerate(params) if p.has_penalties or p.logit_bias or limited[i] or masked[i]]
+        places = {req_indices[i]: row for row, i in enumerate(adjusted)}
         bias = [(row, t, v) for row, i in enumerate(adjusted) for t, v in params[i].logit_bias.items()]
         logprobs = {i: p.logprobs for i, p in enumerate(params) if p.logprobs is not None}
         return _Layout(
             req_indices,
+            constrained,
             everyone=self._make_group(req_indices),
             adjusted=self._rows(adjusted),
             adjusted_group=self._make_group([req_indices[i] for i in adjusted]),
             penalized=self._rows([row for row, i in enumerate(adjusted) if params[i].has_penalties]),
+            masked=self._rows([places[index] for index in constrained]),
             bias=self._bias(bias),
             min_tokens_rows={i: row for row, i in enumerate(adjusted) if limited[i]},
             logprob_rows=self._rows(list(logprobs)),

@@ -11,6 +11,8 @@ import torch
 from engine.config import EngineConfig, SchedulerConfig
 from engine.engine import Engine, Transport
 from engine.errors import StartupError
+from engine.grammar import Grammars
+from engine.grammar_compiler import CompilerLoader
 from engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache, smallest_pool_bytes
 from engine.memory import GIB, check_memory, measure_memory
 from engine.metrics import Metrics
@@ -34,6 +36,7 @@ class LoadedEngine:
     depth: int
     vocab_size: int
     facts: dict[str, str]
+    compiler_loader: CompilerLoader
 
     def engine(
         self, transport: Transport, metrics: Metrics, *, depth: int | None = None, max_waiting: int = 2048
@@ -50,6 +53,7 @@ class LoadedEngine:
             max_waiting=max_waiting,
             memory_error=torch.OutOfMemoryError,
             release_memory=self._release_memory,
+            grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
         )
 
     def _release_memory(self) -> None:
@@ -94,6 +98,7 @@ class Setup:
     dtype: torch.dtype
     limits: Limits
     backend: AttentionBackend = field(repr=False)
+    compiler_loader: CompilerLoader = field(repr=False)
 
     def plan_pool(self, *, has_weights: bool) -> KVCachePlan:
         """Size the pool from what is free now, less the weights unless they are there. Raises StartupError."""
@@ -152,7 +157,8 @@ class Setup:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         depth = config.depth or (2 if device.type == "cuda" else 1)
-        return LoadedEngine(runner, scheduler_config, depth, self.model_config.vocab_size, facts)
+        vocab_size = self.model_config.vocab_size
+        return LoadedEngine(runner, scheduler_config, depth, vocab_size, facts, self.compiler_loader)
 
 
 def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> int:

@@ -36,6 +36,14 @@ class Staging:
             return source.to(self._device, non_blocking=True)
         return out[: source.shape[0]].copy_(source, non_blocking=True)
 
+    def send_large(self, values: np.ndarray) -> torch.Tensor:
+        """Copy values that may exceed a step's share to the device, queued as send() does."""
+        source = torch.from_numpy(values)
+        if self._device.type == "cuda":
+            # pinned blocks come from torch's caching host allocator, which reuses one only when copies of it are done
+            source = torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)
+        return source.to(self._device, non_blocking=True)
+
     def _stage(self, values: np.ndarray) -> torch.Tensor:
         if not self._buffers or self._used + values.nbytes > self._buffers[0].shape[0]:
             return torch.from_numpy(values)  # rare on CUDA: more than a step's share, and the host waits

@@ -53,3 +53,13 @@ class StepResult(msgspec.Struct):
     step_id: int
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = {}  # index into token_ids → logprobs, for rows that asked
+
+
+class TokenMasks(msgspec.Struct):
+    """The tokens that constrained rows may sample in one step; all its other rows are free.
+
+    words: [len(req_indices), ceil(vocab / 32)] int32, row after row: bit b of word w stands for token 32 * w + b.
+    """
+
+    req_indices: list[int]
+    words: bytes

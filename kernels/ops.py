@@ -150,6 +150,12 @@ def penalize(
     )
 
 
+def allow_only(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
+    """See kernels.sampling.allow_only."""
+    adjust = triton_adjust if HAS_TRITON and logits.is_cuda else sampling
+    adjust.allow_only(logits, rows, bitmask)
+
+
 class TokenSampler:
     """The Triton sampler over one device state; see kernels.triton_sampling.sample. Owns its scratch: one stream."""
 

@@ -37,7 +37,14 @@ def create_app(config: ServerConfig, *, client: EngineClient, supervisor: Superv
     service = make_service(config, client=client, supervisor=supervisor, metrics=metrics, created=int(time.time()))
     # No slash redirects: they would be built from the client's Host header.
     # No pages of FastAPI's: they load their scripts from a public host.
-    app = FastAPI(title="Quire", version=package_version(), redirect_slashes=False, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Quire",
+        version=package_version(),
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lambda app: service.grammars,
+    )
     for make_router in (chat_router, completions_router, models_router, health_router):
         app.include_router(make_router(service))
     app.include_router(pages_router())

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from engine.errors import InvalidParameter
-from engine.protocol import EngineReady, GrammarSpec
+from engine.protocol import EngineReady
 from server.access import RequestRecord
 from server.chat_generation import ChatGeneration
 from server.chat_template import template_timeout
@@ -25,6 +25,7 @@ from server.parsers.reasoning import ReasoningPlace, reasoning_place
 from server.parsers.tool_grammar import answer_grammar, tool_grammar
 from server.schemas import ChatBody
 from server.service import Service
+from server.structured import Asked, asked_grammar
 from server.tokenizer import TEMPLATE_DEADLINE_S, Tokenizer
 from server.tools import ToolPlan, check_tools, plan_tools
 from server.validate import ReplyOptions, chat_spec, check_chat, reply_options
@@ -60,11 +61,18 @@ async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) 
     check_tools(plan, chat_format)
     headers = service.ignored_header(ignored_fields(body) + _ignored_by_template(body, chat_format))
     prompt = await _encode(service, body, plan, limits)
-    grammar = _grammar(plan, tokenizer, prompt.reasoning)
-    spec = chat_spec(body, prompt.token_ids, limits=limits, defaults=service.defaults, moment=service.moment(record))
+    grammar = await service.grammars.checked(_asked_grammar(body, plan, tokenizer, prompt.reasoning))
+    spec = chat_spec(
+        body,
+        prompt.token_ids,
+        limits=limits,
+        defaults=service.defaults,
+        moment=service.moment(record),
+        grammar=grammar,
+    )
     tags = chat_format.tags(has_tools=bool(plan.callable))
     visible_ids = frozenset(tokenizer.tag_ids(tags).values())
-    spec = msgspec.structs.replace(spec, grammar=grammar, visible_ids=visible_ids)
+    spec = msgspec.structs.replace(spec, visible_ids=visible_ids)
     head = ReplyHead(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), model)
 
     def parser() -> PartsParser | None:
@@ -82,20 +90,25 @@ async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) 
     return PreparedChat(head, chat, reply_options(body, spec.params), headers, plan)
 
 
-def _grammar(plan: ToolPlan, tokenizer: Tokenizer, reasoning: ReasoningPlace) -> GrammarSpec | None:
-    """What the answer must match: a call, where one is forced."""
-    if not plan.must_call:
-        return None
+def _asked_grammar(body: ChatBody, plan: ToolPlan, tokenizer: Tokenizer, reasoning: ReasoningPlace) -> Asked | None:
+    """What the answer must match: a call where one is forced, else what the body asks for, or a call instead of it."""
     chat_format = tokenizer.chat_format
-    ids = tokenizer.tag_ids(chat_format.tags(has_tools=True))
-    calls = tool_grammar(plan.callable, chat_format, is_parallel=plan.is_parallel, tag_ids=ids)
-    if len(calls.source.encode()) > MAX_GRAMMAR_BYTES:
-        raise InvalidParameter(
-            f"tools have schemas of {len(calls.source.encode())} bytes together; where a call is forced, the limit is "
-            f"{MAX_GRAMMAR_BYTES}.",
-            param="tools",
-        )
-    return answer_grammar([calls], chat_format.reasoning, reasoning, tag_ids=ids)
+    ids = tokenizer.tag_ids(chat_format.tags(has_tools=bool(plan.callable)))
+    asked = asked_grammar(body.response_format, body.structured_outputs)
+    if asked is None and not plan.must_call:
+        return None
+    parts = [] if plan.must_call or asked is None else [asked.spec]
+    if plan.callable:
+        calls = tool_grammar(plan.callable, chat_format, is_parallel=plan.is_parallel, tag_ids=ids)
+        if len(calls.source.encode()) > MAX_GRAMMAR_BYTES:
+            raise InvalidParameter(
+                f"tools have schemas of {len(calls.source.encode())} bytes together; where enforced, the limit "
+                f"is {MAX_GRAMMAR_BYTES}.",
+                param="tools",
+            )
+        parts.append(calls)
+    param = "tools" if asked is None or plan.must_call else asked.param
+    return Asked(answer_grammar(parts, chat_format.reasoning, reasoning, tag_ids=ids), param)
 
 
 async def _encode(service: Service, body: ChatBody, plan: ToolPlan, limits: EngineReady) -> _Prompt:

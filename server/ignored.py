@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from server.schemas import ChatBody, ChatMessage, CompletionBody
+from server.schemas_structured import ResponseFormat
 
 _MESSAGE_FIELDS = ("annotations", "audio", "function_call", "refusal")
 _PART_FIELDS = frozenset({"type", "text", "refusal"})
@@ -17,12 +18,20 @@ def ignored_fields(body: ChatBody | CompletionBody) -> list[str]:
     ignored = sorted(body.model_extra or {})
     if isinstance(body, ChatBody):
         ignored += _ignored_in_chat(body)
+    ignored += _ignored_in_format(body.response_format)
     options = body.stream_options
     if options is not None:
         ignored += [f"stream_options.{name}" for name in sorted(options.model_extra or {})]
         if options.include_obfuscation:
             ignored.append("stream_options.include_obfuscation")
     return ignored
+
+
+def _ignored_in_format(asked: ResponseFormat | None) -> Iterator[str]:
+    if asked is not None:
+        yield from (f"response_format.{name}" for name in sorted(asked.model_extra or {}))
+        if asked.json_schema is not None:
+            yield from (f"response_format.json_schema.{name}" for name in sorted(asked.json_schema.model_extra or {}))
 
 
 def _ignored_in_chat(body: ChatBody) -> Iterator[str]:

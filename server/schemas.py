@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from engine.errors import InvalidParameter
+from server.schemas_structured import ResponseFormat, StructuredOutputs
 from server.schemas_tools import MAX_TOOLS, ReasoningEffort, Tool, ToolChoice
 
 MAX_CHOICES = 128
@@ -171,9 +172,9 @@ class _CommonBody(BaseModel):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     return_token_ids: bool | None = None
     timeout: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     # known, refused unless at their default
-    response_format: Json = None
-    structured_outputs: Json = None
     prompt_logprobs: Json = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 

@@ -13,6 +13,7 @@ from engine.metrics import Metrics
 from engine.protocol import EngineReady
 from server.access import RequestRecord
 from server.errors import Draining, HttpError, ModelNotFound, NotReady
+from server.grammar_checker import GrammarChecker
 from server.model_info import GenerationDefaults, load_generation_defaults
 from server.tokenizer import Tokenizer, load_tokenizer
 from server.validate import Moment
@@ -32,6 +33,7 @@ class Service:
     tokenizer: Tokenizer
     defaults: GenerationDefaults
     created: int  # Unix time of the start, seconds
+    grammars: GrammarChecker
 
     def limits(self) -> EngineReady:
         """Return the engine's limits. Raises Draining or NotReady: nothing new is taken then."""
@@ -93,4 +95,4 @@ def make_service(
     folder = Path(config.model)
     tokenizer = load_tokenizer(folder, chat_template=Path(config.chat_template) if config.chat_template else None)
     defaults = load_generation_defaults(folder, tokenizer_eos_id=tokenizer.eos_id)
-    return Service(config, client, supervisor, metrics, tokenizer, defaults, created)
+    return Service(config, client, supervisor, metrics, tokenizer, defaults, created, GrammarChecker(folder))

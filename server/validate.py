@@ -103,7 +103,13 @@ def check_completion(body: CompletionBody) -> None:
 
 
 def chat_spec(
-    body: ChatBody, token_ids: Sequence[int], *, limits: EngineReady, defaults: GenerationDefaults, moment: Moment
+    body: ChatBody,
+    token_ids: Sequence[int],
+    *,
+    limits: EngineReady,
+    defaults: GenerationDefaults,
+    moment: Moment,
+    grammar: GrammarSpec | None = None,
 ) -> GenerationSpec:
     """Check a chat request against the model's limits; without max_tokens the rest of the context is its own."""
     name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
@@ -122,7 +128,8 @@ def chat_spec(
         seed=moment.seed,
     )
     is_continued = bool(body.continue_final_message)
-    return _spec(body, prompts=(tuple(token_ids),), continues_prompt=is_continued, params=params, moment=moment)
+    prompts = (tuple(token_ids),)
+    return _spec(body, prompts=prompts, continues_prompt=is_continued, params=params, moment=moment, grammar=grammar)
 
 
 def completion_spec(
@@ -132,6 +139,7 @@ def completion_spec(
     limits: EngineReady,
     defaults: GenerationDefaults,
     moment: Moment,
+    grammar: GrammarSpec | None = None,
 ) -> GenerationSpec:
     """Check a completion request against the model's limits; max_tokens is 16 unless given."""
     if len(prompts) * (body.n or 1) > MAX_CHILDREN:
@@ -164,7 +172,8 @@ def completion_spec(
         defaults=defaults,
         seed=moment.seed,
     )
-    return _spec(body, prompts=tuple(map(tuple, prompts)), continues_prompt=True, params=params, moment=moment)
+    all_prompts = tuple(map(tuple, prompts))
+    return _spec(body, prompts=all_prompts, continues_prompt=True, params=params, moment=moment, grammar=grammar)
 
 
 def reply_options(body: ChatBody | CompletionBody, params: SamplingParams) -> ReplyOptions:
@@ -180,8 +189,6 @@ def reply_options(body: ChatBody | CompletionBody, params: SamplingParams) -> Re
 
 
 def _check_common(body: ChatBody | CompletionBody) -> None:
-    _refuse_unless(body.response_format in (None, {"type": "text"}), "response_format", "structured output")
-    _refuse_unless(body.structured_outputs in (None, {}), "structured_outputs", "structured output")
     _refuse_unless(body.prompt_logprobs is None, "prompt_logprobs", "log-probabilities of the prompt")
     _refuse_unless(body.best_of in (None, body.n or 1), "best_of", "best_of other than n")
     if body.stream_options is not None and not body.stream:
@@ -257,6 +264,7 @@ def _spec(
     continues_prompt: bool,
     params: SamplingParams,
     moment: Moment,
+    grammar: GrammarSpec | None,
 ) -> GenerationSpec:
     timeouts = [seconds for seconds in (body.timeout, moment.timeout_s) if seconds is not None]
     return GenerationSpec(
@@ -269,6 +277,7 @@ def _spec(
         continues_prompt=continues_prompt,
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
+        grammar=grammar,
         timeout_s=min(timeouts, default=None),
         arrival_s=moment.arrival_s,
     )

@@ -17,7 +17,7 @@ from engine.client import Delta
 from engine.control import Stage, State
 from engine.errors import ServiceError, ShuttingDown
 from engine.protocol import AddRequest, EngineReady, SamplingParams, TokenLogprobs
-from engine.step import RowPlan, StepPlan, StepResult
+from engine.step import RowPlan, StepPlan, StepResult, TokenMasks
 
 READY = EngineReady(
     max_model_len=256,
@@ -159,7 +159,8 @@ class FakeExecutor:
 
     It keeps what a device keeps (last token and table by req_index, the pool by slot), and a step runs only when it is
     waited for, in launch order, as on a stream. So a block freed too early, a shared one overwritten, a wrong slot or
-    a plan changed after its launch changes tokens, which then differ from expected_tokens().
+    a plan changed after its launch changes tokens, which then differ from expected_tokens(). Of a constrained row the
+    hash chooses among the tokens that its mask allows.
     """
 
     def __init__(self, *, num_blocks: int, block_size: int, vocab_size: int = 50) -> None:
@@ -186,9 +187,9 @@ class FakeExecutor:
         while step.result is None:
             launched = self._launched.popleft()
             assert msgspec.json.encode(launched.plan) == launched.encoded, "a plan was changed after its launch"
-            launched.result = self._execute(launched.plan)
+            launched.result = self._execute(launched.plan, launched.allowed)
 
-    def _execute(self, plan: StepPlan) -> StepResult:
+    def _execute(self, plan: StepPlan, allowed: dict[int, list[int]]) -> StepResult:
         for req_index in plan.freed:
             self._rows.pop(req_index, None)  # named again if the plan before was given up
         for init in plan.inits:
@@ -202,7 +203,7 @@ class FakeExecutor:
         result = StepResult(plan.step_id, [])
         for row in plan.rows:
             if row.samples:
-                self._sample(row, self._rows[row.req_index], result)
+                self._sample(row, self._rows[row.req_index], result, allowed.get(row.req_index))
         return result
 
     def _write(self, row: RowPlan, state: "_FakeRow") -> None:
@@ -212,9 +213,11 @@ class FakeExecutor:
         for position, token_id in enumerate(token_ids, row.start):
             self._pool[self._slot(state, position)] = (position, token_id)
 
-    def _sample(self, row: RowPlan, state: "_FakeRow", result: StepResult) -> None:
+    def _sample(self, row: RowPlan, state: "_FakeRow", result: StepResult, allowed: list[int] | None) -> None:
         history = [self._pool[self._slot(state, position)] for position in range(row.start + row.num_tokens)]
         state.last_token = fake_token(history, self.vocab_size)
+        if allowed is not None:
+            state.last_token = allowed[fake_token(history, len(allowed))]
         if state.params.logprobs is not None:
             result.logprobs[len(result.token_ids)] = TokenLogprobs(-1.0, [state.last_token], [-1.0])
         result.token_ids.append(state.last_token)
@@ -259,12 +262,22 @@ class _FakeStep:
         self.encoded = encoded
         self.result: StepResult | None = None
         self.is_sampled = False
+        self.allowed: dict[int, list[int]] = {}  # by req_index, of constrained rows
         self._executor = executor
 
-    def sample(self) -> None:
+    def sample(self, masks: TokenMasks | None = None) -> None:
         """See StepHandle.sample."""
         assert not self.is_sampled
         self.is_sampled = True
+        if masks is not None:
+            assert set(masks.req_indices) <= {row.req_index for row in self.plan.rows if row.samples}
+            size = len(masks.words) // len(masks.req_indices)
+            assert size == 4 * -(-self._executor.vocab_size // 32)
+            for place, req_index in enumerate(masks.req_indices):
+                bits = int.from_bytes(masks.words[place * size : (place + 1) * size], "little")
+                self.allowed[req_index] = [token for token in range(size * 8) if bits >> token & 1]
+                assert self.allowed[req_index], "a mask allows nothing"
+                assert self.allowed[req_index][-1] < self._executor.vocab_size, "a mask allows what does not exist"
 
     def wait(self) -> StepResult:
         """See StepHandle.wait."""

@@ -14,6 +14,7 @@ from server.ignored import ignored_fields
 from server.routes.answer import answer
 from server.schemas import CompletionBody, parse_body
 from server.service import Service
+from server.structured import asked_grammar
 from server.tokenizer import Tokenizer
 from server.validate import GenerationSpec, check_completion, completion_spec, reply_options
 from server.writers import ReplyHead, TextWriter
@@ -30,11 +31,12 @@ def completions_router(service: Service) -> APIRouter:
         model = service.model_name(body.model)
         check_completion(body)
         headers = service.ignored_header(ignored_fields(body))
+        grammar = await service.grammars.checked(asked_grammar(body.response_format, body.structured_outputs))
         prompts = body.prompt
         if isinstance(prompts[0], str):
             prompts = await asyncio.to_thread(_encode, service.tokenizer, prompts, limits)
         moment = service.moment(record_of(request.scope))
-        spec = completion_spec(body, prompts, limits=limits, defaults=service.defaults, moment=moment)
+        spec = completion_spec(body, prompts, limits=limits, defaults=service.defaults, moment=moment, grammar=grammar)
         head = ReplyHead(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model)
         generation = Generation(
             spec, request_id=head.id, client=service.client, tokenizer=service.tokenizer, metrics=service.metrics

@@ -1,12 +1,24 @@
 """An engine over FakeExecutor, driven turn by turn, with every invariant checked after every turn."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.config import SchedulerConfig
 from engine.engine import Engine
 from engine.generate import LocalTransport
+from engine.grammar import Grammars, no_compiler
+from engine.grammar_compiler import GrammarCompiler
 from engine.metrics import Metrics
-from engine.protocol import AbortRequest, AddRequest, ClientGone, FromEngine, RequestFailed, SamplingParams, StepEvents
+from engine.protocol import (
+    AbortRequest,
+    AddRequest,
+    ClientGone,
+    FromEngine,
+    GrammarSpec,
+    RequestFailed,
+    SamplingParams,
+    StepEvents,
+)
 from engine.scheduler import Scheduler
 from engine.step import StepPlan
 from tests.fakes import FakeExecutor, expected_tokens
@@ -55,6 +67,7 @@ class Seen:
     num_cached_tokens: int = 0
     num_logprobs: int = 0
     is_gone: bool = False
+    grammar: GrammarSpec | None = None
 
 
 class Harness:
@@ -73,6 +86,7 @@ class Harness:
         enable_prefix_caching: bool = True,
         max_waiting: int = 1000,
         executor: type[CheckedExecutor] = CheckedExecutor,
+        get_compiler: Callable[[], GrammarCompiler] = no_compiler,
     ) -> None:
         config = SchedulerConfig(
             num_blocks=num_blocks,
@@ -97,6 +111,7 @@ class Harness:
             vocab_size=VOCAB_SIZE,
             depth=depth,
             max_waiting=max_waiting,
+            grammars=Grammars(get_compiler, vocab_size=VOCAB_SIZE),
         )
         self.seen: dict[str, Seen] = {}
         self.messages: list[tuple[int, FromEngine]] = []
@@ -111,11 +126,12 @@ class Harness:
         client_id: int = 1,
         cache_salt: str = "",
         priority: int = 0,
+        grammar: GrammarSpec | None = None,
         **params,
     ) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, **params)
-        self.seen[request_id] = Seen(prompt, sampling, client_id)
-        message = AddRequest(request_id, prompt, sampling, self.clock(), cache_salt, priority)
+        self.seen[request_id] = Seen(prompt, sampling, client_id, grammar=grammar)
+        message = AddRequest(request_id, prompt, sampling, self.clock(), cache_salt, priority, grammar)
         self.transport.inbox.append((client_id, message))
 
     def abort(self, request_id: str, client_id: int = 1) -> None:
@@ -158,6 +174,10 @@ class Harness:
         return {request_id: seen.token_ids for request_id, seen in self.seen.items()}
 
     def _check_seen(self, request_id: str, seen: Seen) -> None:
+        if seen.grammar is not None:
+            assert len(seen.ends) == 1, f"{request_id} ended {seen.ends}"
+            assert seen.num_started == bool(seen.token_ids)
+            return
         expected = expected_tokens(seen.prompt, seen.params, max_num_tokens=self.scheduler.max_num_tokens)
         if seen.is_gone:
             assert len(seen.ends) <= 1
@@ -202,4 +222,5 @@ class Harness:
         for finished in events.finished:
             seen = self.seen[events.request_ids[finished.row]]
             seen.ends.append(finished.reason)
-            assert (finished.reason == "stop") == (finished.stop_token_id is not None)
+            if seen.grammar is None:
+                assert (finished.reason == "stop") == (finished.stop_token_id is not None)

@@ -42,9 +42,9 @@ class _ScarceStep:
     def __init__(self, executor, step):
         self._executor, self._step = executor, step
 
-    def sample(self):
+    def sample(self, masks=None):
         self._executor._fail("sample", self._step.plan)
-        self._step.sample()
+        self._step.sample(masks)
 
     def wait(self):
         try:

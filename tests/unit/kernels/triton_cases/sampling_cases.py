@@ -59,6 +59,13 @@ def test_banned_tokens_are_never_drawn():
     assert run_triton(problem).max() < 3
 
 
+@pytest.mark.parametrize("size", [100, 5000])
+def test_the_only_token_that_a_mask_leaves_is_drawn(size):
+    problem = make_problem(MIXED, size)
+    problem.logits[:, torch.arange(size) != size - 7] = float("-inf")
+    assert run_triton(problem).tolist() == [size - 7] * len(MIXED)
+
+
 def test_gathered_inputs_equal_the_specification():
     rows, max_blocks, block_size = 9, 1030, 16
     table = torch.arange(rows * max_blocks, dtype=torch.int32).view(rows, max_blocks)

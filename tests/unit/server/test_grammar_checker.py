@@ -1,0 +1,164 @@
+"""The process that tries grammars, a real one: killed when it takes too long, replaced when it dies, asked once."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+
+from engine.errors import GrammarError, Overloaded, UnsupportedFeature
+from engine.protocol import GrammarSpec
+from server.grammar_checker import GrammarChecker
+from server.structured import choice_grammar, json_schema_grammar, regex_grammar
+
+GOOD = choice_grammar(["yes", "no"])
+SLOW = json_schema_grammar({"type": "integer", "multipleOf": 100_000_007})  # more than half a minute
+RULES = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "x"' for i in range(4000))
+CRASHING = GrammarSpec(f'start: r0\n{RULES}\nr4000: "y"')
+
+
+@contextlib.contextmanager
+def ended(checker):
+    try:
+        yield checker
+    finally:
+        checker.kill()
+
+
+def run(folder, *steps, deadline_s=5.0):
+    """Await each step, a function of the checker, in one event loop."""
+
+    async def all_steps():
+        with ended(GrammarChecker(folder, deadline_s=deadline_s)) as checker:
+            return [await step(checker) for step in steps]
+
+    return asyncio.run(all_steps())
+
+
+async def refusal(checker, spec, param="field"):
+    with pytest.raises(GrammarError) as info:
+        await checker.check(spec, param=param)
+    assert info.value.param == param
+    return info.value.message
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_its_process_killed(model_folder):
+    async def steps(checker):
+        await checker.check(GOOD)
+        pid = checker._process.pid
+        message = await refusal(checker, SLOW)
+        assert message == "field takes longer to compile than 0.5 s, the limit."
+        assert checker._process is None
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        await checker.check(regex_grammar("a"))  # in a new one
+        new_pid = checker._process.pid
+        assert await refusal(checker, SLOW) == message  # remembered
+        assert checker._process.pid == new_pid
+
+    run(model_folder, steps, deadline_s=0.5)
+
+
+def test_a_grammar_that_crashes_the_process_is_refused(model_folder):
+    async def steps(checker):
+        assert "nested too deeply" in await refusal(checker, CRASHING)
+        await checker.check(GOOD)
+
+    run(model_folder, steps)
+
+
+def test_a_process_that_was_killed_is_replaced(model_folder):
+    async def steps(checker):
+        await checker.check(GOOD)
+        os.kill(checker._process.pid, signal.SIGKILL)
+        await checker.check(regex_grammar("b"))
+
+    run(model_folder, steps)
+
+
+def test_verdicts_are_remembered(model_folder):
+    async def steps(checker):
+        bad = regex_grammar("[")
+        await checker.check(GOOD)
+        message = await refusal(checker, bad)
+        checker.kill()
+        await checker.check(GOOD)
+        assert await refusal(checker, bad) == message
+        assert (await refusal(checker, bad, "other")).startswith("other does not compile: ")
+        assert checker._process is None
+
+    run(model_folder, steps)
+
+
+def test_requests_at_once_share_a_process_and_a_verdict(model_folder):
+    async def steps(checker):
+        asked = []
+        exchange = checker._exchange
+
+        def counted(spec):
+            asked.append(spec)
+            return exchange(spec)
+
+        checker._exchange = counted
+        specs = [GOOD, regex_grammar("a"), GOOD, regex_grammar("b"), GOOD]
+        await asyncio.gather(*(checker.check(spec) for spec in specs))
+        assert len(asked) == 3
+
+    run(model_folder, steps)
+
+
+def test_a_client_that_leaves_spoils_nothing(model_folder):
+    async def steps(checker):
+        leaving = asyncio.create_task(checker.check(GOOD))
+        staying = asyncio.create_task(checker.check(GOOD))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await staying
+        assert await refusal(checker, regex_grammar("["))
+
+    run(model_folder, steps)
+
+
+def test_too_many_grammars_at_once_are_refused_at_once(model_folder):
+    async def steps(checker):
+        tasks = [asyncio.create_task(checker.check(regex_grammar(f"a{i}"))) for i in range(64)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="64"):
+            await checker.check(regex_grammar("one more"))
+        await asyncio.gather(*tasks)
+
+    run(model_folder, steps)
+
+
+def test_a_model_without_a_tokenizer_json_does_not_do_it(tmp_path):
+    async def steps(checker):
+        for spec in (GOOD, regex_grammar("a")):
+            with pytest.raises(UnsupportedFeature, match=r"tokenizer\.json"):
+                await checker.check(spec, param="field")
+
+    run(tmp_path, steps)
+
+
+def test_leaving_the_context_ends_the_process(model_folder):
+    async def use():
+        checker = GrammarChecker(model_folder)
+        async with checker:
+            await checker.check(GOOD)
+            pid = checker._process.pid
+        return pid
+
+    pid = asyncio.run(use())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_an_old_refusal_for_time_is_forgotten(model_folder, monkeypatch):
+    async def steps(checker):
+        await refusal(checker, SLOW)
+        now = time.monotonic()
+        monkeypatch.setattr("server.grammar_checker.time.monotonic", lambda: now + 61)
+        assert not checker._kept(next(iter(checker._verdicts)))
+
+    run(model_folder, steps, deadline_s=0.3)
