@@ -220,7 +220,8 @@ class Engine:
 
     def _fail(self, request: Request, error: ServiceError) -> None:
         """End a request, of which nothing is in the outbox, by RequestFailed."""
-        self.scheduler.abort(request.request_id, "error")
+        if self.scheduler.abort(request.request_id, "error") is None:
+            request.finish_reason = "error"  # the scheduler never had it
         failed = RequestFailed(request.request_id, error.code, error.message, error.param)
         self._transport.send(request.client_id, failed)
         self._stats.record_failed()

@@ -189,7 +189,7 @@ class Grammars:
                 outcome = self._compiler.compile(spec)
             except ServiceError as error:
                 outcome = error
-            except Exception as error:  # a bug, of ours or of the library: its request must not wait for ever
+            except BaseException as error:  # a bug or a panic of the library: its request must not wait for ever
                 logger.exception("grammar compilation failed")
                 outcome = GrammarError(f"The grammar could not be compiled: {type(error).__name__}.")
             self._done.append((spec, outcome))

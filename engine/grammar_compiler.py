@@ -72,8 +72,10 @@ class GrammarCompiler:
             text, self.end_token_id = _with_end_token(tokenizer_json)
             self._tokenizer: LLTokenizer = llguidance.LLTokenizer(text, eos_token=self.end_token_id)
             is_last = self._tokenizer.tokenize_str(_END, parse_special=True) == [self.end_token_id]
-        except (ValueError, KeyError, TypeError, AttributeError, msgspec.MsgspecError) as error:
-            reason = sentence(_reason(str(error)))
+        except BaseException as error:  # a panic of Rust is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            reason = sentence(_reason(str(error)) or type(error).__name__)
             raise UnsupportedFeature(f"This model's tokenizer does not work with structured output: {reason}") from None
         if not is_last:
             raise UnsupportedFeature("This model's tokenizer does not work with structured output: its ids have gaps.")

@@ -1,6 +1,7 @@
 """Constrained requests in the loop: what they say is valid, whoever is beside them, and nothing of them is left."""
 
 import json
+import sys
 import threading
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.errors import UnsupportedFeature
 from engine.grammar import COMPILE_TIMEOUT_S
+from engine.grammar_compiler import CompilerLoader, GrammarCompiler
 from engine.protocol import GrammarSpec
 from server.structured import choice_grammar, json_schema_grammar, regex_grammar
 from tests.unit.engine.grammar_tokens import EOS, compiler, matches, text_of, tokenizer
@@ -277,7 +279,9 @@ def test_an_abort_in_mid_answer_frees_it():
     harness.add("b", [1, 2], 5, grammar=choice_grammar(["ab"]))
     harness.drain()
     assert answer(harness, "b") == "ab"
-    assert not harness.engine._grammars._live or harness.engine._grammars._live[0].finish_reason == "stop"
+    harness.add("free", [1, 2], 5)
+    harness.drain()
+    assert not harness.engine._grammars._live
 
 
 def test_the_same_id_twice_is_refused_also_at_the_gate():
@@ -294,9 +298,32 @@ def test_the_same_id_twice_is_refused_also_at_the_gate():
     assert answer(harness) == "ab"
 
 
-def test_a_tokenizer_that_does_not_fit_is_an_unsupported_feature(tmp_path):
-    from engine.grammar_compiler import CompilerLoader, GrammarCompiler
+def test_a_prompt_that_could_never_be_served_fails_and_leaves_nothing():
+    harness = make(max_model_len=20)
+    harness.add("long", [1] * 30, 5, grammar=choice_grammar(["ab"]))
+    harness.add("fine", [1, 2], 5, grammar=choice_grammar(["ab"]))
+    harness.drain()
+    harness.add("free", [1, 2], 5)
+    harness.drain()
+    assert harness.seen["long"].ends == ["context_length_exceeded"]
+    assert answer(harness, "fine") == "ab"
+    assert not harness.engine._grammars._live
 
+
+def test_without_llguidance_it_is_an_unsupported_feature(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(UnsupportedFeature, match="llguidance"):
+        GrammarCompiler(tokenizer().to_str().encode())
+
+
+def test_a_loader_loads_once(tmp_path):
+    tokenizer().save(str(tmp_path / "tokenizer.json"))
+    loader = CompilerLoader(tmp_path)
+    loader.start()
+    assert loader.get() is loader.get()
+
+
+def test_a_tokenizer_that_does_not_fit_is_an_unsupported_feature(tmp_path):
     with pytest.raises(UnsupportedFeature, match=r"tokenizer\.json"):
         CompilerLoader(tmp_path).get()
     for text in (b"{", b"{}", b'{"model": {"vocab": {"a": 0}}}'):

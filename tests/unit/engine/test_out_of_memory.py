@@ -7,6 +7,8 @@ import pytest
 
 from engine.errors import OutOfMemory
 from engine.protocol import RequestFailed
+from server.structured import regex_grammar
+from tests.unit.engine.grammar_tokens import compiler, text_of
 from tests.unit.engine.harness import VOCAB_SIZE, CheckedExecutor, Harness
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
@@ -157,3 +159,24 @@ def test_whatever_fails_every_request_ends_once_with_its_own_tokens(depth, seed)
     harness.drain()  # compares every stream with the oracle, and looks for leaked blocks
     ends = [end for seen in harness.seen.values() for end in seen.ends]
     assert set(ends) <= {"length", "stop", "abort", "out_of_memory"}
+
+
+@DEPTHS
+@pytest.mark.parametrize("place", PLACES)
+def test_constrained_answers_go_on_where_they_were_before_the_steps_given_up(depth, place):
+    answers = []
+    for fails in (False, True):
+        harness = Harness(depth=depth, executor=ScarceExecutor, get_compiler=compiler)
+        harness.add("bound", [1, 2, 3], 40, grammar=regex_grammar("(abc|cab){8}"))
+        harness.turn(5)
+        while len(harness.seen["bound"].token_ids) < 3:
+            harness.turn()
+        if fails:
+            failed = fail_once(harness, place, has_chunk)
+        harness.add("new", [5] * 6, 12)
+        harness.drain()
+        answers.append(harness.seen["bound"])
+    assert failed
+    assert answers[0].token_ids == answers[1].token_ids
+    assert len(text_of(answers[1].token_ids)) == 24
+    assert answers[1].ends == ["stop"]

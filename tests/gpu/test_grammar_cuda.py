@@ -1,0 +1,40 @@
+"""Constrained rows on the device: pinned masks, the Triton twin of allow_only, two steps in flight, graphs beside."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.offline import OfflineEngine
+from engine.protocol import SamplingParams
+from server.resolve import DEMO_FOLDER
+from server.structured import json_schema_grammar, regex_grammar
+from tests.unit.engine.test_real_grammar import KINDS, SCHEMA, TOKENIZER, run
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def offline() -> OfflineEngine:
+    return OfflineEngine.load(EngineConfig(model=str(DEMO_FOLDER), device="cuda", dtype="float32"))
+
+
+def test_every_kind_of_sampling_keeps_to_the_schema_beside_free_rows(offline):
+    free = [(SamplingParams(max_tokens=40, temperature=1.0, seed=i), None) for i in range(4)]
+    bound = [(kind, json_schema_grammar(SCHEMA)) for kind in KINDS * 8]
+    replies = run(offline, bound + free)
+    for generation in replies[: len(bound)]:
+        assert generation.finish_reason == "stop"
+        value = json.loads(TOKENIZER.decode(generation.token_ids))
+        assert set(value) == {"name", "size", "tags"}
+        assert 0 <= value["size"] <= 999
+    assert all(len(generation.token_ids) == 40 for generation in replies[len(bound) :])
+
+
+def test_a_forced_text_comes_out_whole_whatever_the_sampling(offline):
+    for generation in run(offline, [(kind, regex_grammar("page [0-9]{3} of 640\\.")) for kind in KINDS]):
+        text = TOKENIZER.decode(generation.token_ids)
+        assert text.startswith("page ")
+        assert text.endswith(" of 640.")
