@@ -116,8 +116,7 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
 
 def _serve_small(setup: Setup, plan: KVCachePlan, serve: Serve | None) -> None:
     """Serve a model of one random layer of each kind, with its true pool per layer."""
-    windows = tuple(dict.fromkeys(setup.model_config.sliding_windows))
-    model_config = dataclasses.replace(setup.model_config, num_layers=len(windows), sliding_windows=windows)
+    model_config = setup.model_config.limited_to(setup.config.max_model_len).one_layer_of_each_kind()
     small = dataclasses.replace(setup, model_config=model_config, backend=type(setup.backend)())
     with torch.inference_mode():
         model = build(model_config, Weights.dummy(device=setup.device, dtype=setup.dtype), TensorParallel())
@@ -145,7 +144,7 @@ def _load_weights(
     else:
         weights = Weights.from_folder(Path(config.model), device=device, dtype=dtype, progress=progress)
     with torch.inference_mode():
-        model = build(model_config, weights, TensorParallel())
+        model = build(model_config.limited_to(config.max_model_len), weights, TensorParallel())
     return model, model_config.num_parameters * dtype.itemsize
 
 

@@ -12,7 +12,7 @@ from models.config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention, SelfAttention
 from models.layers.decoder import Decoder
-from models.layers.rotary import make_cos_sin_cache
+from models.layers.rotary import make_cos_sin_caches
 from models.parallel import TensorParallel
 from models.quantization.unquantized import Unquantized
 from models.weights import Weights
@@ -24,10 +24,10 @@ class Llama(nn.Module):
     def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
         super().__init__()
         method = Unquantized()
-        cos_sin_cache = make_cos_sin_cache(config, device=w.device, dtype=w.dtype)
+        cos_sin_caches = make_cos_sin_caches(config, device=w.device, dtype=w.dtype)
 
         def make_attention(layer_index: int, w_attn: Weights) -> nn.Module:
-            attention = Attention(config, tp, layer_index=layer_index, cos_sin_cache=cos_sin_cache)
+            attention = Attention(config, tp, layer_index=layer_index, cos_sin_cache=cos_sin_caches[layer_index])
             return SelfAttention(config, w_attn, tp, method=method, attention=attention)
 
         self.decoder = Decoder(config, w, tp, method=method, make_attention=make_attention)

@@ -10,7 +10,7 @@ from models.context import ForwardContext
 from models.layers.attention import Attention, SelfAttention
 from models.layers.decoder import Decoder
 from models.layers.norm import RMSNorm
-from models.layers.rotary import make_cos_sin_cache
+from models.layers.rotary import make_cos_sin_caches
 from models.parallel import TensorParallel
 from models.quantization.unquantized import Unquantized
 from models.weights import Weights
@@ -22,14 +22,14 @@ class Qwen3(nn.Module):
     def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
         super().__init__()
         method = Unquantized()
-        cos_sin_cache = make_cos_sin_cache(config, device=w.device, dtype=w.dtype)
+        cos_sin_caches = make_cos_sin_caches(config, device=w.device, dtype=w.dtype)
 
         def make_attention(layer_index: int, w_attn: Weights) -> nn.Module:
             attention = Attention(
                 config,
                 tp,
                 layer_index=layer_index,
-                cos_sin_cache=cos_sin_cache,
+                cos_sin_cache=cos_sin_caches[layer_index],
                 q_norm=RMSNorm(w_attn, "q_norm", size=config.head_dim, eps=config.rms_norm_eps),
                 k_norm=RMSNorm(w_attn, "k_norm", size=config.head_dim, eps=config.rms_norm_eps),
             )

@@ -29,21 +29,34 @@ class Architecture:
     # the output projection follows attention_bias too
     has_output_bias: bool = False
     has_mlp_bias: bool = False
-    has_qk_norm: bool = False
-    # "every": sliding_window holds for each layer; "layer_types": only for the layers that the config marks
-    sliding_layers: Literal["none", "every", "layer_types"] = "none"
+    # RMS norm of queries and keys before RoPE: of each head, or over the width of all heads
+    qk_norm: Literal["none", "head", "width"] = "none"
+    # whose RMS norm: models/layers/norm.py tells them apart
+    norm: Literal["llama", "olmo2", "gemma"] = "llama"
+    num_layer_norms: int = 2  # of hidden_size, in each layer
+    # "legacy_gelu_tanh": where the name "gelu" means the tanh approximation, too
+    activation: Literal["silu", "gelu_tanh", "legacy_gelu_tanh"] = "silu"
+    # models/scales.py: which constants the config has
+    scales: Literal["llama", "granite", "gemma", "gemma2", "gemma3"] = "llama"
+    ties_embeddings: bool = False  # where the config does not say
+    # models/layer_kinds.py: no layer slides, or each; those that layer_types names, else those of a rule
+    sliding_layers: Literal["none", "every", "max_window_layers", "nope", "alternating", "pattern"] = "none"
+    # models/rope_config.py: whose reading of the rotary fields
+    rope: Literal["llama", "smollm3", "phi3", "gemma3"] = "llama"
+    default_theta: float = 10_000.0
+    default_original_len: int | None = None  # original_max_position_embeddings; None: as max_position_embeddings
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture("models.llama:Llama", qkv_bias="config", has_output_bias=True, has_mlp_bias=True),
     "MistralForCausalLM": Architecture("models.llama:Llama", qkv_bias=False, sliding_layers="every"),
-    "Qwen2ForCausalLM": Architecture("models.llama:Llama", qkv_bias=True, sliding_layers="layer_types"),
+    "Qwen2ForCausalLM": Architecture("models.llama:Llama", qkv_bias=True, sliding_layers="max_window_layers"),
     "Qwen3ForCausalLM": Architecture(
         "models.qwen3:Qwen3",
         qkv_bias="config",
         has_output_bias=True,
-        has_qk_norm=True,
-        sliding_layers="layer_types",
+        qk_norm="head",
+        sliding_layers="max_window_layers",
     ),
 }
 
