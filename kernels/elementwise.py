@@ -1,4 +1,4 @@
-"""Row-wise ops between the GEMMs: RMS norm, rotary positions, gated SiLU.
+"""Row-wise ops between the GEMMs: RMS norm, rotary positions, gated SiLU and GELU.
 
 The functions here are the specification: plain torch, any device. Their rounding follows transformers' order step by
 step, so that bf16 logits agree with the reference implementation and not only fp32 ones.
@@ -13,11 +13,12 @@ from torch.nn import functional
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise the last dimension by its root mean square (Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4).
 
-    x: [..., D]; weight: [D]. fp32 inside; rounded to x.dtype before the weight is applied, as transformers does.
+    x: [..., D]; weight: [D], of x's dtype or fp32; returns x's dtype. fp32 inside. A weight of x's dtype is applied
+    after rounding to it, as transformers' Llama does; one in fp32 before the only rounding, as its Gemma and OLMo-2 do.
     """
     x_fp32 = x.float()
     inverse_rms = torch.rsqrt(x_fp32.square().mean(-1, keepdim=True) + eps)
-    return weight * (x_fp32 * inverse_rms).to(x.dtype)
+    return (weight * (x_fp32 * inverse_rms).to(weight.dtype)).to(x.dtype)
 
 
 def add_rms_norm(
@@ -25,7 +26,7 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add x to the residual stream, then normalise the sum: (normed, new_residual).
 
-    x, residual: [..., D], the sum rounded to their dtype; weight: [D]. Neither input is written.
+    x, residual: [..., D], the sum rounded to their dtype; weight: as rms_norm's. Neither input is written.
     """
     new_residual = x + residual
     return rms_norm(new_residual, weight, eps), new_residual
@@ -47,6 +48,15 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Gate: silu(x[:, :I]) * x[:, I:] (SwiGLU, arXiv:2002.05202). x: [T, 2 * I]; returns [T, I]."""
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate) * up
+
+
+def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate: gelu(x[:, :I]) * x[:, I:] (GEGLU, arXiv:2002.05202), by the tanh approximation (arXiv:1606.08415, §2).
+
+    x: [T, 2 * I]; returns [T, I].
+    """
+    gate, up = x.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh") * up
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

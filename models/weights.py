@@ -7,12 +7,14 @@ tensor that nobody asked for: a checkpoint half understood is a wrong model. Rea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from models.checkpoint import Progress, RandomReader, SafetensorsReader
+from models.split_reader import SplitReader
 
 
 class TensorReader(Protocol):
@@ -56,6 +58,13 @@ class Weights:
 
     def __truediv__(self, part: str) -> Weights:
         return Weights(self._reader, f"{self._prefix}{part}.")
+
+    def split(self, merged: str, sizes: Mapping[str, int]) -> Weights:
+        """The same view, in which the checkpoint's projection `merged` is the projections `sizes`, side by side.
+
+        sizes: name → outputs, in the checkpoint's order.
+        """
+        return Weights(SplitReader(self._reader, self._prefix, merged, sizes), self._prefix)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The whole tensor, checked to have `shape`."""
