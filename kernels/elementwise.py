@@ -38,9 +38,10 @@ def apply_rope(
     """Rotate queries and keys to their positions (RoFormer, arXiv:2104.09864, in the half-split "neox" layout).
 
     q: [T, H, D]; k: [T, Hkv, D]; positions: [T] int64; cos_sin_cache: [max_positions, rotary_dim], the first half of
-    each row cosines, the second half sines. Dimensions past rotary_dim pass unchanged. Returns new tensors.
+    each row cosines, the second half sines, in q's dtype or fp32: products and sums are rounded to it (transformers'
+    OLMo-2 turns in fp32, its Llama does not). Dimensions past rotary_dim pass unchanged. Returns new tensors.
     """
-    cos, sin = cos_sin_cache[positions].to(q.dtype).unsqueeze(1).chunk(2, dim=-1)  # each [T, 1, rotary_dim / 2]
+    cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)  # each [T, 1, rotary_dim / 2]
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
 
@@ -62,4 +63,4 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = cos.shape[-1]
     x1, x2, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest), dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest), dim=-1).to(x.dtype)

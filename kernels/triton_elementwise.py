@@ -70,7 +70,7 @@ def norm_rope_write_kv(
 
     Equals rms_norm (skipped where both weights are None), apply_rope and write_kv one after another. qkv: [T, (H + 2 *
     Hkv) * D], last dimension dense; weights: [D]; positions, slot_mapping: [T] int64; cos_sin_cache: [max_positions,
-    rotary_dim]; caches: [num_blocks, block_size, Hkv, D]. Writes the caches in place.
+    rotary_dim], of qkv's dtype or fp32; caches: [num_blocks, block_size, Hkv, D]. Writes the caches in place.
     """
     num_tokens = qkv.shape[0]
     block_size, num_kv_heads, head_dim = k_cache.shape[1:]
@@ -182,8 +182,8 @@ def _norm_rope_write_kv_kernel(
     x2 = tl.load(source + HALF + dims, mask=in_half, other=0.0)
     # Early, beside the loads of x: they depend on nothing else
     angles = cos_sin_ptr + tl.load(positions_ptr + token) * stride_position + dims
-    cos = _round(tl.load(angles, mask=dims < HALF, other=0.0), x1.dtype)
-    sin = _round(tl.load(angles + HALF, mask=dims < HALF, other=0.0), x1.dtype)
+    cos = tl.load(angles, mask=dims < HALF, other=0.0)
+    sin = tl.load(angles + HALF, mask=dims < HALF, other=0.0)
     if REST > 0:
         rest = tl.load(source + rest_dims, mask=in_rest, other=0.0)
     if HAS_NORM:
@@ -211,9 +211,10 @@ def _norm_rope_write_kv_kernel(
 
 @triton.jit
 def _rotate(x1, x2, cos, sin, is_v):
-    """Both halves of each head turned by fp32 cos and sin, in the specification's roundings; v passes."""
-    y1 = _round(x1.to(tl.float32) * cos, x1.dtype) - _round(x2.to(tl.float32) * sin, x1.dtype)
-    y2 = _round(x2.to(tl.float32) * cos, x1.dtype) + _round(x1.to(tl.float32) * sin, x1.dtype)
+    """Both halves of each head turned, in the specification's roundings to cos's dtype; v passes."""
+    cos_fp32, sin_fp32 = cos.to(tl.float32), sin.to(tl.float32)
+    y1 = _round(x1.to(tl.float32) * cos_fp32, cos.dtype) - _round(x2.to(tl.float32) * sin_fp32, cos.dtype)
+    y2 = _round(x2.to(tl.float32) * cos_fp32, cos.dtype) + _round(x1.to(tl.float32) * sin_fp32, cos.dtype)
     return tl.where(is_v, x1, y1.to(x1.dtype)), tl.where(is_v, x2, y2.to(x1.dtype))
 
 

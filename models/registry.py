@@ -58,6 +58,58 @@ ARCHITECTURES: dict[str, Architecture] = {
         qk_norm="head",
         sliding_layers="max_window_layers",
     ),
+    "SmolLM3ForCausalLM": Architecture(
+        "models.llama:Llama",
+        qkv_bias="config",
+        has_output_bias=True,
+        has_mlp_bias=True,
+        ties_embeddings=True,
+        sliding_layers="nope",
+        rope="smollm3",
+        default_theta=2e6,
+    ),
+    "Phi3ForCausalLM": Architecture(
+        "models.phi3:Phi3", qkv_bias=False, sliding_layers="every", rope="phi3", default_original_len=4096
+    ),
+    "GraniteForCausalLM": Architecture(
+        "models.granite:Granite", qkv_bias="config", has_output_bias=True, has_mlp_bias=True, scales="granite"
+    ),
+    "Olmo2ForCausalLM": Architecture(
+        "models.olmo2:Olmo2", qkv_bias="config", has_output_bias=True, qk_norm="width", norm="olmo2"
+    ),
+    "GemmaForCausalLM": Architecture(
+        "models.llama:Llama",
+        qkv_bias="config",
+        has_output_bias=True,
+        norm="gemma",
+        activation="legacy_gelu_tanh",
+        scales="gemma",
+        ties_embeddings=True,
+    ),
+    "Gemma2ForCausalLM": Architecture(
+        "models.gemma2:Gemma2",
+        qkv_bias="config",
+        has_output_bias=True,
+        norm="gemma",
+        num_layer_norms=4,
+        activation="gelu_tanh",
+        scales="gemma2",
+        ties_embeddings=True,
+        sliding_layers="alternating",
+    ),
+    "Gemma3ForCausalLM": Architecture(
+        "models.gemma3:Gemma3",
+        qkv_bias="config",
+        has_output_bias=True,
+        qk_norm="head",
+        norm="gemma",
+        num_layer_norms=4,
+        activation="gelu_tanh",
+        scales="gemma3",
+        ties_embeddings=True,
+        sliding_layers="pattern",
+        rope="gemma3",
+    ),
 }
 
 

@@ -96,7 +96,7 @@ def test_norm_rope_write_kv_equals_the_three_specifications(
     norm_dtype = torch.float32 if norm == "fp32" else dtype
     weights = [torch.randn(head_dim).to(norm_dtype) if norm else None for _ in range(2)]
     positions = torch.randint(0, 50, (num_tokens,))
-    cos_sin_cache = torch.randn(50, rotary_dim)
+    cos_sin_cache = torch.randn(50, rotary_dim).to(norm_dtype)
     if not has_positions:  # one row for all, which turns by no angle
         cos_sin_cache = torch.cat((torch.ones(1, head_dim // 2), torch.zeros(1, head_dim // 2)), -1).expand(50, -1)
     slots = torch.randperm(8 * 16)[:num_tokens]
