@@ -116,7 +116,7 @@ class ModelConfig:
             has_output_bias=attention_bias and architecture.has_output_bias,
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
             qk_norm=architecture.qk_norm,
-            sliding_windows=find_windows(config, is_sliding, max_context_len=max_context_len),
+            sliding_windows=find_windows(config, architecture, is_sliding, max_context_len=max_context_len),
             ropes=ropes,
             scales=parse_scales(config, architecture, hidden_size=hidden_size, head_dim=head_dim),
             dtype=_dtype(config),

@@ -41,6 +41,7 @@ class Architecture:
     ties_embeddings: bool = False  # where the config does not say
     # models/layer_kinds.py: no layer slides, or each; those that layer_types names, else those of a rule
     sliding_layers: Literal["none", "every", "max_window_layers", "nope", "alternating", "pattern"] = "none"
+    default_window: int | None = 4096  # where the config does not say
     # models/rope_config.py: whose reading of the rotary fields
     rope: Literal["llama", "smollm3", "phi3", "gemma3"] = "llama"
     default_theta: float = 10_000.0
@@ -65,11 +66,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         has_mlp_bias=True,
         ties_embeddings=True,
         sliding_layers="nope",
+        default_window=None,
         rope="smollm3",
         default_theta=2e6,
     ),
     "Phi3ForCausalLM": Architecture(
-        "models.phi3:Phi3", qkv_bias=False, sliding_layers="every", rope="phi3", default_original_len=4096
+        "models.phi3:Phi3",
+        qkv_bias=False,
+        sliding_layers="every",
+        default_window=None,
+        rope="phi3",
+        default_original_len=4096,
     ),
     "GraniteForCausalLM": Architecture(
         "models.granite:Granite", qkv_bias="config", has_output_bias=True, has_mlp_bias=True, scales="granite"

@@ -55,6 +55,9 @@ def make_configs() -> dict[str, PreTrainedConfig]:
         "linear_rope": LlamaConfig(
             **TINY, num_key_value_heads=2, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
         ),
+        "dynamic_rope": LlamaConfig(
+            **TINY, num_key_value_heads=2, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+        ),
         "yarn_rope": LlamaConfig(**TINY, num_key_value_heads=2, rope_parameters=YARN_ROPE),
         "mistral": MistralConfig(**TINY, num_key_value_heads=2, sliding_window=7),
         "mistral_full": MistralConfig(**TINY, num_key_value_heads=2, head_dim=16, sliding_window=None),
@@ -73,8 +76,8 @@ def make_configs() -> dict[str, PreTrainedConfig]:
 def _make_small_families() -> dict[str, PreTrainedConfig]:
     multipliers = {
         "attention_multiplier": 0.4,
-        "embedding_multiplier": 6.0,
-        "residual_multiplier": 0.22,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.6,
         "logits_scaling": 1.3,
     }
     return {
@@ -101,12 +104,13 @@ def _make_small_families() -> dict[str, PreTrainedConfig]:
             tie_word_embeddings=True,
             pad_token_id=None,
         ),
-        "granite": GraniteConfig(**TINY, num_key_value_heads=2, tie_word_embeddings=True, **multipliers),
+        "granite": GraniteConfig(**TINY, num_key_value_heads=2, **multipliers),
         "granite_biases": GraniteConfig(
             **TINY,
             num_key_value_heads=4,
             attention_bias=True,
             mlp_bias=True,
+            tie_word_embeddings=True,
             **multipliers | {"residual_multiplier": 1},
         ),
         "olmo2": Olmo2Config(**TINY, num_key_value_heads=2, rope_parameters=DEFAULT_ROPE, pad_token_id=None),
