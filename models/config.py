@@ -78,7 +78,8 @@ class ModelConfig:
         if not isinstance(raw, Mapping):
             raise ModelError(f"{where}: expected a JSON object, found {type(raw).__name__}")
         name = _architecture_name(raw, where)
-        architecture, config = find_architecture(name), Fields(raw, where)
+        architecture = find_architecture(name)
+        config = Fields({**architecture.defaults, **raw}, where)  # a null is no default
         _refuse_unsupported(config)
         hidden_size, num_layers = config.count("hidden_size"), config.count("num_hidden_layers")
         num_heads, num_kv_heads, head_dim = _heads(config, hidden_size)
@@ -111,12 +112,12 @@ class ModelConfig:
             norm=architecture.norm,
             num_layer_norms=architecture.num_layer_norms,
             activation=_activation(config, architecture),
-            tie_word_embeddings=config.flag("tie_word_embeddings", default=architecture.ties_embeddings),
+            tie_word_embeddings=config.flag("tie_word_embeddings"),
             has_qkv_bias=attention_bias if architecture.qkv_bias == "config" else architecture.qkv_bias,
             has_output_bias=attention_bias and architecture.has_output_bias,
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
             qk_norm=architecture.qk_norm,
-            sliding_windows=find_windows(config, architecture, is_sliding, max_context_len=max_context_len),
+            sliding_windows=find_windows(config, is_sliding, max_context_len=max_context_len),
             ropes=ropes,
             scales=parse_scales(config, architecture, hidden_size=hidden_size, head_dim=head_dim),
             dtype=_dtype(config),

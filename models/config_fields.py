@@ -20,10 +20,6 @@ class Fields:
         """The value as it stands, None if it is missing."""
         return self.raw.get(name)
 
-    def is_null(self, name: str) -> bool:
-        """Whether the field is there and says null."""
-        return name in self.raw and self.raw[name] is None
-
     def count(self, name: str, *, default: int | None = None) -> int:
         """A positive integer."""
         value = self._value(name, default)

@@ -41,19 +41,15 @@ def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tu
         return tuple(layer >= num_full_layers for layer in range(num_layers))
     if rule == "nope":
         return tuple(not rotates for rotates in has_rope)
-    period = 2 if rule == "alternating" else config.count("sliding_window_pattern", default=6)
+    period = 2 if rule == "alternating" else config.count("sliding_window_pattern")
     return tuple((layer + 1) % period != 0 for layer in range(num_layers))
 
 
-def find_windows(
-    config: Fields, architecture: Architecture, is_sliding: tuple[bool, ...], *, max_context_len: int
-) -> tuple[int | None, ...]:
+def find_windows(config: Fields, is_sliding: tuple[bool, ...], *, max_context_len: int) -> tuple[int | None, ...]:
     """Each layer's window in tokens; None where nothing that fits the context is out of sight."""
-    # null is not the default, but none
-    default = None if config.is_null("sliding_window") else architecture.default_window
-    if not any(is_sliding) or (default is None and config.get("sliding_window") is None):
+    if not any(is_sliding) or config.get("sliding_window") is None:
         return (None,) * len(is_sliding)
-    window = config.count("sliding_window", default=default)
+    window = config.count("sliding_window")
     if window >= max_context_len:
         return (None,) * len(is_sliding)
     return tuple(window if slides else None for slides in is_sliding)

@@ -6,8 +6,9 @@ A new model is one file and one row here. Imports a model's file only when it is
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -38,45 +39,62 @@ class Architecture:
     activation: Literal["silu", "gelu_tanh", "legacy_gelu_tanh"] = "silu"
     # models/scales.py: which constants the config has
     scales: Literal["llama", "granite", "gemma", "gemma2", "gemma3"] = "llama"
-    ties_embeddings: bool = False  # where the config does not say
     # models/layer_kinds.py: no layer slides, or each; those that layer_types names, else those of a rule
     sliding_layers: Literal["none", "every", "max_window_layers", "nope", "alternating", "pattern"] = "none"
-    default_window: int | None = 4096  # where the config does not say
     # models/rope_config.py: whose reading of the rotary fields
     rope: Literal["llama", "smollm3", "phi3", "gemma3"] = "llama"
-    default_theta: float = 10_000.0
-    default_original_len: int | None = None  # original_max_position_embeddings; None: as max_position_embeddings
+    # fields that published configs leave out where they mean the default of their transformers class
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
+
+_GEMMA3_DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture("models.llama:Llama", qkv_bias="config", has_output_bias=True, has_mlp_bias=True),
-    "MistralForCausalLM": Architecture("models.llama:Llama", qkv_bias=False, sliding_layers="every"),
-    "Qwen2ForCausalLM": Architecture("models.llama:Llama", qkv_bias=True, sliding_layers="max_window_layers"),
+    "MistralForCausalLM": Architecture(
+        "models.llama:Llama", qkv_bias=False, sliding_layers="every", defaults={"sliding_window": 4096}
+    ),
+    "Qwen2ForCausalLM": Architecture(
+        "models.llama:Llama",
+        qkv_bias=True,
+        sliding_layers="max_window_layers",
+        defaults={"sliding_window": 4096},
+    ),
     "Qwen3ForCausalLM": Architecture(
         "models.qwen3:Qwen3",
         qkv_bias="config",
         has_output_bias=True,
         qk_norm="head",
         sliding_layers="max_window_layers",
+        defaults={"sliding_window": 4096},
     ),
     "SmolLM3ForCausalLM": Architecture(
         "models.llama:Llama",
         qkv_bias="config",
         has_output_bias=True,
         has_mlp_bias=True,
-        ties_embeddings=True,
         sliding_layers="nope",
-        default_window=None,
         rope="smollm3",
-        default_theta=2e6,
+        defaults={"tie_word_embeddings": True, "rope_theta": 2e6},
     ),
     "Phi3ForCausalLM": Architecture(
         "models.phi3:Phi3",
         qkv_bias=False,
         sliding_layers="every",
-        default_window=None,
         rope="phi3",
-        default_original_len=4096,
+        defaults={"original_max_position_embeddings": 4096},
     ),
     "GraniteForCausalLM": Architecture(
         "models.granite:Granite", qkv_bias="config", has_output_bias=True, has_mlp_bias=True, scales="granite"
@@ -91,7 +109,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm="gemma",
         activation="legacy_gelu_tanh",
         scales="gemma",
-        ties_embeddings=True,
+        defaults={"head_dim": 256, "tie_word_embeddings": True},
     ),
     "Gemma2ForCausalLM": Architecture(
         "models.gemma2:Gemma2",
@@ -101,8 +119,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         num_layer_norms=4,
         activation="gelu_tanh",
         scales="gemma2",
-        ties_embeddings=True,
         sliding_layers="alternating",
+        defaults={
+            "head_dim": 256,
+            "tie_word_embeddings": True,
+            "sliding_window": 4096,
+            "query_pre_attn_scalar": 256,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
     ),
     "Gemma3ForCausalLM": Architecture(
         "models.gemma3:Gemma3",
@@ -113,9 +138,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         num_layer_norms=4,
         activation="gelu_tanh",
         scales="gemma3",
-        ties_embeddings=True,
         sliding_layers="pattern",
         rope="gemma3",
+        defaults=_GEMMA3_DEFAULTS,
     ),
 }
 

@@ -66,13 +66,13 @@ def parse_ropes(
         # transformers, Gemma3TextConfig: only layers that see the whole context are stretched
         whole = Fields(dict(new.section("full_attention").raw) | dict(old.raw), config.where)
         near = new.section("sliding_attention")
-        rope = _parse(whole, config, shape, theta=config.positive("rope_theta", default=1e6))
-        local = _parse(near, config, shape, theta=config.positive("rope_local_base_freq", default=1e4))
+        rope = _parse(whole, config, shape, theta=config.positive("rope_theta"))
+        local = _parse(near, config, shape, theta=config.positive("rope_local_base_freq"))
         return tuple(local if slides else rope for slides in is_sliding)
     fields = new if new.raw else old
     if any(isinstance(value, Mapping) for value in fields.raw.values()):
         raise ModelError(f"{config.where}: rope_parameters per layer type ({', '.join(fields.raw)}) are not supported")
-    rope = _parse(fields, config, shape, theta=config.positive("rope_theta", default=architecture.default_theta))
+    rope = _parse(fields, config, shape, theta=config.positive("rope_theta", default=1e4))
     return tuple(rope if rotates else None for rotates in has_rope)
 
 
@@ -96,9 +96,7 @@ def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> Ro
     if rope_type == "dynamic":  # transformers stretches it from there, whatever else the config says
         original = max_positions
     else:
-        original = fields.count(
-            "original_max_position_embeddings", default=shape.architecture.default_original_len or max_positions
-        )
+        original = fields.count("original_max_position_embeddings", default=max_positions)
         # Phi-3 has it beside the object, and that comes first (transformers, standardize_rope_params)
         original = config.count("original_max_position_embeddings", default=original)
     # yarn and longrope may leave it out and mean this ratio (transformers, _compute_yarn_parameters)

@@ -33,17 +33,11 @@ def parse_scales(config: Fields, architecture: Architecture, *, hidden_size: int
     if kind == "gemma":
         return Scales(attention=head_dim**-0.5, embedding=hidden_size**0.5)
     if kind in ("gemma2", "gemma3"):
-        is_gemma2 = kind == "gemma2"
         return Scales(
-            attention=config.positive("query_pre_attn_scalar", default=256.0) ** -0.5,
+            attention=config.positive("query_pre_attn_scalar") ** -0.5,
             embedding=hidden_size**0.5,
             # transformers' Gemma 3 has the field too, and applies it nowhere
-            attention_softcap=_cap(config, "attn_logit_softcapping", default=50.0) if is_gemma2 else 0.0,
-            logits_softcap=_cap(config, "final_logit_softcapping", default=30.0 if is_gemma2 else 0.0),
+            attention_softcap=config.number("attn_logit_softcapping", default=0.0) if kind == "gemma2" else 0.0,
+            logits_softcap=config.number("final_logit_softcapping", default=0.0),
         )
     return Scales(attention=head_dim**-0.5)
-
-
-def _cap(config: Fields, name: str, *, default: float) -> float:
-    """0 where the config says null."""
-    return 0.0 if config.is_null(name) else config.number(name, default=default)
