@@ -29,6 +29,8 @@ _ACTIVATION_NAMES = {
     "gelu_tanh": ("gelu_pytorch_tanh",),
     "legacy_gelu_tanh": ("gelu_pytorch_tanh", "gelu"),
 }
+# What a model with a text part states for all of it
+_WHOLE_MODEL_FIELDS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class ModelConfig:
             raise ModelError(f"{where}: expected a JSON object, found {type(raw).__name__}")
         name = _architecture_name(raw, where)
         architecture = find_architecture(name)
-        config = Fields({**architecture.defaults, **raw}, where)  # a null is no default
+        config = _text_fields(raw, architecture, where)
         _refuse_unsupported(config)
         hidden_size, num_layers = config.count("hidden_size"), config.count("num_hidden_layers")
         num_heads, num_kv_heads, head_dim = _heads(config, hidden_size)
@@ -189,6 +191,15 @@ def _architecture_name(raw: Mapping[str, Any], where: str) -> str:
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ModelError(f"{where}: architectures must be a list of one name, found {names!r}")
     return names[0]
+
+
+def _text_fields(raw: Mapping[str, Any], architecture: Architecture, where: str) -> Fields:
+    """The config of the text part, over the architecture's defaults; a null is what the config says, too."""
+    if architecture.text_config is None:
+        return Fields({**architecture.defaults, **raw}, where)
+    text = Fields(raw, where).section(architecture.text_config).raw
+    whole = {name: raw[name] for name in _WHOLE_MODEL_FIELDS if raw.get(name) is not None}
+    return Fields({**architecture.defaults, **text, **whole}, where)
 
 
 def _refuse_unsupported(config: Fields) -> None:

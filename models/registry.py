@@ -5,6 +5,7 @@ A new model is one file and one row here. Imports a model's file only when it is
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,10 @@ class Architecture:
     rope: Literal["llama", "smollm3", "phi3", "gemma3"] = "llama"
     # fields that published configs leave out where they mean the default of their transformers class
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    # a model that sees, too: where its config and its checkpoint hold the text part, and the prefixes that stay unread
+    text_config: str | None = None
+    text_prefix: str | None = None
+    unserved: tuple[str, ...] = ()
 
 
 _GEMMA3_DEFAULTS = {
@@ -60,6 +65,19 @@ _GEMMA3_DEFAULTS = {
     "rope_theta": 1e6,
     "rope_local_base_freq": 1e4,
 }
+_GEMMA3 = Architecture(
+    "models.gemma3:Gemma3",
+    qkv_bias="config",
+    has_output_bias=True,
+    qk_norm="head",
+    norm="gemma",
+    num_layer_norms=4,
+    activation="gelu_tanh",
+    scales="gemma3",
+    sliding_layers="pattern",
+    rope="gemma3",
+    defaults=_GEMMA3_DEFAULTS,
+)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture("models.llama:Llama", qkv_bias="config", has_output_bias=True, has_mlp_bias=True),
@@ -129,18 +147,12 @@ ARCHITECTURES: dict[str, Architecture] = {
             "final_logit_softcapping": 30.0,
         },
     ),
-    "Gemma3ForCausalLM": Architecture(
-        "models.gemma3:Gemma3",
-        qkv_bias="config",
-        has_output_bias=True,
-        qk_norm="head",
-        norm="gemma",
-        num_layer_norms=4,
-        activation="gelu_tanh",
-        scales="gemma3",
-        sliding_layers="pattern",
-        rope="gemma3",
-        defaults=_GEMMA3_DEFAULTS,
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": dataclasses.replace(
+        _GEMMA3,
+        text_config="text_config",
+        text_prefix="language_model",
+        unserved=("vision_tower.", "multi_modal_projector."),
     ),
 }
 
@@ -160,8 +172,10 @@ def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> nn.Module:
     torch.inference_mode. Blocks while weights are read. Raises ModelError.
     """
     config.check_tensor_parallel(tp.size)
-    module_name, _, class_name = find_architecture(config.architecture).target.partition(":")
+    architecture = find_architecture(config.architecture)
+    module_name, _, class_name = architecture.target.partition(":")
     model_class = vars(importlib.import_module(module_name))[class_name]
-    model: nn.Module = model_class(config, w, tp)
-    w.finish(has_tied_embeddings=config.tie_word_embeddings)
+    text = w if architecture.text_prefix is None else w / architecture.text_prefix
+    model: nn.Module = model_class(config, text, tp)
+    w.finish(has_tied_embeddings=config.tie_word_embeddings, unserved=architecture.unserved)
     return model.eval()

@@ -40,6 +40,6 @@ class SplitReader:
         offset = shape[dim] * first // size
         return self._reader.read(self._merged + tensor, stored, dim=dim, start=offset + start, stop=offset + stop)
 
-    def finish(self, *, has_tied_embeddings: bool) -> None:
+    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """See TensorReader.finish."""
-        self._reader.finish(has_tied_embeddings=has_tied_embeddings)
+        self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)

@@ -27,8 +27,8 @@ class TensorReader(Protocol):
         """A new tensor: [start, stop) along dim of tensor `name`, which must have `shape`. Raises ModelError."""
         ...
 
-    def finish(self, *, has_tied_embeddings: bool) -> None:
-        """Close what is open. Raises ModelError if tensors were left unread that mean something."""
+    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
+        """Close what is open. Raises ModelError if tensors were left unread, but for those whose prefix is unserved."""
         ...
 
 
@@ -80,6 +80,6 @@ class Weights:
         """[start, stop) along dim. shape: of the whole tensor."""
         return self._reader.read(self._prefix + name, shape, dim=dim, start=start, stop=stop)
 
-    def finish(self, *, has_tied_embeddings: bool) -> None:
+    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Say that the model is built. Raises ModelError naming tensors that it did not read."""
-        self._reader.finish(has_tied_embeddings=has_tied_embeddings)
+        self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)
