@@ -52,6 +52,16 @@ class Architecture:
     unserved: tuple[str, ...] = ()
 
 
+def _text_part_of(architecture: Architecture) -> Architecture:
+    """The same model within one that also sees, in the layout that transformers' save_pretrained writes."""
+    return dataclasses.replace(
+        architecture,
+        text_config="text_config",
+        text_prefix="language_model",
+        unserved=("vision_tower.", "multi_modal_projector."),
+    )
+
+
 _GEMMA3_DEFAULTS = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
@@ -65,6 +75,7 @@ _GEMMA3_DEFAULTS = {
     "rope_theta": 1e6,
     "rope_local_base_freq": 1e4,
 }
+_MISTRAL = Architecture("models.llama:Llama", qkv_bias=False, sliding_layers="every", defaults={"sliding_window": 4096})
 _GEMMA3 = Architecture(
     "models.gemma3:Gemma3",
     qkv_bias="config",
@@ -81,9 +92,8 @@ _GEMMA3 = Architecture(
 
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture("models.llama:Llama", qkv_bias="config", has_output_bias=True, has_mlp_bias=True),
-    "MistralForCausalLM": Architecture(
-        "models.llama:Llama", qkv_bias=False, sliding_layers="every", defaults={"sliding_window": 4096}
-    ),
+    "MistralForCausalLM": _MISTRAL,
+    "Mistral3ForConditionalGeneration": _text_part_of(_MISTRAL),
     "Qwen2ForCausalLM": Architecture(
         "models.llama:Llama",
         qkv_bias=True,
@@ -148,12 +158,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
     ),
     "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": dataclasses.replace(
-        _GEMMA3,
-        text_config="text_config",
-        text_prefix="language_model",
-        unserved=("vision_tower.", "multi_modal_projector."),
-    ),
+    "Gemma3ForConditionalGeneration": _text_part_of(_GEMMA3),
 }
 
 

@@ -5,7 +5,12 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+)
 
 from models.config import ModelConfig
 from models.errors import ModelError
@@ -31,14 +36,33 @@ GEMMA_3_4B = {
 }
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+def make_gemma():
     text = TINY | {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 6, "sliding_window_pattern": 2}
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     tokens = {"image_token_index": 90, "boi_token_index": 91, "eoi_token_index": 92}
-    config = Gemma3Config(text_config=text, vision_config={**sizes, "image_size": 28, "patch_size": 14}, **tokens)
+    return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=VISION, **tokens))
+
+
+def make_mistral():
+    text = TINY | {"model_type": "mistral", "num_key_value_heads": 2, "head_dim": 12, "sliding_window": None}
+    vision = VISION | {"model_type": "pixtral", "head_dim": 8}
+    options = {"image_token_index": 90, "tie_word_embeddings": False}
+    return Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision, **options))
+
+
+@pytest.fixture(params=[make_gemma, make_mistral])
+def checkpoint(request, tmp_path):
     torch.manual_seed(0)
-    model = Gemma3ForConditionalGeneration(config).eval()
+    model = request.param().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.2)
@@ -47,7 +71,7 @@ def checkpoint(tmp_path):
         return tmp_path, model(torch.tensor([PROMPT])).logits[0]
 
 
-def test_gemma_3_with_eyes_gives_transformers_logits_for_text(checkpoint):
+def test_logits_for_text_are_those_of_transformers(checkpoint):
     folder, expected = checkpoint
     runner = PagedRunner(load(folder), ModelConfig.from_folder(folder))
     row = runner.add_row()
