@@ -71,14 +71,15 @@ def test_longrope_turns_by_the_short_factors_where_only_short_requests_are_serve
     config = config_of("phi3_long")
     config.original_max_position_embeddings = config.rope_parameters["original_max_position_embeddings"] = 150
     save_checkpoint(tmp_path, config)
-    texts = {}
-    for max_model_len in (150, 160):
-        settings = EngineConfig(model=str(tmp_path), device="cpu", max_model_len=max_model_len)
-        offline = OfflineEngine.load(settings)
+    bytes_per_block = 2 * 3 * 8 * 4 * 4  # k and v, layers, head_dim, float32, tokens
+    texts = []
+    # The longest request as asked for, and as the pool's size leaves it
+    for limit in ({"max_model_len": 150}, {"kv_cache_memory_bytes": 38 * bytes_per_block}, {"max_model_len": 160}):
+        offline = OfflineEngine.load(EngineConfig(model=str(tmp_path), device="cpu", block_size=4, **limit))
         (generation,) = offline.generate(PROMPTS[1:], [SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)])
-        texts[max_model_len] = generation.token_ids
-    assert texts[150] == their_greedy_text(tmp_path, PROMPTS[1], attention="sdpa")
-    assert texts[150] != texts[160]
+        texts.append(generation.token_ids)
+    assert texts[0] == texts[1] == their_greedy_text(tmp_path, PROMPTS[1], attention="sdpa")
+    assert texts[2] != texts[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
