@@ -96,9 +96,7 @@ class ModelConfig:
             head_dim=head_dim,
             max_position_embeddings=max_positions,
         )
-        reaches = [rope.reach(max_positions) for rope in ropes if rope is not None]
-        # Gemma 3 states the stretched length, whatever the rope's type
-        max_context_len = max_positions if architecture.rope == "gemma3" else max(reaches, default=max_positions)
+        max_context_len = _max_context_len(ropes, architecture, max_positions)
         attention_bias = config.flag("attention_bias")
         return cls(
             architecture=name,
@@ -230,6 +228,12 @@ def _heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:
     if head_dim % 2 != 0:
         raise ModelError(f"{config.where}: head_dim {head_dim} is odd, and RoPE rotates pairs")
     return num_heads, num_kv_heads, head_dim
+
+
+def _max_context_len(ropes: tuple[RopeConfig | None, ...], architecture: Architecture, max_positions: int) -> int:
+    if architecture.rope == "gemma3":  # it states the stretched length, whatever the rope's type
+        return max_positions
+    return max((rope.reach(max_positions) for rope in ropes if rope is not None), default=max_positions)
 
 
 def _activation(config: Fields, architecture: Architecture) -> Literal["silu", "gelu_tanh"]:
