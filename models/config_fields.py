@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from models.errors import ModelError
+
+MAX_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Fields:
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise ModelError(f"{self.where}: {name} must be a positive integer, found {value!r}")
+        if value > MAX_COUNT:
+            raise ModelError(f"{self.where}: {name} {value} is larger than {MAX_COUNT}")
         return value
 
     def number(self, name: str, *, default: float | None = None) -> float:
@@ -81,4 +86,5 @@ class Fields:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it is a finite number: Python's JSON knows NaN and Infinity."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

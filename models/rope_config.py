@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from models.config_fields import Fields
+from models.config_fields import MAX_COUNT, Fields
 from models.errors import ModelError
 from models.registry import Architecture
 
@@ -118,6 +118,8 @@ def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> Ro
         short_factors=_pair_factors(fields, "short_factor", rope_type, partial, shape),
         long_factors=_pair_factors(fields, "long_factor", rope_type, partial, shape),
     )
+    if not 1 <= rope.factor * max_positions <= MAX_COUNT:
+        raise ModelError(f"{config.where}: rope factor {rope.factor!r} stretches {max_positions} positions to nothing")
     if rope_type == "dynamic" and rope.rotary_dim(shape.head_dim) <= 2:
         raise ModelError(f"{config.where}: dynamic rope needs more than one rotated pair per head")
     return rope

@@ -12,6 +12,7 @@ import math
 import torch
 
 from models.config import ModelConfig
+from models.errors import ModelError
 from models.rope_config import RopeConfig
 
 
@@ -73,6 +74,16 @@ def _make_table(rope: RopeConfig | None, head_dim: int, num_positions: int) -> t
     """[num_positions, rotary_dim] fp32; for no rope [1, head_dim], the turn by no angle."""
     if rope is None:
         return torch.cat((torch.ones(1, head_dim // 2), torch.zeros(1, head_dim // 2)), dim=-1)
+    try:
+        table = _make_turns(rope, head_dim, num_positions)
+    except ArithmeticError as error:
+        raise ModelError(f"{rope} cannot be computed: {error}") from error
+    if not bool(table.isfinite().all()):
+        raise ModelError(f"{rope} gives angles that are no numbers")
+    return table
+
+
+def _make_turns(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequencies(rope, head_dim, num_positions))
     original = rope.original_max_position_embeddings
