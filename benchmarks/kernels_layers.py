@@ -59,7 +59,7 @@ class Step:
         self.seq_lens = torch.full((num_rows,), _CONTEXT, dtype=torch.int32, device="cuda")
         self.positions = torch.full((num_rows,), _CONTEXT - 1, device="cuda")
         self.slots = torch.arange(1, num_rows + 1, device="cuda") * _CONTEXT - 1
-        self.angles = torch.rand(_CONTEXT, _HEAD_DIM, device="cuda")
+        self.angles = torch.rand(_CONTEXT, _HEAD_DIM, **_BF16)
         self.norm, self.head_norm = torch.ones(hidden, **_BF16), torch.ones(_HEAD_DIM, **_BF16)
         self.hidden_states = torch.randn(num_rows, hidden, **_BF16)
         self.gemv_scratch = GemvScratch.allocate(torch.device("cuda"))

@@ -139,7 +139,7 @@ def _elementwise_cases(
     width = (heads + 16) * 128
     qkvs = [torch.randn(tokens, width, **_BF16) for _ in range(num_copies(tokens * width * 2))]
     caches = [torch.zeros(512, 16, 8, 128, **_BF16) for _ in range(2)]
-    positions, angles = torch.arange(tokens, device="cuda"), torch.randn(8192, 128, device="cuda")
+    positions, angles = torch.arange(tokens, device="cuda"), torch.randn(8192, 128, **_BF16)
     slots = torch.randperm(512 * 16, device="cuda")[:tokens]
 
     def fused(qkv: torch.Tensor) -> torch.Tensor:

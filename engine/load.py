@@ -79,17 +79,19 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
     backend = _select_backend(config, model_config, dtype, device)
     loader = CompilerLoader(Path(config.model))
     setup = Setup(config, model_config, device, dtype, choose_limits(config, device), backend, loader)
-    plan = setup.plan_pool(has_weights=False)
+    plan, key = setup.plan_pool(has_weights=False), repr(setup)
+    # The model is built for the requests that fit: its rotary tables end there, and longrope is chosen by it
+    setup = dataclasses.replace(setup, model_config=model_config.limited_to(plan.max_model_len))
     compilation = None
     if device.type == "cuda" and HAS_TRITON:
         on_stage(Stage("kernels"))
         # Without graphs, too, since a step that fits none is launched kernel by kernel, and its kernels may differ
         eager = dataclasses.replace(setup, config=msgspec.structs.replace(config, enforce_eager=True))
         performances = [lambda: _serve_small(setup, plan, None), lambda: _serve_small(eager, plan, serve)]
-        compilation = rehearse(performances, key=repr(setup))
+        compilation = rehearse(performances, key=key)
     loader.start()  # beside the weights, and after the rehearsal, which forks
     started = time.monotonic()
-    model, num_bytes = _load_weights(config, model_config, device, dtype, on_stage, detail)
+    model, num_bytes = _load_weights(config, setup.model_config, device, dtype, on_stage, detail)
     facts = {
         "Model": f"{model_config.architecture}, {model_config.num_parameters / 1e6:,.1f} M parameters",
         "Device": describe_device(device),
@@ -119,8 +121,7 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
 
 def _serve_small(setup: Setup, plan: KVCachePlan, serve: Serve | None) -> None:
     """Serve a model of one random layer of each kind, with its true pool per layer."""
-    windows = tuple(dict.fromkeys(setup.model_config.sliding_windows))
-    model_config = dataclasses.replace(setup.model_config, num_layers=len(windows), sliding_windows=windows)
+    model_config = setup.model_config.one_layer_of_each_kind()
     small = dataclasses.replace(setup, model_config=model_config, backend=type(setup.backend)())
     with torch.inference_mode():
         model = build(model_config, Weights.dummy(device=setup.device, dtype=setup.dtype), TensorParallel())

@@ -49,6 +49,13 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return elementwise.silu_and_mul(x)
 
 
+def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """See kernels.elementwise.gelu_tanh_and_mul."""
+    if HAS_TRITON and x.is_cuda:
+        return triton_elementwise.gelu_tanh_and_mul(x, pdl=_has_pdl(x.device))
+    return elementwise.gelu_tanh_and_mul(x)
+
+
 def norm_rope_write_kv(
     qkv: torch.Tensor,
     q_weight: torch.Tensor | None,
@@ -64,7 +71,8 @@ def norm_rope_write_kv(
 ) -> torch.Tensor:
     """Split qkv, normalise each head of q and k (unless the weights are None), rotate them, store k and v.
 
-    qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; weights: [head_dim]; positions, slot_mapping: [T] int64;
+    qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; weights: [head_dim], both of one dtype (see
+    kernels.elementwise.rms_norm); positions, slot_mapping: [T] int64;
     cos_sin_cache: [max_positions, rotary_dim]; caches: as write_kv, written in place. Returns q [T, H, D].
     """
     if HAS_TRITON and qkv.is_cuda:

@@ -44,13 +44,12 @@ def add_rms_norm(
 
 def silu_and_mul(x: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
     """Equal elementwise.silu_and_mul. x: [T, 2 * I], last dimension dense; returns [T, I]."""
-    num_tokens, size = x.shape[0], x.shape[1] // 2
-    out = torch.empty(num_tokens, size, dtype=x.dtype, device=x.device)
-    block = min(1024, triton.next_power_of_2(size))
-    _silu_and_mul_kernel[(num_tokens, triton.cdiv(size, block))](
-        x, out, x.stride(0), SIZE=size, BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl
-    )
-    return out
+    return _gate_and_mul(x, is_gelu=False, pdl=pdl)
+
+
+def gelu_tanh_and_mul(x: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
+    """Equal elementwise.gelu_tanh_and_mul. x: [T, 2 * I], last dimension dense; returns [T, I]."""
+    return _gate_and_mul(x, is_gelu=True, pdl=pdl)
 
 
 def norm_rope_write_kv(
@@ -71,7 +70,7 @@ def norm_rope_write_kv(
 
     Equals rms_norm (skipped where both weights are None), apply_rope and write_kv one after another. qkv: [T, (H + 2 *
     Hkv) * D], last dimension dense; weights: [D]; positions, slot_mapping: [T] int64; cos_sin_cache: [max_positions,
-    rotary_dim]; caches: [num_blocks, block_size, Hkv, D]. Writes the caches in place.
+    rotary_dim], of qkv's dtype or fp32; caches: [num_blocks, block_size, Hkv, D]. Writes the caches in place.
     """
     num_tokens = qkv.shape[0]
     block_size, num_kv_heads, head_dim = k_cache.shape[1:]
@@ -93,6 +92,16 @@ def norm_rope_write_kv(
         enable_fp_fusion=False,
     )  # fmt: skip
     return q
+
+
+def _gate_and_mul(x: torch.Tensor, *, is_gelu: bool, pdl: bool) -> torch.Tensor:
+    num_tokens, size = x.shape[0], x.shape[1] // 2
+    out = torch.empty(num_tokens, size, dtype=x.dtype, device=x.device)
+    block = min(1024, triton.next_power_of_2(size))
+    _gate_and_mul_kernel[(num_tokens, triton.cdiv(size, block))](
+        x, out, x.stride(0), SIZE=size, BLOCK=block, IS_GELU=is_gelu, PDL=pdl, num_warps=4, launch_pdl=pdl
+    )
+    return out
 
 
 def _row_warps(block: int) -> int:
@@ -120,14 +129,14 @@ def _rms_norm_kernel(
         tl.store(sum_ptr + row * SIZE + columns, x, mask=mask)
     x_fp32 = x.to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(x_fp32 * x_fp32, 0) / SIZE + eps)
-    normed = (x_fp32 * inverse_rms).to(x.dtype)
+    normed = (x_fp32 * inverse_rms).to(weight.dtype)
     product = weight.to(tl.float32) * normed.to(tl.float32)
     tl.store(normed_ptr + row * SIZE + columns, product.to(normed_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _silu_and_mul_kernel(
-    x_ptr, out_ptr, stride_x, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+def _gate_and_mul_kernel(
+    x_ptr, out_ptr, stride_x, SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_GELU: tl.constexpr, PDL: tl.constexpr
 ) -> None:  # fmt: skip
     """One part of one row."""
     row = tl.program_id(0).to(tl.int64)
@@ -139,7 +148,10 @@ def _silu_and_mul_kernel(
     gate = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0)
     up = tl.load(x_ptr + row * stride_x + SIZE + columns, mask=mask, other=0.0)
     gate_fp32 = gate.to(tl.float32)
-    activated = (gate_fp32 / (1.0 + tl.exp(-gate_fp32))).to(gate.dtype)
+    logit = gate_fp32
+    if IS_GELU:  # (1 + tanh(u)) / 2 is the sigmoid of 2 * u; the factor is 2 * sqrt(2 / pi)
+        logit = 1.5957691216057308 * (gate_fp32 + 0.044715 * gate_fp32 * gate_fp32 * gate_fp32)
+    activated = (gate_fp32 / (1.0 + tl.exp(-logit))).to(gate.dtype)
     product = activated.to(tl.float32) * up.to(tl.float32)
     tl.store(out_ptr + row * SIZE + columns, product.to(gate.dtype), mask=mask)
 
@@ -170,8 +182,8 @@ def _norm_rope_write_kv_kernel(
     x2 = tl.load(source + HALF + dims, mask=in_half, other=0.0)
     # Early, beside the loads of x: they depend on nothing else
     angles = cos_sin_ptr + tl.load(positions_ptr + token) * stride_position + dims
-    cos = _round(tl.load(angles, mask=dims < HALF, other=0.0), x1.dtype)
-    sin = _round(tl.load(angles + HALF, mask=dims < HALF, other=0.0), x1.dtype)
+    cos = tl.load(angles, mask=dims < HALF, other=0.0)
+    sin = tl.load(angles + HALF, mask=dims < HALF, other=0.0)
     if REST > 0:
         rest = tl.load(source + rest_dims, mask=in_rest, other=0.0)
     if HAS_NORM:
@@ -199,9 +211,10 @@ def _norm_rope_write_kv_kernel(
 
 @triton.jit
 def _rotate(x1, x2, cos, sin, is_v):
-    """Both halves of each head turned by fp32 cos and sin, in the specification's roundings; v passes."""
-    y1 = _round(x1.to(tl.float32) * cos, x1.dtype) - _round(x2.to(tl.float32) * sin, x1.dtype)
-    y2 = _round(x2.to(tl.float32) * cos, x1.dtype) + _round(x1.to(tl.float32) * sin, x1.dtype)
+    """Both halves of each head turned, in the specification's roundings to cos's dtype; v passes."""
+    cos_fp32, sin_fp32 = cos.to(tl.float32), sin.to(tl.float32)
+    y1 = _round(x1.to(tl.float32) * cos_fp32, cos.dtype) - _round(x2.to(tl.float32) * sin_fp32, cos.dtype)
+    y2 = _round(x2.to(tl.float32) * cos_fp32, cos.dtype) + _round(x1.to(tl.float32) * sin_fp32, cos.dtype)
     return tl.where(is_v, x1, y1.to(x1.dtype)), tl.where(is_v, x2, y2.to(x1.dtype))
 
 
@@ -216,7 +229,9 @@ def _norm_part(x, inverse_rms, q_weight_ptr, k_weight_ptr, dims, mask, is_q, is_
     """Scale part of each head by its inverse RMS and its q or k weight; v passes."""
     q_weight = tl.load(q_weight_ptr + dims, mask=mask, other=0.0).to(tl.float32)
     k_weight = tl.load(k_weight_ptr + dims, mask=mask, other=0.0).to(tl.float32)
-    normed = _round(x.to(tl.float32) * inverse_rms, x.dtype) * tl.where(is_q, q_weight, k_weight)
+    # In the weights' dtype: see elementwise.rms_norm
+    normed = _round(x.to(tl.float32) * inverse_rms, q_weight_ptr.dtype.element_ty)
+    normed = normed * tl.where(is_q, q_weight, k_weight)
     return tl.where(is_v, x, normed.to(x.dtype))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from models.errors import ModelError
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # (bytes_done, bytes_total)
 
@@ -57,12 +60,16 @@ class SafetensorsReader:
         # copy: a tensor that stays mapped onto the file would change, or fault, when the file does
         return part.to(self.device, self.dtype, copy=True)
 
-    def finish(self, *, has_tied_embeddings: bool) -> None:
+    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Unmap the files; see TensorReader.finish."""
         self._files.clear()
         unread = [name for name in self._unread if not name.endswith(HARMLESS_SUFFIXES)]
+        served = [name for name in unread if not name.startswith(unserved)]
+        if len(served) < len(unread):
+            logger.warning("only text is served: %d tensors of %s stay unread", len(unread) - len(served), unserved)
+        unread = served
         if has_tied_embeddings:
-            unread = [name for name in unread if name != "lm_head.weight"]
+            unread = [name for name in unread if not name.endswith("lm_head.weight")]
         if unread:
             names = ", ".join(unread[:MAX_NAMES_IN_ERROR]) + (", …" if len(unread) > MAX_NAMES_IN_ERROR else "")
             raise ModelError(f"{self._folder}: {len(unread)} tensors have no place in the model: {names}")
@@ -134,5 +141,5 @@ class RandomReader:
         part = whole.narrow(dim, start, stop - start)
         return part if part.shape == whole.shape else part.contiguous().clone()
 
-    def finish(self, *, has_tied_embeddings: bool) -> None:
+    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Nothing is open, and nothing can be left over."""

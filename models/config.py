@@ -5,20 +5,32 @@ Missing fields take the default of the architecture's transformers class, where 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from kernels.attention.base import AttentionSpec
+from models.config_fields import Fields
 from models.errors import ModelError
+from models.layer_kinds import find_rope_layers, find_sliding_layers, find_windows
 from models.registry import Architecture, find_architecture
-from models.rope_config import RopeConfig, parse_rope
+from models.rope_config import RopeConfig, parse_ropes
+from models.scales import Scales, parse_scales
 
 DTYPES = ("float32", "float16", "bfloat16")
+# What config.json may call each activation (models.registry.Architecture.activation)
+_ACTIVATION_NAMES = {
+    "silu": ("silu", "swish"),
+    "gelu_tanh": ("gelu_pytorch_tanh",),
+    "legacy_gelu_tanh": ("gelu_pytorch_tanh", "gelu"),
+}
+# What a model with a text part states for all of it
+_WHOLE_MODEL_FIELDS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
 
 
 @dataclass(frozen=True)
@@ -33,15 +45,19 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position_embeddings: int
+    max_context_len: int  # tokens of one request that positions reach
     rms_norm_eps: float
+    norm: Literal["llama", "olmo2", "gemma"]  # see models/layers/norm.py
+    num_layer_norms: int  # of hidden_size, in each layer
+    activation: Literal["silu", "gelu_tanh"]  # of the MLP's gate
     tie_word_embeddings: bool
     has_qkv_bias: bool
     has_output_bias: bool  # the attention's output projection
     has_mlp_bias: bool
-    has_qk_norm: bool  # RMS norm of each query and key head before RoPE
+    qk_norm: Literal["none", "head", "width"]  # RMS norm before RoPE: of each query and key head, or of all together
     sliding_windows: tuple[int | None, ...]  # per layer, in tokens; None: the whole context
-    rope: RopeConfig
+    ropes: tuple[RopeConfig | None, ...]  # per layer; None: no positions
+    scales: Scales
     dtype: str  # of the checkpoint: one of DTYPES
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -63,62 +79,64 @@ class ModelConfig:
         """Normalise a parsed config.json. where: names it in errors. Raises ModelError."""
         if not isinstance(raw, Mapping):
             raise ModelError(f"{where}: expected a JSON object, found {type(raw).__name__}")
-        architecture_name = _architecture_name(raw, where)
-        architecture = find_architecture(architecture_name)
-        _refuse_unsupported(raw, where)
-        hidden_size = _count(raw, "hidden_size", where)
-        num_heads = _count(raw, "num_attention_heads", where)
-        num_kv_heads = _count(raw, "num_key_value_heads", where, default=num_heads)
-        if num_heads % num_kv_heads != 0:
-            raise ModelError(
-                f"{where}: num_attention_heads {num_heads} is not divisible by num_key_value_heads {num_kv_heads}"
-            )
-        if raw.get("head_dim") is None and hidden_size % num_heads != 0:
-            raise ModelError(
-                f"{where}: hidden_size {hidden_size} is not divisible by num_attention_heads {num_heads},"
-                " and head_dim is not given"
-            )
-        head_dim = _count(raw, "head_dim", where, default=hidden_size // num_heads)
-        if head_dim % 2 != 0:
-            raise ModelError(f"{where}: head_dim {head_dim} is odd, and RoPE rotates pairs")
-        num_layers = _count(raw, "num_hidden_layers", where)
-        max_position_embeddings = _count(raw, "max_position_embeddings", where)
-        attention_bias = bool(raw.get("attention_bias", False))
+        name = _architecture_name(raw, where)
+        architecture = find_architecture(name)
+        config = _text_fields(raw, architecture, where)
+        _refuse_unsupported(config)
+        hidden_size, num_layers = config.count("hidden_size"), config.count("num_hidden_layers")
+        num_heads, num_kv_heads, head_dim = _heads(config, hidden_size)
+        max_positions = config.count("max_position_embeddings")
+        has_rope = find_rope_layers(config, architecture, num_layers)
+        is_sliding = find_sliding_layers(config, architecture, has_rope)
+        ropes = parse_ropes(
+            config,
+            architecture,
+            has_rope=has_rope,
+            is_sliding=is_sliding,
+            head_dim=head_dim,
+            max_position_embeddings=max_positions,
+        )
+        max_context_len = _max_context_len(ropes, architecture, max_positions)
+        attention_bias = config.flag("attention_bias")
         return cls(
-            architecture=architecture_name,
-            vocab_size=_count(raw, "vocab_size", where),
+            architecture=name,
+            vocab_size=config.count("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=_count(raw, "intermediate_size", where),
+            intermediate_size=config.count("intermediate_size"),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position_embeddings=max_position_embeddings,
-            rms_norm_eps=_eps(raw, where),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            max_context_len=max_context_len,
+            rms_norm_eps=config.positive("rms_norm_eps", default=1e-6),
+            norm=architecture.norm,
+            num_layer_norms=architecture.num_layer_norms,
+            activation=_activation(config, architecture),
+            tie_word_embeddings=config.flag("tie_word_embeddings"),
             has_qkv_bias=attention_bias if architecture.qkv_bias == "config" else architecture.qkv_bias,
             has_output_bias=attention_bias and architecture.has_output_bias,
-            has_mlp_bias=bool(raw.get("mlp_bias", False)) and architecture.has_mlp_bias,
-            has_qk_norm=architecture.has_qk_norm,
-            sliding_windows=_sliding_windows(raw, architecture, num_layers, where),
-            rope=parse_rope(raw, where=where, max_position_embeddings=max_position_embeddings),
-            dtype=_dtype(raw, where),
-            bos_token_id=next(iter(_token_ids(raw, "bos_token_id", where)), None),
-            eos_token_ids=_token_ids(raw, "eos_token_id", where),
+            has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
+            qk_norm=architecture.qk_norm,
+            sliding_windows=find_windows(config, is_sliding, max_context_len=max_context_len),
+            ropes=ropes,
+            scales=parse_scales(config, architecture, hidden_size=hidden_size, head_dim=head_dim),
+            dtype=_dtype(config),
+            bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
+            eos_token_ids=config.token_ids("eos_token_id"),
         )
 
-    @property
-    def max_context_len(self) -> int:
-        """Tokens of one request that positions reach: linear and yarn scaling stretch what the config was trained for.
+    def limited_to(self, max_model_len: int | None) -> ModelConfig:
+        """This model for requests of at most so many tokens (None: as many as it can). Never longer than it was.
 
-        llama3 checkpoints state the stretched length themselves.
+        longrope turns by its short factors if that is no more than the original length, else by its long ones.
         """
-        if self.rope.type == "linear":
-            return int(self.max_position_embeddings * self.rope.factor)
-        if self.rope.type == "yarn":
-            stretched = int(self.rope.original_max_position_embeddings * self.rope.factor)
-            return max(self.max_position_embeddings, stretched)
-        return self.max_position_embeddings
+        limit = self.max_context_len if max_model_len is None else max_model_len
+        return dataclasses.replace(self, max_context_len=min(limit, self.max_context_len))
+
+    def one_layer_of_each_kind(self) -> ModelConfig:
+        """This model with as few layers as show every kind of layer that it has."""
+        windows, ropes = zip(*dict.fromkeys(zip(self.sliding_windows, self.ropes, strict=True)), strict=True)
+        return dataclasses.replace(self, num_layers=len(windows), sliding_windows=windows, ropes=ropes)
 
     @property
     def num_parameters(self) -> int:
@@ -126,11 +144,12 @@ class ModelConfig:
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = self.hidden_size * (2 * q_size + 2 * kv_size)
         attention += (q_size + 2 * kv_size) * self.has_qkv_bias + self.hidden_size * self.has_output_bias
-        attention += 2 * self.head_dim * self.has_qk_norm
+        attention += {"none": 0, "head": 2 * self.head_dim, "width": q_size + kv_size}[self.qk_norm]
         mlp = 3 * self.hidden_size * self.intermediate_size
         mlp += (2 * self.intermediate_size + self.hidden_size) * self.has_mlp_bias
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return embeddings + self.num_layers * (attention + mlp + 2 * self.hidden_size) + self.hidden_size
+        norms = self.num_layer_norms * self.hidden_size
+        return embeddings + self.num_layers * (attention + mlp + norms) + self.hidden_size
 
     def num_kv_heads_per_rank(self, tp_size: int) -> int:
         """KV heads that one rank stores: its share, or one replicated head when there are more ranks than heads."""
@@ -172,73 +191,63 @@ def _architecture_name(raw: Mapping[str, Any], where: str) -> str:
     return names[0]
 
 
-def _refuse_unsupported(raw: Mapping[str, Any], where: str) -> None:
-    quantization = raw.get("quantization_config")
+def _text_fields(raw: Mapping[str, Any], architecture: Architecture, where: str) -> Fields:
+    """The config of the text part, over the architecture's defaults; a null is what the config says, too."""
+    if architecture.text_config is None:
+        return Fields({**architecture.defaults, **raw}, where)
+    text = Fields(raw, where).section(architecture.text_config).raw
+    whole = {name: raw[name] for name in _WHOLE_MODEL_FIELDS if raw.get(name) is not None}
+    return Fields({**architecture.defaults, **text, **whole}, where)
+
+
+def _refuse_unsupported(config: Fields) -> None:
+    quantization = config.get("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        raise ModelError(f"{where}: quantization_config ({method}) is not supported yet: use an unquantized checkpoint")
-    activation = raw.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise ModelError(f"{where}: hidden_act {activation!r} is not supported: supported is 'silu'")
+        raise ModelError(
+            f"{config.where}: quantization_config ({method}) is not supported yet: use an unquantized checkpoint"
+        )
+    if config.get("use_bidirectional_attention"):
+        raise ModelError(f"{config.where}: use_bidirectional_attention is not supported: only causal models are served")
 
 
-def _count(raw: Mapping[str, Any], name: str, where: str, *, default: int | None = None) -> int:
-    value = raw.get(name)
-    value = default if value is None else value
-    if value is None:
-        raise ModelError(f"{where}: {name} is missing")
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ModelError(f"{where}: {name} must be a positive integer, found {value!r}")
-    return value
+def _heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:
+    """Query heads, KV heads, and the dimensions of each."""
+    num_heads = config.count("num_attention_heads")
+    num_kv_heads = config.count("num_key_value_heads", default=num_heads)
+    if num_heads % num_kv_heads != 0:
+        raise ModelError(
+            f"{config.where}: num_attention_heads {num_heads} is not divisible by num_key_value_heads {num_kv_heads}"
+        )
+    if config.get("head_dim") is None and hidden_size % num_heads != 0:
+        raise ModelError(
+            f"{config.where}: hidden_size {hidden_size} is not divisible by num_attention_heads {num_heads},"
+            " and head_dim is not given"
+        )
+    head_dim = config.count("head_dim", default=max(hidden_size // num_heads, 1))
+    if head_dim % 2 != 0:
+        raise ModelError(f"{config.where}: head_dim {head_dim} is odd, and RoPE rotates pairs")
+    return num_heads, num_kv_heads, head_dim
 
 
-def _eps(raw: Mapping[str, Any], where: str) -> float:
-    value = raw.get("rms_norm_eps", 1e-6)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ModelError(f"{where}: rms_norm_eps must be a positive number, found {value!r}")
-    return float(value)
+def _max_context_len(ropes: tuple[RopeConfig | None, ...], architecture: Architecture, max_positions: int) -> int:
+    if architecture.rope == "gemma3":  # it states the stretched length, whatever the rope's type
+        return max_positions
+    return max((rope.reach(max_positions) for rope in ropes if rope is not None), default=max_positions)
 
 
-def _dtype(raw: Mapping[str, Any], where: str) -> str:
-    name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+def _activation(config: Fields, architecture: Architecture) -> Literal["silu", "gelu_tanh"]:
+    """The architecture's own; a config that names another is refused."""
+    names = _ACTIVATION_NAMES[architecture.activation]
+    field = "hidden_act" if config.get("hidden_activation") is None else "hidden_activation"
+    found = config.get(field)
+    if found is not None and found not in names:
+        raise ModelError(f"{config.where}: {field} {found!r} is not supported: supported is {names[0]!r}")
+    return "silu" if architecture.activation == "silu" else "gelu_tanh"
+
+
+def _dtype(config: Fields) -> str:
+    name = config.get("dtype") or config.get("torch_dtype") or "float32"
     if name not in DTYPES:
-        raise ModelError(f"{where}: dtype {name!r} is not supported: supported are {', '.join(DTYPES)}")
+        raise ModelError(f"{config.where}: dtype {name!r} is not supported: supported are {', '.join(DTYPES)}")
     return name
-
-
-def _token_ids(raw: Mapping[str, Any], name: str, where: str) -> tuple[int, ...]:
-    value = raw.get(name)
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
-        raise ModelError(f"{where}: {name} must be a token id or a list of them, found {value!r}")
-    return tuple(ids)
-
-
-def _sliding_windows(
-    raw: Mapping[str, Any], architecture: Architecture, num_layers: int, where: str
-) -> tuple[int | None, ...]:
-    """Each layer's window. The rules are those of transformers' MistralConfig and Qwen2Config/Qwen3Config."""
-    if architecture.sliding_layers == "none":
-        return (None,) * num_layers
-    # A null window is none; one that is left out is transformers' default of 4096
-    if "sliding_window" in raw and raw["sliding_window"] is None:
-        return (None,) * num_layers
-    window = _count(raw, "sliding_window", where, default=4096)
-    if architecture.sliding_layers == "every":
-        return (window,) * num_layers
-    if not raw.get("use_sliding_window", False):
-        return (None,) * num_layers
-    layer_types = raw.get("layer_types")
-    if layer_types is None:
-        num_full_layers = raw.get("max_window_layers", 28)
-        if isinstance(num_full_layers, bool) or not isinstance(num_full_layers, int):
-            raise ModelError(f"{where}: max_window_layers must be an integer, found {num_full_layers!r}")
-        return tuple(window if layer >= num_full_layers else None for layer in range(num_layers))
-    if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
-        raise ModelError(f"{where}: layer_types must be a list of names, found {layer_types!r}")
-    if len(layer_types) != num_layers:
-        raise ModelError(f"{where}: layer_types has {len(layer_types)} entries for {num_layers} layers")
-    unknown = sorted(set(layer_types) - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise ModelError(f"{where}: layer_types {unknown} are not supported")
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)

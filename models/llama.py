@@ -1,6 +1,7 @@
 """Llama (arXiv:2307.09288, 2407.21783), and the models that differ from it only in config.json.
 
-Mistral (arXiv:2310.06825) adds a sliding window, Qwen2 (arXiv:2407.10671) a bias on q, k and v.
+Mistral (arXiv:2310.06825) adds a sliding window, Qwen2 (arXiv:2407.10671) a bias on q, k and v; SmolLM3 has layers
+without positions, Gemma (arXiv:2403.08295) a scaled embedding, GELU and norms of its own.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from torch import nn
 from models.config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention, SelfAttention
-from models.layers.decoder import Decoder
-from models.layers.rotary import make_cos_sin_cache
+from models.layers.decoder import Decoder, DecoderLayer
+from models.layers.mlp import GatedMLP
+from models.layers.rotary import make_cos_sin_caches
 from models.parallel import TensorParallel
 from models.quantization.unquantized import Unquantized
 from models.weights import Weights
@@ -24,13 +26,14 @@ class Llama(nn.Module):
     def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
         super().__init__()
         method = Unquantized()
-        cos_sin_cache = make_cos_sin_cache(config, device=w.device, dtype=w.dtype)
+        cos_sin_caches = make_cos_sin_caches(config, device=w.device, dtype=w.dtype)
 
-        def make_attention(layer_index: int, w_attn: Weights) -> nn.Module:
-            attention = Attention(config, tp, layer_index=layer_index, cos_sin_cache=cos_sin_cache)
-            return SelfAttention(config, w_attn, tp, method=method, attention=attention)
+        def make_layer(layer_index: int, w_layer: Weights) -> nn.Module:
+            attention = Attention(config, tp, layer_index=layer_index, cos_sin_cache=cos_sin_caches[layer_index])
+            self_attn = SelfAttention(config, w_layer / "self_attn", tp, method=method, attention=attention)
+            return DecoderLayer(config, w_layer, self_attn, GatedMLP(config, w_layer / "mlp", tp, method))
 
-        self.decoder = Decoder(config, w, tp, method=method, make_attention=make_attention)
+        self.decoder = Decoder(config, w, tp, make_layer=make_layer)
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """input_ids: [T] int64 → hidden [T, hidden_size]."""

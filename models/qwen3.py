@@ -8,9 +8,10 @@ from torch import nn
 from models.config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention, SelfAttention
-from models.layers.decoder import Decoder
+from models.layers.decoder import Decoder, DecoderLayer
+from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm
-from models.layers.rotary import make_cos_sin_cache
+from models.layers.rotary import make_cos_sin_caches
 from models.parallel import TensorParallel
 from models.quantization.unquantized import Unquantized
 from models.weights import Weights
@@ -22,20 +23,21 @@ class Qwen3(nn.Module):
     def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
         super().__init__()
         method = Unquantized()
-        cos_sin_cache = make_cos_sin_cache(config, device=w.device, dtype=w.dtype)
+        cos_sin_caches = make_cos_sin_caches(config, device=w.device, dtype=w.dtype)
 
-        def make_attention(layer_index: int, w_attn: Weights) -> nn.Module:
+        def make_layer(layer_index: int, w_layer: Weights) -> nn.Module:
             attention = Attention(
                 config,
                 tp,
                 layer_index=layer_index,
-                cos_sin_cache=cos_sin_cache,
-                q_norm=RMSNorm(w_attn, "q_norm", size=config.head_dim, eps=config.rms_norm_eps),
-                k_norm=RMSNorm(w_attn, "k_norm", size=config.head_dim, eps=config.rms_norm_eps),
+                cos_sin_cache=cos_sin_caches[layer_index],
+                q_norm=RMSNorm(config, w_layer / "self_attn", "q_norm", size=config.head_dim),
+                k_norm=RMSNorm(config, w_layer / "self_attn", "k_norm", size=config.head_dim),
             )
-            return SelfAttention(config, w_attn, tp, method=method, attention=attention)
+            self_attn = SelfAttention(config, w_layer / "self_attn", tp, method=method, attention=attention)
+            return DecoderLayer(config, w_layer, self_attn, GatedMLP(config, w_layer / "mlp", tp, method))
 
-        self.decoder = Decoder(config, w, tp, method=method, make_attention=make_attention)
+        self.decoder = Decoder(config, w, tp, make_layer=make_layer)
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """input_ids: [T] int64 → hidden [T, hidden_size]."""

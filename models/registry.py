@@ -5,9 +5,11 @@ A new model is one file and one row here. Imports a model's file only when it is
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -29,22 +31,134 @@ class Architecture:
     # the output projection follows attention_bias too
     has_output_bias: bool = False
     has_mlp_bias: bool = False
-    has_qk_norm: bool = False
-    # "every": sliding_window holds for each layer; "layer_types": only for the layers that the config marks
-    sliding_layers: Literal["none", "every", "layer_types"] = "none"
+    # RMS norm of queries and keys before RoPE: of each head, or over the width of all heads
+    qk_norm: Literal["none", "head", "width"] = "none"
+    # whose RMS norm: models/layers/norm.py tells them apart
+    norm: Literal["llama", "olmo2", "gemma"] = "llama"
+    num_layer_norms: int = 2  # of hidden_size, in each layer
+    # "legacy_gelu_tanh": where the name "gelu" means the tanh approximation, too
+    activation: Literal["silu", "gelu_tanh", "legacy_gelu_tanh"] = "silu"
+    # models/scales.py: which constants the config has
+    scales: Literal["llama", "granite", "gemma", "gemma2", "gemma3"] = "llama"
+    # models/layer_kinds.py: no layer slides, or each; those that layer_types names, else those of a rule
+    sliding_layers: Literal["none", "every", "max_window_layers", "nope", "alternating", "pattern"] = "none"
+    # models/rope_config.py: whose reading of the rotary fields
+    rope: Literal["llama", "smollm3", "phi3", "gemma3"] = "llama"
+    # fields that published configs leave out where they mean the default of their transformers class
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    # a model that sees, too: where its config and its checkpoint hold the text part, and the prefixes that stay unread
+    text_config: str | None = None
+    text_prefix: str | None = None
+    unserved: tuple[str, ...] = ()
 
+
+def _text_part_of(architecture: Architecture) -> Architecture:
+    """The same model within one that also sees, in the layout that transformers' save_pretrained writes."""
+    return dataclasses.replace(
+        architecture,
+        text_config="text_config",
+        text_prefix="language_model",
+        unserved=("vision_tower.", "multi_modal_projector."),
+    )
+
+
+_GEMMA3_DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
+_MISTRAL = Architecture("models.llama:Llama", qkv_bias=False, sliding_layers="every", defaults={"sliding_window": 4096})
+_GEMMA3 = Architecture(
+    "models.gemma3:Gemma3",
+    qkv_bias="config",
+    has_output_bias=True,
+    qk_norm="head",
+    norm="gemma",
+    num_layer_norms=4,
+    activation="gelu_tanh",
+    scales="gemma3",
+    sliding_layers="pattern",
+    rope="gemma3",
+    defaults=_GEMMA3_DEFAULTS,
+)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture("models.llama:Llama", qkv_bias="config", has_output_bias=True, has_mlp_bias=True),
-    "MistralForCausalLM": Architecture("models.llama:Llama", qkv_bias=False, sliding_layers="every"),
-    "Qwen2ForCausalLM": Architecture("models.llama:Llama", qkv_bias=True, sliding_layers="layer_types"),
+    "MistralForCausalLM": _MISTRAL,
+    "Mistral3ForConditionalGeneration": _text_part_of(_MISTRAL),
+    "Qwen2ForCausalLM": Architecture(
+        "models.llama:Llama",
+        qkv_bias=True,
+        sliding_layers="max_window_layers",
+        defaults={"sliding_window": 4096},
+    ),
     "Qwen3ForCausalLM": Architecture(
         "models.qwen3:Qwen3",
         qkv_bias="config",
         has_output_bias=True,
-        has_qk_norm=True,
-        sliding_layers="layer_types",
+        qk_norm="head",
+        sliding_layers="max_window_layers",
+        defaults={"sliding_window": 4096},
     ),
+    "SmolLM3ForCausalLM": Architecture(
+        "models.llama:Llama",
+        qkv_bias="config",
+        has_output_bias=True,
+        has_mlp_bias=True,
+        sliding_layers="nope",
+        rope="smollm3",
+        defaults={"tie_word_embeddings": True, "rope_theta": 2e6},
+    ),
+    "Phi3ForCausalLM": Architecture(
+        "models.phi3:Phi3",
+        qkv_bias=False,
+        sliding_layers="every",
+        rope="phi3",
+        defaults={"original_max_position_embeddings": 4096},
+    ),
+    "GraniteForCausalLM": Architecture(
+        "models.granite:Granite", qkv_bias="config", has_output_bias=True, has_mlp_bias=True, scales="granite"
+    ),
+    "Olmo2ForCausalLM": Architecture(
+        "models.olmo2:Olmo2", qkv_bias="config", has_output_bias=True, qk_norm="width", norm="olmo2"
+    ),
+    "GemmaForCausalLM": Architecture(
+        "models.llama:Llama",
+        qkv_bias="config",
+        has_output_bias=True,
+        norm="gemma",
+        activation="legacy_gelu_tanh",
+        scales="gemma",
+        defaults={"head_dim": 256, "tie_word_embeddings": True},
+    ),
+    "Gemma2ForCausalLM": Architecture(
+        "models.gemma2:Gemma2",
+        qkv_bias="config",
+        has_output_bias=True,
+        norm="gemma",
+        num_layer_norms=4,
+        activation="gelu_tanh",
+        scales="gemma2",
+        sliding_layers="alternating",
+        defaults={
+            "head_dim": 256,
+            "tie_word_embeddings": True,
+            "sliding_window": 4096,
+            "query_pre_attn_scalar": 256,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _text_part_of(_GEMMA3),
 }
 
 
@@ -63,8 +177,10 @@ def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> nn.Module:
     torch.inference_mode. Blocks while weights are read. Raises ModelError.
     """
     config.check_tensor_parallel(tp.size)
-    module_name, _, class_name = find_architecture(config.architecture).target.partition(":")
+    architecture = find_architecture(config.architecture)
+    module_name, _, class_name = architecture.target.partition(":")
     model_class = vars(importlib.import_module(module_name))[class_name]
-    model: nn.Module = model_class(config, w, tp)
-    w.finish(has_tied_embeddings=config.tie_word_embeddings)
+    text = w if architecture.text_prefix is None else w / architecture.text_prefix
+    model: nn.Module = model_class(config, text, tp)
+    w.finish(has_tied_embeddings=config.tie_word_embeddings, unserved=architecture.unserved)
     return model.eval()

@@ -7,12 +7,14 @@ tensor that nobody asked for: a checkpoint half understood is a wrong model. Rea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from models.checkpoint import Progress, RandomReader, SafetensorsReader
+from models.split_reader import SplitReader
 
 
 class TensorReader(Protocol):
@@ -25,8 +27,8 @@ class TensorReader(Protocol):
         """A new tensor: [start, stop) along dim of tensor `name`, which must have `shape`. Raises ModelError."""
         ...
 
-    def finish(self, *, has_tied_embeddings: bool) -> None:
-        """Close what is open. Raises ModelError if tensors were left unread that mean something."""
+    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
+        """Close what is open. Raises ModelError if tensors were left unread, but for those whose prefix is unserved."""
         ...
 
 
@@ -57,6 +59,13 @@ class Weights:
     def __truediv__(self, part: str) -> Weights:
         return Weights(self._reader, f"{self._prefix}{part}.")
 
+    def split(self, merged: str, sizes: Mapping[str, int]) -> Weights:
+        """The same view, in which the checkpoint's projection `merged` is the projections `sizes`, side by side.
+
+        sizes: name → outputs, in the checkpoint's order.
+        """
+        return Weights(SplitReader(self._reader, self._prefix, merged, sizes), self._prefix)
+
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The whole tensor, checked to have `shape`."""
         return self.slice(name, shape, dim=0, start=0, stop=shape[0])
@@ -71,6 +80,6 @@ class Weights:
         """[start, stop) along dim. shape: of the whole tensor."""
         return self._reader.read(self._prefix + name, shape, dim=dim, start=start, stop=stop)
 
-    def finish(self, *, has_tied_embeddings: bool) -> None:
+    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Say that the model is built. Raises ModelError naming tensors that it did not read."""
-        self._reader.finish(has_tied_embeddings=has_tied_embeddings)
+        self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)

@@ -18,7 +18,7 @@ from models.weights import Weights
 class Attention(nn.Module):
     """What is between the projections, over this rank's heads. The pool belongs to the caller.
 
-    cos_sin_cache: the model's shared table (models.layers.rotary). q_norm, k_norm: of each head, if the model has them.
+    cos_sin_cache: this layer's table (models.layers.rotary). q_norm, k_norm: of each head, if the model has them.
     """
 
     def __init__(
@@ -36,7 +36,8 @@ class Attention(nn.Module):
         self.num_heads = config.num_heads // tp.size
         self.num_kv_heads = config.num_kv_heads_per_rank(tp.size)
         self.head_dim = config.head_dim
-        self.scale = config.head_dim**-0.5
+        self.scale = config.scales.attention
+        self.softcap = config.scales.attention_softcap
         self.eps = config.rms_norm_eps
         self.sliding_window = config.sliding_windows[layer_index]
         self.cos_sin_cache = cos_sin_cache
@@ -62,7 +63,13 @@ class Attention(nn.Module):
             num_heads=self.num_heads,
         )
         out = ctx.backend.forward(
-            q, k_cache, v_cache, ctx.attention, scale=self.scale, sliding_window=self.sliding_window
+            q,
+            k_cache,
+            v_cache,
+            ctx.attention,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            softcap=self.softcap,
         )
         return out.flatten(1)
 

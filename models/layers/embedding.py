@@ -15,16 +15,23 @@ from models.weights import Weights
 
 
 class VocabEmbedding(nn.Module):
-    """Rows of the embedding matrix by token id."""
+    """Rows of the embedding matrix by token id, times a constant that is rounded to their dtype as Gemma's is."""
 
-    def __init__(self, w: Weights, *, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
+    def __init__(
+        self, w: Weights, *, vocab_size: int, hidden_size: int, tp: TensorParallel, scale: float = 1.0
+    ) -> None:
         super().__init__()
+        self.scale = float(torch.tensor(scale, dtype=w.dtype))
         self.tp = tp
         self.weight = load_vocab_rows(w, vocab_size=vocab_size, hidden_size=hidden_size, tp=tp)
         self.first_row = tp.rank * self.weight.shape[0]
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids: [T] int64 → [T, hidden_size], the same on every rank."""
+        hidden = self._look_up(input_ids)
+        return hidden if self.scale == 1.0 else hidden * self.scale
+
+    def _look_up(self, input_ids: torch.Tensor) -> torch.Tensor:
         if self.tp.size == 1:
             return functional.embedding(input_ids, self.weight)
         rows = input_ids - self.first_row
@@ -34,18 +41,30 @@ class VocabEmbedding(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Logits over the whole vocabulary. weight: [rows of this rank, hidden_size], its own or the embedding's."""
+    """Logits over the whole vocabulary. weight: [rows of this rank, hidden_size], its own or the embedding's.
 
-    def __init__(self, weight: torch.Tensor, *, vocab_size: int, tp: TensorParallel) -> None:
+    divisor: of all logits; softcap: 0, or the cap of cap * tanh(logits / cap).
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, *, vocab_size: int, tp: TensorParallel, divisor: float = 1.0, softcap: float = 0.0
+    ) -> None:
         super().__init__()
         self.tp = tp
         self.weight = weight
         self.vocab_size = vocab_size
+        self.divisor = divisor
+        self.softcap = softcap
         self._linear = DenseLinear()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden_size] → [N, vocab_size], the same on every rank."""
-        return self.tp.all_gather(self._linear(hidden, self.weight, None), dim=-1)[:, : self.vocab_size]
+        logits = self.tp.all_gather(self._linear(hidden, self.weight, None), dim=-1)[:, : self.vocab_size]
+        if self.divisor != 1.0:
+            logits = logits / self.divisor
+        if self.softcap > 0.0:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
 
 
 def load_vocab_rows(w: Weights, *, vocab_size: int, hidden_size: int, tp: TensorParallel) -> torch.Tensor:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kernels.ops import silu_and_mul
+from kernels.ops import gelu_tanh_and_mul, silu_and_mul
 from models.config import ModelConfig
 from models.layers.linear import MergedColumnLinear, RowLinear
 from models.parallel import TensorParallel
 from models.quantization.base import LinearMethod
 from models.weights import Weights
 
+_ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
+
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), the intermediate dimension split over ranks."""
+    """down(activation(gate(x)) * up(x)), the intermediate dimension split over ranks."""
 
     def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel, method: LinearMethod) -> None:
         super().__init__()
+        self.activate_and_mul = _ACTIVATIONS[config.activation]
         self.gate_up_proj = MergedColumnLinear(
             w,
             ("gate_proj", "up_proj"),
@@ -39,4 +42,4 @@ class GatedMLP(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
-        return self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
+        return self.down_proj(self.activate_and_mul(self.gate_up_proj(hidden)))

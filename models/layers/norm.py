@@ -1,4 +1,8 @@
-"""RMS norm, alone or fused with the residual addition before it."""
+"""RMS norm, alone or fused with the residual addition before it; and one over a width that ranks share.
+
+Whose norm it is (ModelConfig.norm) shows in the weight alone, see kernels.elementwise.rms_norm: Llama's has the model's
+dtype, OLMo-2's and Gemma's are fp32, and Gemma's checkpoints hold what is to be added to 1.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,18 @@ import torch
 from torch import nn
 
 from kernels.ops import add_rms_norm, rms_norm
+from models.config import ModelConfig
+from models.parallel import TensorParallel
 from models.weights import Weights
 
 
 class RMSNorm(nn.Module):
     """Root-mean-square norm over the last dimension, replicated on every rank."""
 
-    def __init__(self, w: Weights, name: str, *, size: int, eps: float) -> None:
+    def __init__(self, config: ModelConfig, w: Weights, name: str, *, size: int) -> None:
         super().__init__()
-        self.weight = (w / name).tensor("weight", (size,))
-        self.eps = eps
+        self.weight = _prepare(config, (w / name).tensor("weight", (size,)))
+        self.eps = config.rms_norm_eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., size] → normed, of the same shape."""
@@ -24,3 +30,33 @@ class RMSNorm(nn.Module):
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x to the residual stream and norm the sum: (normed, new residual), each [..., size]."""
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class SplitRMSNorm(nn.Module):
+    """RMS norm over a dimension of which each rank has an equal part, or, in equal numbers, one of the parts.
+
+    size: of the whole; part `rank` of `num_parts` is this rank's.
+    """
+
+    def __init__(
+        self, config: ModelConfig, w: Weights, name: str, tp: TensorParallel, *, size: int, rank: int, num_parts: int
+    ) -> None:
+        super().__init__()
+        self.tp = tp
+        self.weight = _prepare(config, (w / name).shard("weight", (size,), dim=0, rank=rank, size=num_parts))
+        self.eps = config.rms_norm_eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, size / num_parts] → normed by the mean square over all ranks."""
+        if self.tp.size == 1:
+            return rms_norm(x, self.weight, self.eps)
+        x_fp32 = x.float()
+        mean_square = self.tp.all_reduce(x_fp32.square().mean(-1, keepdim=True)) / self.tp.size
+        normed = (x_fp32 * torch.rsqrt(mean_square + self.eps)).to(self.weight.dtype)
+        return (self.weight * normed).to(x.dtype)
+
+
+def _prepare(config: ModelConfig, weight: torch.Tensor) -> torch.Tensor:
+    if config.norm == "llama":
+        return weight
+    return weight.float() + 1 if config.norm == "gemma" else weight.float()

@@ -1,6 +1,8 @@
-"""Rotary position tables: cos and sin of every position, one table shared by all layers.
+"""Rotary position tables: cos and sin of every position, one table shared by all layers that turn alike.
 
-The scalings change only the frequencies (and yarn the magnitude); kernels.elementwise.apply_rope is the same for all.
+The scalings change only the frequencies (yarn and longrope also the magnitude); kernels.elementwise.apply_rope is the
+same for all. A row depends on its position alone, never on its request's length: a prefix that several requests share
+has one set of keys, and it makes no difference how a prompt is cut into steps.
 """
 
 from __future__ import annotations
@@ -10,45 +12,110 @@ import math
 import torch
 
 from models.config import ModelConfig
+from models.errors import ModelError
 from models.rope_config import RopeConfig
 
 
-def make_cos_sin_cache(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """[max_context_len, head_dim]: head_dim / 2 cosines, then as many sines.
+def make_cos_sin_caches(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+    """One table per layer, the same tensor for equal ropes: [max_context_len, rotary_dim], cosines, then sines.
 
     Computed in fp32 on the CPU, so that every device has the same table, then rounded to dtype as transformers does.
     """
-    frequencies = inverse_frequencies(config.rope, config.head_dim)
-    angles = torch.outer(torch.arange(config.max_context_len, dtype=torch.float32), frequencies)
-    table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor(config.rope)
-    return table.to(device, dtype)
+    tables = {
+        rope: _make_table(rope, config.head_dim, config.max_context_len).to(device, dtype)
+        for rope in dict.fromkeys(config.ropes)
+    }
+    # A layer without positions turns by no angle; one row serves all of them
+    return [
+        tables[rope] if rope is not None else tables[rope].expand(config.max_context_len, -1) for rope in config.ropes
+    ]
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """[head_dim / 2] fp32: radians per position of each rotated pair."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    frequencies = 1.0 / rope.theta**exponents
-    if rope.type == "linear":
+def inverse_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
+    """[rotary_dim / 2] fp32: radians per position of each rotated pair.
+
+    longrope's depend on num_positions, the tokens of the longest request; dynamic's hold up to the original length.
+    """
+    rotary_dim = rope.rotary_dim(head_dim)
+    powers = rope.theta ** _exponents(rotary_dim)
+    if rope.type == "longrope":
+        is_long = num_positions > rope.original_max_position_embeddings
+        return _longrope(powers, rope.long_factors if is_long else rope.short_factors)
+    frequencies = 1.0 / powers
+    if rope.type == "linear":  # arXiv:2306.15595, eq. 4
         return frequencies / rope.factor
     if rope.type == "llama3":
         return _llama3(frequencies, rope)
     if rope.type == "yarn":
-        return _yarn(frequencies, rope, head_dim)
+        return _yarn(frequencies, rope, rotary_dim)
     return frequencies
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cos and sin are multiplied by: yarn's temperature (arXiv:2309.00071, eq. 22), 1 for the other types.
+    """What cos and sin are multiplied by; 1 for most types.
 
-    mscale and mscale_all_dim are DeepSeek's refinement (transformers, _compute_yarn_parameters).
+    yarn: its temperature (arXiv:2309.00071, eq. 22); mscale and mscale_all_dim are DeepSeek's refinement (transformers,
+    _compute_yarn_parameters). longrope: arXiv:2402.13753, appendix, as in microsoft/LongRoPE.
     """
-    if rope.type != "yarn":
+    if rope.type not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.type == "longrope":
+        if rope.factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings))
     if rope.mscale > 0 and rope.mscale_all_dim > 0:
         return _yarn_mscale(rope.factor, rope.mscale) / _yarn_mscale(rope.factor, rope.mscale_all_dim)
     return _yarn_mscale(rope.factor, 1.0)
+
+
+def _make_table(rope: RopeConfig | None, head_dim: int, num_positions: int) -> torch.Tensor:
+    """[num_positions, rotary_dim] fp32; for no rope [1, head_dim], the turn by no angle."""
+    if rope is None:
+        return torch.cat((torch.ones(1, head_dim // 2), torch.zeros(1, head_dim // 2)), dim=-1)
+    try:
+        table = _make_turns(rope, head_dim, num_positions)
+    except ArithmeticError as error:
+        raise ModelError(f"{rope} cannot be computed: {error}") from error
+    if not bool(table.isfinite().all()):
+        raise ModelError(f"{rope} gives angles that are no numbers")
+    return table
+
+
+def _make_turns(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
+    positions = torch.arange(num_positions, dtype=torch.float32)
+    angles = torch.outer(positions, inverse_frequencies(rope, head_dim, num_positions))
+    original = rope.original_max_position_embeddings
+    if rope.type == "dynamic" and num_positions > original:
+        angles[original:] = positions[original:, None] * _dynamic(rope, head_dim, positions[original:] + 1)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor(rope)
+
+
+def _exponents(rotary_dim: int) -> torch.Tensor:
+    return torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
+
+
+def _dynamic(rope: RopeConfig, head_dim: int, lengths: torch.Tensor) -> torch.Tensor:
+    """NTK-aware scaling whose base grows with the length (transformers, _compute_dynamic_ntk_parameters).
+
+    lengths: [n], each beyond the original length; returns [n, rotary_dim / 2]. Each token turns by the frequencies of
+    the length that ends with it, as transformers computes it when decoding; transformers turns a longer prompt by those
+    of its whole length, which would make keys depend on what comes after them.
+    """
+    rotary_dim = rope.rotary_dim(head_dim)
+    growth = rope.factor * lengths / rope.original_max_position_embeddings - (rope.factor - 1)
+    theta = rope.theta * growth ** (rotary_dim / (rotary_dim - 2))
+    return 1.0 / theta[:, None] ** _exponents(rotary_dim)
+
+
+def _longrope(powers: torch.Tensor, factors: tuple[float, ...]) -> torch.Tensor:
+    """LongRoPE (arXiv:2402.13753, eq. 3): each pair's wavelength stretched by a factor that was searched for.
+
+    transformers takes the short factors for each sequence that is still short, and computes it anew when it outgrows
+    them; here the longest request that is served decides for all.
+    """
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32) * powers)
 
 
 def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
@@ -65,25 +132,25 @@ def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
     return torch.where(is_long, frequencies / rope.factor, torch.where(is_short, frequencies, blended))
 
 
-def _yarn(frequencies: torch.Tensor, rope: RopeConfig, head_dim: int) -> torch.Tensor:
+def _yarn(frequencies: torch.Tensor, rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
     """YaRN "by parts" (arXiv:2309.00071, §3.2): pairs that turn often are kept, rare ones interpolated, a ramp between.
 
     The ramp is over the pair's index, not its number of turns, as in the authors' code and transformers.
     """
-    low = _yarn_pair_with_turns(rope.beta_fast, rope, head_dim)
-    high = _yarn_pair_with_turns(rope.beta_slow, rope, head_dim)
+    low = _yarn_pair_with_turns(rope.beta_fast, rope, rotary_dim)
+    high = _yarn_pair_with_turns(rope.beta_slow, rope, rotary_dim)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
     width = (high - low) or 0.001  # the authors' guard against division by zero
-    interpolated = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    interpolated = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     return frequencies / rope.factor * interpolated + frequencies * (1 - interpolated)
 
 
-def _yarn_pair_with_turns(num_turns: float, rope: RopeConfig, head_dim: int) -> float:
+def _yarn_pair_with_turns(num_turns: float, rope: RopeConfig, rotary_dim: int) -> float:
     """The (fractional) index of the pair that turns num_turns times over the original context."""
     wavelength = rope.original_max_position_embeddings / (num_turns * 2 * math.pi)
-    return head_dim * math.log(wavelength) / (2 * math.log(rope.theta))
+    return rotary_dim * math.log(wavelength) / (2 * math.log(rope.theta))
 
 
 def _yarn_mscale(factor: float, mscale: float) -> float:

@@ -36,8 +36,8 @@ class Upcast:
     def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
         return self._reader.read(name, shape, dim=dim, start=start, stop=stop).to(self.dtype)
 
-    def finish(self, *, has_tied_embeddings: bool) -> None:
-        self._reader.finish(has_tied_embeddings=has_tied_embeddings)
+    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
+        self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)
 
 
 def dummy_reader(device: torch.device) -> RandomReader:

@@ -28,7 +28,8 @@ def test_norms_equal_their_specifications(tokens, size, dtype):
         _randn(tokens, size, dtype=dtype),
         _randn(size, dtype=dtype),
     )
-    for pdl in (False, True):
+    for pdl, norm_dtype in ((False, dtype), (True, dtype), (True, torch.float32)):
+        weight = weight.to(norm_dtype)
         normed = triton_elementwise.rms_norm(x, weight, 1e-6, pdl=pdl)
         assert relative_error(normed, elementwise.rms_norm(x, weight, 1e-6).double()) < TOLERANCE[dtype]
         pairs = zip(
@@ -46,6 +47,15 @@ def test_silu_and_mul_equals_its_specification(tokens, size, dtype):
 
     x = _randn(tokens, 2 * size, dtype=dtype) * 4
     assert relative_error(silu_and_mul(x, pdl=True), elementwise.silu_and_mul(x).double()) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "size"), [(1, 3072), (300, 14336), (5, 1000)])
+def test_gelu_tanh_and_mul_equals_its_specification(tokens, size, dtype):
+    from kernels.triton_elementwise import gelu_tanh_and_mul
+
+    x = _randn(tokens, 2 * size, dtype=dtype) * 4
+    assert relative_error(gelu_tanh_and_mul(x, pdl=True), elementwise.gelu_tanh_and_mul(x).double()) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from kernels.elementwise import add_rms_norm, apply_rope, rms_norm, silu_and_mul
+from kernels.elementwise import add_rms_norm, apply_rope, gelu_tanh_and_mul, rms_norm, silu_and_mul
 from kernels.kv_write import write_kv
 
 EPS = 1e-5
@@ -25,6 +27,16 @@ def test_rms_norm_rounds_bf16_as_transformers_does():
     theirs = LlamaRMSNorm(64, EPS)
     theirs.weight = torch.nn.Parameter(weight, requires_grad=False)
     assert torch.equal(rms_norm(x, weight, EPS), theirs(x))
+
+
+@pytest.mark.parametrize(("theirs", "offset"), [(GemmaRMSNorm(64, EPS), 1.0), (Olmo2RMSNorm(64, EPS), 0.0)])
+def test_rms_norm_with_an_fp32_weight_rounds_once_as_gemma_and_olmo_do(theirs, offset):
+    x, weight = randn(50, 64, dtype=torch.bfloat16), randn(64, dtype=torch.bfloat16, seed=1)
+    theirs.weight = torch.nn.Parameter(weight, requires_grad=False)
+    normed = rms_norm(x, weight.float() + offset, EPS)
+    assert torch.equal(normed, theirs(x))
+    assert not torch.equal(normed, rms_norm(x, (weight.float() + offset).bfloat16(), EPS))
+    assert torch.equal(add_rms_norm(x, x, weight.float() + offset, EPS)[0], theirs(x + x))
 
 
 def test_rms_norm_of_large_bf16_values_does_not_overflow():
@@ -85,6 +97,13 @@ def test_rope_rounds_bf16_as_transformers_does():
 def test_silu_and_mul_gates_the_second_half_by_the_first(dtype):
     x = randn(6, 20, dtype=dtype)
     assert torch.equal(silu_and_mul(x), torch.nn.functional.silu(x[:, :10]) * x[:, 10:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gelu_tanh_and_mul_gates_the_second_half_by_the_first(dtype):
+    x = randn(6, 20, dtype=dtype)
+    activated = torch.nn.functional.gelu(x[:, :10], approximate="tanh")
+    assert torch.equal(gelu_tanh_and_mul(x), activated * x[:, 10:])
 
 
 def test_write_kv_fills_its_slots_and_no_others():

@@ -23,6 +23,9 @@ def save_checkpoint(folder: Path, config: transformers.PreTrainedConfig, *, max_
 
 def reference_logits(folder: Path, token_ids: list[int], *, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """[len(token_ids), vocab_size], as transformers computes them."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    # transformers' sdpa knows no cap on the products of queries and keys
+    attention = "eager" if config.model_type == "gemma2" else "sdpa"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
     with torch.inference_mode():
         return model.eval()(torch.tensor([token_ids])).logits[0]

@@ -48,9 +48,9 @@ def test_llama_8b_is_read_as_published():
     assert config.eos_token_ids == (128001, 128009)
     assert config.bos_token_id == 128000
     assert config.sliding_windows == (None,) * 32
-    assert config.rope.type == "llama3"
-    assert config.rope.theta == 500000.0
-    assert config.rope.original_max_position_embeddings == 8192
+    assert config.ropes[0].type == "llama3"
+    assert config.ropes[0].theta == 500000.0
+    assert config.ropes[0].original_max_position_embeddings == 8192
     assert config.max_context_len == 131072
 
 
@@ -62,7 +62,8 @@ def test_new_spelling_means_the_same_as_the_old():
 
 def test_old_key_type_is_rope_type():
     config = parse(rope_scaling={"type": "linear", "factor": 4})
-    assert config.rope == RopeConfig(theta=500000.0, type="linear", factor=4.0, original_max_position_embeddings=131072)
+    expected = RopeConfig(theta=500000.0, type="linear", factor=4.0, original_max_position_embeddings=131072)
+    assert set(config.ropes) == {expected}
     assert config.max_context_len == 4 * 131072
 
 
@@ -78,7 +79,7 @@ def test_defaults_are_those_of_transformers():
     bare = {key: LLAMA[key] for key in list(LLAMA)[:6]} | {"max_position_embeddings": 64}
     config = ModelConfig.from_json(bare)
     assert (config.num_kv_heads, config.rms_norm_eps, config.dtype) == (32, 1e-6, "float32")
-    assert config.rope == RopeConfig(theta=10000.0)
+    assert config.ropes[0] == RopeConfig(theta=10000.0)
     assert not config.tie_word_embeddings
     assert config.eos_token_ids == ()
 
@@ -95,7 +96,7 @@ def test_defaults_are_those_of_transformers():
 )
 def test_biases_follow_the_architecture(architecture, attention_bias, qkv_bias, output_bias, qk_norm):
     config = parse(architectures=[architecture], attention_bias=attention_bias)
-    assert (config.has_qkv_bias, config.has_output_bias, config.has_qk_norm) == (qkv_bias, output_bias, qk_norm)
+    assert (config.has_qkv_bias, config.has_output_bias, config.qk_norm == "head") == (qkv_bias, output_bias, qk_norm)
 
 
 def test_sliding_windows_per_layer():
@@ -129,14 +130,25 @@ def test_attention_spec_and_kv_bytes_are_per_rank():
         ({"num_attention_heads": 24}, "hidden_size 4096 is not divisible by num_attention_heads 24, and head_dim"),
         ({"num_key_value_heads": 5}, "num_attention_heads 32 is not divisible by num_key_value_heads 5"),
         ({"head_dim": 33}, "head_dim 33 is odd"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope type 'dynamic' is not supported: supported are"),
+        ({"rope_scaling": {"type": "xpos", "factor": 2}}, "rope type 'xpos' is not supported: supported are"),
+        ({"rope_scaling": {"type": "dynamic"}}, "factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor must be a non-negative number, found '2'"),
-        ({"rope_scaling": 4}, "rope_parameters must be an object, found 4"),
+        ({"rope_scaling": 4}, "rope_scaling must be an object, found 4"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1}}}, r"per layer type \(full_attention\)"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"attention_bias": "no"}, "attention_bias must be true or false, found 'no'"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\) is not supported yet"),
         ({"torch_dtype": "float64"}, "dtype 'float64' is not supported"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": float("inf")}},
+            "factor must be a non-negative number, found inf",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope factor 0.0 stretches 131072 positions to nothing"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 1e30}}, "rope factor 1e[+]30 stretches 131072"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number, found nan"),
+        ({"vocab_size": 2**31}, "vocab_size 2147483648 is larger than 2147483647"),
         ({"rms_norm_eps": 0}, "rms_norm_eps must be a positive number, found 0"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be a token id or a list of them, found '</s>'"),
     ],

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from torch import distributed
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Olmo2Config, Qwen3Config
 
 from models.config import ModelConfig
 from models.layers.embedding import load_vocab_rows
@@ -48,8 +48,14 @@ TWO_RANKS = {
     "replicated_kv_head": LlamaConfig(**TINY, num_key_value_heads=1),
     "qwen3_tied": make_configs()["qwen3"],
     "qwen3_replicated": Qwen3Config(**TINY, num_key_value_heads=1, head_dim=24),
+    **{kind: make_configs()[kind] for kind in ("smollm3", "phi3", "phi3_long", "granite_biases", "olmo2")},
+    "olmo2_replicated": Olmo2Config(**TINY, num_key_value_heads=1, pad_token_id=None),
+    **{kind: make_configs()[kind] for kind in ("gemma", "gemma2", "gemma3")},
 }
-FOUR_RANKS = {"each_kv_head_on_two_ranks": make_configs()["llama3.1"], "qwen3_tied": make_configs()["qwen3"]}
+FOUR_RANKS = {
+    "each_kv_head_on_two_ranks": make_configs()["llama3.1"],
+    **{kind: make_configs()[kind] for kind in ("qwen3", "phi3", "olmo2")},
+}
 
 
 @pytest.mark.parametrize(("size", "configs"), [(2, TWO_RANKS), (4, FOUR_RANKS)])

@@ -17,6 +17,7 @@ from tests.unit.models.reference import reference_logits, save_checkpoint
 
 CONFIG = LlamaConfig(**TINY, num_key_value_heads=2)
 PROMPT = [3, 90, 17, 4, 55, 8, 8, 61]
+MODEL_FILE = "model.safetensors"
 
 
 @pytest.fixture
@@ -186,3 +187,25 @@ def test_model_of_dummy_weights_runs(folder):
     logits = runner.step([(runner.add_row(), PROMPT)])[0]
     assert logits.shape == (len(PROMPT), 97)
     assert logits.isfinite().all()
+
+
+def test_a_merged_projection_is_read_as_its_parts(tmp_path):
+    merged = torch.arange(16 * 6.0).view(16, 6)
+    save_file({"attn.qkv_proj.weight": merged, "attn.qkv_proj.bias": merged[:, 0].clone()}, tmp_path / MODEL_FILE)
+    w = (open_weights(tmp_path) / "attn").split("qkv_proj", {"q_proj": 8, "k_proj": 4, "v_proj": 4})
+    parts = {"q_proj": merged[:8], "k_proj": merged[8:12], "v_proj": merged[12:]}
+    for name, expected in parts.items():
+        assert torch.equal((w / name).tensor("weight", tuple(expected.shape)), expected)
+        assert torch.equal((w / name).tensor("bias", (len(expected),)), expected[:, 0])
+        shards = [(w / name).shard("weight", tuple(expected.shape), dim=0, rank=rank, size=2) for rank in range(2)]
+        assert torch.equal(torch.cat(shards), expected)
+    w.finish(has_tied_embeddings=False)
+
+
+def test_a_merged_projection_of_another_size_is_named_as_the_checkpoint_names_it(tmp_path):
+    save_file({"attn.qkv_proj.weight": torch.zeros(12, 6)}, tmp_path / MODEL_FILE)
+    w = (open_weights(tmp_path) / "attn").split("qkv_proj", {"q_proj": 8, "k_proj": 4, "v_proj": 4})
+    with pytest.raises(
+        ModelError, match=r"attn\.qkv_proj\.weight has shape \[12, 6\], but config.json means \[16, 6\]"
+    ):
+        (w / "k_proj").tensor("weight", (4, 6))

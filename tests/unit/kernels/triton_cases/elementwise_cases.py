@@ -39,6 +39,26 @@ def test_add_rms_norm_equals_its_specification_and_keeps_its_inputs(dtype):
     assert torch.equal(residual, kept[1])
 
 
+def test_norms_with_an_fp32_weight_equal_their_specifications():
+    x, residual, weight = torch.randn(3, 100).half(), torch.randn(3, 100).half(), torch.randn(100)
+    _close(triton_elementwise.rms_norm(x, weight, 1e-6), elementwise.rms_norm(x, weight, 1e-6))
+    pairs = zip(
+        triton_elementwise.add_rms_norm(x, residual, weight, 1e-6),
+        elementwise.add_rms_norm(x, residual, weight, 1e-6),
+        strict=True,
+    )
+    for out, expected in pairs:
+        _close(out, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [40, 1100])
+def test_gelu_tanh_and_mul_equals_its_specification(size, dtype):
+    x = (torch.randn(3, 2 * size) * 4).to(dtype)
+    x[0, :4] = torch.tensor([-60000.0, -40.0, 0.0, 300.0]).to(dtype)
+    _close(triton_elementwise.gelu_tanh_and_mul(x), elementwise.gelu_tanh_and_mul(x))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [40, 1100])
 def test_silu_and_mul_equals_its_specification(size, dtype):
@@ -59,16 +79,26 @@ def _fused_by_specification(qkv, weights, positions, cos_sin_cache, k_cache, v_c
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "rotary_dim", "has_norm"),
-    [(3, 4, 2, 16, 16, True), (2, 3, 1, 20, 20, False), (2, 6, 6, 32, 16, True), (70, 2, 1, 16, 16, True)],
+    ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "rotary_dim", "norm"),
+    [
+        (3, 4, 2, 16, 16, "same"),
+        (2, 3, 1, 20, 20, None),
+        (2, 6, 6, 32, 16, "same"),
+        (70, 2, 1, 16, 16, "same"),
+        (3, 4, 2, 16, 12, "fp32"),
+    ],
 )
+@pytest.mark.parametrize("has_positions", [True, False])
 def test_norm_rope_write_kv_equals_the_three_specifications(
-    num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, has_norm, dtype
+    num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, norm, has_positions, dtype
 ):
     qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype)
-    weights = [torch.randn(head_dim).to(dtype) if has_norm else None for _ in range(2)]
+    norm_dtype = torch.float32 if norm == "fp32" else dtype
+    weights = [torch.randn(head_dim).to(norm_dtype) if norm else None for _ in range(2)]
     positions = torch.randint(0, 50, (num_tokens,))
-    cos_sin_cache = torch.randn(50, rotary_dim)
+    cos_sin_cache = torch.randn(50, rotary_dim).to(norm_dtype)
+    if not has_positions:  # one row for all, which turns by no angle
+        cos_sin_cache = torch.cat((torch.ones(1, head_dim // 2), torch.zeros(1, head_dim // 2)), -1).expand(50, -1)
     slots = torch.randperm(8 * 16)[:num_tokens]
     mine = [torch.full((8, 16, num_kv_heads, head_dim), 7.0, dtype=dtype) for _ in range(2)]
     theirs = [cache.clone() for cache in mine]

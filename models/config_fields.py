@@ -1,0 +1,90 @@
+"""Fields: a parsed config.json, or an object inside it, whose values are checked when they are read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from models.errors import ModelError
+
+MAX_COUNT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Typed reads by name; null means missing. Each raises ModelError naming the file, the field and what it found."""
+
+    raw: Mapping[str, Any]
+    where: str  # names the file in errors
+
+    def get(self, name: str) -> Any:
+        """The value as it stands, None if it is missing."""
+        return self.raw.get(name)
+
+    def count(self, name: str, *, default: int | None = None) -> int:
+        """A positive integer."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise ModelError(f"{self.where}: {name} must be a positive integer, found {value!r}")
+        if value > MAX_COUNT:
+            raise ModelError(f"{self.where}: {name} {value} is larger than {MAX_COUNT}")
+        return value
+
+    def number(self, name: str, *, default: float | None = None) -> float:
+        """A number that is not negative."""
+        value = self._value(name, default)
+        if not _is_number(value) or value < 0:
+            raise ModelError(f"{self.where}: {name} must be a non-negative number, found {value!r}")
+        return float(value)
+
+    def positive(self, name: str, *, default: float | None = None) -> float:
+        """A number above 0."""
+        value = self._value(name, default)
+        if not _is_number(value) or value <= 0:
+            raise ModelError(f"{self.where}: {name} must be a positive number, found {value!r}")
+        return float(value)
+
+    def positives(self, name: str, *, length: int) -> tuple[float, ...]:
+        """A list of `length` numbers above 0."""
+        values = self._value(name, None)
+        if not isinstance(values, list) or not all(_is_number(value) and value > 0 for value in values):
+            raise ModelError(f"{self.where}: {name} must be a list of positive numbers, found {values!r}")
+        if len(values) != length:
+            raise ModelError(f"{self.where}: {name} has {len(values)} entries, but {length} pairs are rotated")
+        return tuple(float(value) for value in values)
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """True or false."""
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"{self.where}: {name} must be true or false, found {value!r}")
+        return value
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """A token id, a list of them, or nothing."""
+        value = self.get(name)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
+            raise ModelError(f"{self.where}: {name} must be a token id or a list of them, found {value!r}")
+        return tuple(ids)
+
+    def section(self, name: str) -> Fields:
+        """The object under `name`, empty if it is missing."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise ModelError(f"{self.where}: {name} must be an object, found {value!r}")
+        return Fields(value or {}, self.where)
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise ModelError(f"{self.where}: {name} is missing")
+        return value
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a finite number: Python's JSON knows NaN and Infinity."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

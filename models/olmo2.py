@@ -1,0 +1,88 @@
+"""OLMo-2 (arXiv:2501.00656): norms behind attention and MLP instead of before, and over the width of q and of k.
+
+Positions are turned in fp32, as transformers does for this model.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from models.config import ModelConfig
+from models.context import ForwardContext
+from models.layers.attention import Attention, SelfAttention
+from models.layers.branch import Normed
+from models.layers.decoder import Decoder
+from models.layers.mlp import GatedMLP
+from models.layers.norm import RMSNorm, SplitRMSNorm
+from models.layers.rotary import make_cos_sin_caches
+from models.parallel import TensorParallel
+from models.quantization.unquantized import Unquantized
+from models.weights import Weights
+
+
+class Olmo2(nn.Module):
+    """The whole model; see models.registry.build for its contract."""
+
+    def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
+        super().__init__()
+        method = Unquantized()
+        cos_sin_caches = make_cos_sin_caches(config, device=w.device, dtype=torch.float32)
+
+        def make_layer(layer_index: int, w_layer: Weights) -> nn.Module:
+            attention = Attention(config, tp, layer_index=layer_index, cos_sin_cache=cos_sin_caches[layer_index])
+            attention = WidthNormedAttention(config, w_layer / "self_attn", tp, attention)
+            self_attn = SelfAttention(config, w_layer / "self_attn", tp, method=method, attention=attention)
+            mlp = GatedMLP(config, w_layer / "mlp", tp, method)
+            size = config.hidden_size
+            return ResidualLayer(
+                Normed(self_attn, RMSNorm(config, w_layer, "post_attention_layernorm", size=size)),
+                Normed(mlp, RMSNorm(config, w_layer, "post_feedforward_layernorm", size=size)),
+            )
+
+        self.decoder = Decoder(config, w, tp, make_layer=make_layer)
+
+    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """input_ids: [T] int64 → hidden [T, hidden_size]."""
+        return self.decoder(input_ids, ctx)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [N, hidden_size] → [N, vocab_size]."""
+        return self.decoder.compute_logits(hidden)
+
+
+class ResidualLayer(nn.Module):
+    """Both branches added to the residual stream, with nothing before them; contract as models.layers.decoder's."""
+
+    def __init__(self, self_attn: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.self_attn = self_attn
+        self.mlp = mlp
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
+        stream = hidden if residual is None else residual + hidden
+        stream = stream + self.self_attn(stream, ctx)
+        return self.mlp(stream), stream
+
+
+class WidthNormedAttention(nn.Module):
+    """Attention whose queries, and whose keys, are normed together over all heads, also those of other ranks."""
+
+    def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel, attention: Attention) -> None:
+        super().__init__()
+        self.attention = attention
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        # With more ranks than KV heads, each head is on several ranks, as in QKVLinear
+        kv_parts = min(tp.size, config.num_kv_heads)
+        kv_rank = tp.rank * kv_parts // tp.size
+        self.q_norm = SplitRMSNorm(config, w, "q_norm", tp, size=q_size, rank=tp.rank, num_parts=tp.size)
+        self.k_norm = SplitRMSNorm(config, w, "k_norm", tp, size=kv_size, rank=kv_rank, num_parts=kv_parts)
+        self.sizes = (q_size // tp.size, kv_size // kv_parts, kv_size // kv_parts)
+
+    def forward(self, qkv: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """See Attention.forward."""
+        q, k, v = qkv.split(self.sizes, dim=-1)
+        return self.attention(torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-1), ctx)

@@ -1,0 +1,47 @@
+"""Each model family on CUDA, graphs and Triton kernels included, gives the tokens of the torch path on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from engine.config import EngineConfig
+from engine.offline import OfflineEngine
+from engine.protocol import SamplingParams
+from tests.unit.engine.test_families import KINDS, PROMPTS, config_of
+from tests.unit.models.reference import save_checkpoint
+
+pytestmark = pytest.mark.gpu
+
+NUM_TOKENS = 40
+
+
+def _wide(kind: str) -> transformers.PreTrainedConfig:
+    """The tiny config of the unit tests, with heads of 64 as the kernels take them."""
+    config = config_of(kind)
+    config.hidden_size, config.head_dim, config.tie_word_embeddings = 256, 64, False
+    if kind == "phi3_long":
+        pairs = int(64 * config.rope_parameters["partial_rotary_factor"]) // 2
+        config.rope_parameters |= {"short_factor": [1.0] * pairs, "long_factor": [1.0 + i for i in range(pairs)]}
+    return config
+
+
+def _tokens(folder: Path, **settings: object) -> list[list[int]]:
+    settings = {"block_size": 16, "max_num_batched_tokens": 64, "max_num_seqs": 4, "dtype": "float32"} | settings
+    offline = OfflineEngine.load(EngineConfig(model=str(folder), **settings))
+    params = [SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)] * len(PROMPTS)
+    return [generation.token_ids for generation in offline.generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cuda_gives_the_cpus_tokens(kind: str, tmp_path: Path) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    save_checkpoint(tmp_path, _wide(kind))
+    expected = _tokens(tmp_path, device="cpu")
+    assert all(len(set(token_ids)) > 3 for token_ids in expected)
+    for enforce_eager in (False, True):
+        pool = {"kv_cache_memory_bytes": 64 * 1024**2}
+        assert _tokens(tmp_path, device="cuda", enforce_eager=enforce_eager, **pool) == expected

@@ -1,0 +1,95 @@
+"""Each model family through the whole engine: greedy text equals transformers', and random weights run in bf16."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from engine.config import EngineConfig
+from engine.generate import generate
+from engine.offline import OfflineEngine
+from engine.protocol import SamplingParams
+from tests.unit.models.checkpoints import make_configs
+from tests.unit.models.reference import save_checkpoint
+
+NUM_TOKENS = 100
+PROMPTS = [
+    torch.randint(0, 97, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (4, 47)
+]
+# One checkpoint per family, and what turns positions in a way of its own beyond the original length
+KINDS = (
+    "llama3.1",
+    "dynamic_rope",
+    "yarn_rope",
+    "mistral",
+    "mistral_nemo",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "smollm3_windows",
+    "phi3",
+    "phi3_long",
+    "granite",
+    "olmo2",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_linear",
+)
+
+
+def config_of(kind: str) -> transformers.PreTrainedConfig:
+    config = make_configs()[kind]
+    config.max_position_embeddings = 60 if kind == "dynamic_rope" else 160
+    return config
+
+
+def their_greedy_text(folder: Path, prompt: list[int], *, attention: str) -> list[int]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention).eval()
+    options = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    input_ids = torch.tensor([prompt])
+    output = model.generate(input_ids, attention_mask=torch.ones_like(input_ids), **options)
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_equals_transformers(kind: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, config_of(kind))
+    # Prompts longer than a step are cut
+    settings = {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 4, "device": "cpu"}
+    offline = OfflineEngine.load(EngineConfig(model=str(tmp_path), **settings))
+    params = [SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)] * len(PROMPTS)
+    attention = "eager" if kind == "gemma2" else "sdpa"
+    for prompt, generation in zip(PROMPTS, offline.generate(PROMPTS, params), strict=True):
+        assert generation.token_ids == their_greedy_text(tmp_path, prompt, attention=attention)
+        assert len(set(generation.token_ids)) > 3
+
+
+def test_longrope_turns_by_the_short_factors_where_only_short_requests_are_served(tmp_path: Path) -> None:
+    config = config_of("phi3_long")
+    config.original_max_position_embeddings = config.rope_parameters["original_max_position_embeddings"] = 150
+    save_checkpoint(tmp_path, config)
+    bytes_per_block = 2 * 3 * 8 * 4 * 4  # k and v, layers, head_dim, float32, tokens
+    texts = []
+    # The longest request as asked for, and as the pool's size leaves it
+    for limit in ({"max_model_len": 150}, {"kv_cache_memory_bytes": 38 * bytes_per_block}, {"max_model_len": 160}):
+        offline = OfflineEngine.load(EngineConfig(model=str(tmp_path), device="cpu", block_size=4, **limit))
+        (generation,) = offline.generate(PROMPTS[1:], [SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)])
+        texts.append(generation.token_ids)
+    assert texts[0] == texts[1] == their_greedy_text(tmp_path, PROMPTS[1], attention="sdpa")
+    assert texts[2] != texts[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_weights_of_a_config_run_in_bf16(kind: str, tmp_path: Path) -> None:
+    config = config_of(kind)
+    config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    settings = {"load_format": "dummy", "dtype": "bfloat16", "device": "cpu", "max_model_len": 80}
+    offline = OfflineEngine.load(EngineConfig(model=str(tmp_path), **settings))
+    params = [SamplingParams(max_tokens=5, temperature=0.0, logprobs=2)]
+    (generation,) = generate(offline.engine, offline.transport, PROMPTS[1:], params)
+    assert len(generation.token_ids) == 5
+    assert all(-20 < entry.logprob <= 0 for entry in generation.logprobs)

@@ -1,0 +1,105 @@
+"""The text part of a model that also sees: its config, its tensors, its logits."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+)
+
+from models.config import ModelConfig
+from models.errors import ModelError
+from tests.unit.models.checkpoints import TINY
+from tests.unit.models.harness import PagedRunner, load
+
+PROMPT = [3, 80, 17, 4, 55, 8, 8, 61, 2, 0, 42, 7, 7]
+# Of google/gemma-3-4b-it: all else is left to the defaults of transformers' class
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "eos_token_id": [1, 106],
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1152},
+}
+
+
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+def make_gemma():
+    text = TINY | {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 6, "sliding_window_pattern": 2}
+    tokens = {"image_token_index": 90, "boi_token_index": 91, "eoi_token_index": 92}
+    return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=VISION, **tokens))
+
+
+def make_mistral():
+    text = TINY | {"model_type": "mistral", "num_key_value_heads": 2, "head_dim": 12, "sliding_window": None}
+    vision = VISION | {"model_type": "pixtral", "head_dim": 8}
+    options = {"image_token_index": 90, "tie_word_embeddings": False}
+    return Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision, **options))
+
+
+@pytest.fixture(params=[make_gemma, make_mistral])
+def checkpoint(request, tmp_path):
+    torch.manual_seed(0)
+    model = request.param().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.2)
+    model.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        return tmp_path, model(torch.tensor([PROMPT])).logits[0]
+
+
+def test_logits_for_text_are_those_of_transformers(checkpoint):
+    folder, expected = checkpoint
+    runner = PagedRunner(load(folder), ModelConfig.from_folder(folder))
+    row = runner.add_row()
+    logits = runner.step([(row, PROMPT[:8])]) + [runner.step([(row, [token_id])])[0] for token_id in PROMPT[8:]]
+    torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=0)
+
+
+def test_its_vision_is_left_unread_but_nothing_else(checkpoint, caplog):
+    folder, _ = checkpoint
+    load(folder)
+    assert "only text is served" in caplog.text
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"audio_tower.weight": torch.ones(2)}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"1 tensors have no place in the model: audio_tower\.weight"):
+        load(folder)
+
+
+def test_gemma_3_4b_is_read_as_published():
+    config = ModelConfig.from_json(GEMMA_3_4B)
+    assert config.num_parameters == 3_880_263_168  # 4 300 079 472 with its vision
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262208)
+    assert config.sliding_windows[:6] == (1024,) * 5 + (None,)
+    assert (config.ropes[5].type, config.ropes[5].factor, config.max_context_len) == ("linear", 8.0, 131072)
+    assert config.eos_token_ids == (1, 106)
+    assert config.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("text_config", [None, {}, 3])
+def test_a_config_without_its_text_part_is_refused(text_config):
+    with pytest.raises(ModelError, match=r"hidden_size is missing|text_config must be an object"):
+        ModelConfig.from_json(json.loads(json.dumps(GEMMA_3_4B | {"text_config": text_config})))
