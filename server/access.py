@@ -33,6 +33,7 @@ class RequestRecord(msgspec.Struct):
     outcome: str = ""  # an error's code, or "abort"; "" if the answer was complete
     stats: Callable[[], Stats] | None = None
     has_started: bool = False  # the status line is out
+    key_hash: str = ""  # of the API key that came with it, if keys are asked for
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -48,8 +49,9 @@ def make_request_id() -> str:
 class AccessLog:
     """Outermost middleware."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, root_path: str = "") -> None:
         self._app = app
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, whatever happens."""
@@ -58,6 +60,7 @@ class AccessLog:
             return
         record = RequestRecord(_request_id(scope), time.monotonic())
         scope[_SCOPE_KEY] = record
+        scope["root_path"] = self._root_path  # routes match with it and, behind a proxy that cuts it off, without
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

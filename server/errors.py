@@ -3,6 +3,7 @@
 Beside engine/errors.py's tree there are the errors that exist only in HTTP:
 
     HttpError(ServiceError)
+    ├── MissingKey            no API key, or an unknown one
     ├── NotFound · ModelNotFound · MethodNotAllowed
     ├── MalformedHttp · HeadersTooLarge
     ├── BodyTooLarge · UnsupportedMediaType · MalformedBody
@@ -40,6 +41,18 @@ class HttpError(ServiceError):
     def headers(self) -> dict[str, str]:
         """Headers that belong to this error."""
         return {}
+
+
+class MissingKey(HttpError):
+    """No API key, or an unknown one."""
+
+    status = 401
+    code = "invalid_api_key"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """RFC 9110, §15.5.2: WWW-Authenticate is required."""
+        return {"www-authenticate": "Bearer"}
 
 
 class NotFound(HttpError):

@@ -68,7 +68,7 @@ class Service:
 
     def moment(self, record: RequestRecord) -> Moment:
         """Return what a spec takes from outside."""
-        return Moment(record.arrival_s, self.config.request_timeout_s, secrets.randbits(63))
+        return Moment(record.arrival_s, self.config.request_timeout_s, secrets.randbits(63), record.key_hash)
 
     def count_rejected(self, error: ServiceError) -> None:
         """Count a request that ended before its first token."""

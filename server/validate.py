@@ -11,6 +11,7 @@ import msgspec
 
 from engine.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
 from engine.protocol import EngineReady, GrammarSpec, SamplingParams
+from server.api_keys import cache_salt_of
 from server.model_info import GenerationDefaults
 from server.schemas import ChatBody, CompletionBody
 
@@ -61,11 +62,12 @@ class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(NamedTuple):
-    """What a spec takes from outside: the request's arrival, the server's deadline for it, and a drawn seed."""
+    """What a spec takes from outside: arrival, the server's deadline, a drawn seed, and whose request it is."""
 
     arrival_s: float
     timeout_s: float | None
     seed: int
+    key_hash: str = ""
 
 
 def check_chat(body: ChatBody) -> None:
@@ -267,7 +269,7 @@ def _spec(
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         skip_special_tokens=_given(body.skip_special_tokens, True),
         continues_prompt=continues_prompt,
-        cache_salt=body.cache_salt or "",
+        cache_salt=cache_salt_of(moment.key_hash, body.cache_salt or ""),
         priority=body.priority or 0,
         timeout_s=min(timeouts, default=None),
         arrival_s=moment.arrival_s,

@@ -62,7 +62,7 @@ async def serve(config: WorkerConfig) -> int:
         if config.debug:
             traceback.print_exc()
         return await _fail(supervisor, f"HTTP worker: {type(error).__name__}: {sentence(_first_line(error))}", 3)
-    server = _Server(_uvicorn_config(app))
+    server = _Server(_uvicorn_config(app, config))
     serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=config.listen_fd)]))
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
@@ -85,7 +85,7 @@ async def serve(config: WorkerConfig) -> int:
     return 3 if is_failed else 0
 
 
-def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI, config: WorkerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=HttpProtocol,
@@ -95,6 +95,8 @@ def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(_LAST_WORDS_S),
     )

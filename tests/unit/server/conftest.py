@@ -116,6 +116,13 @@ class Harness:
 
         return asyncio.run(send())
 
+    def request(self, method: str, path: str, **kwargs: object) -> httpx.Response:
+        async def send() -> httpx.Response:
+            async with self.http() as http:
+                return await http.request(method, path, **kwargs)
+
+        return asyncio.run(send())
+
     def chat(self, **fields: object) -> httpx.Response:
         return self.post("/v1/chat/completions", {"model": "tiny", "messages": USER_HI, **fields})
 

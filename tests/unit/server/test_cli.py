@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +54,8 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--dtype float32 --load-format dummy --max-model-len 64 --max-num-seqs 4 --max-num-batched-tokens 32 "
         "--block-size 8 --kv-cache-memory 1.5MiB --gpu-memory-utilization 0.5 --attention-backend torch "
         f"--no-prefix-caching --depth 1 --max-waiting 9 --chat-template {template} --strict --drain-timeout 3s "
-        "--request-timeout 60 --log-format json --log-level warning --debug"
+        "--request-timeout 60 --log-format json --log-level warning --debug --api-key k --cors-origin https://a.test "
+        "--cors-origin * --root-path /llm"
     )
     assert main(["serve", *flags.split()]) == 0
     (config,) = launched
@@ -88,6 +90,9 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         chat_template=str(template),
         strict=True,
         request_timeout_s=60.0,
+        api_key_hashes=[sha256(b"k").hexdigest()],
+        cors_origins=["https://a.test", "*"],
+        root_path="/llm",
     )
 
 
