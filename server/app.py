@@ -23,19 +23,32 @@ from server.api_keys import KeyRing
 from server.body import BodyLimit
 from server.errors import ClientGone, error_from_http, error_reply
 from server.key_guard import KeyGuard
+from server.open_requests import OpenRequests
 from server.routes.chat import chat_router
 from server.routes.completions import completions_router
 from server.routes.health import metrics_router, public_router
 from server.routes.models import models_router
 from server.routes.pages import pages_router
+from server.routes.requests import requests_router
+from server.routes.tokens import tokens_router
 from server.schemas import ChatBody, CompletionBody
+from server.schemas_tokens import DetokenizeBody, TokenizeBody
 from server.service import Service, make_service
 from server.version import package_version
 
-_BODIES: dict[str, type[BaseModel]] = {"ChatBody": ChatBody, "CompletionBody": CompletionBody}
+_BODIES: dict[str, type[BaseModel]] = {
+    model.__name__: model for model in (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+}
 
 
-def create_app(config: ServerConfig, *, client: EngineClient, supervisor: Supervisor, metrics: Metrics) -> FastAPI:
+def create_app(
+    config: ServerConfig,
+    *,
+    client: EngineClient,
+    supervisor: Supervisor,
+    metrics: Metrics,
+    open_requests: OpenRequests,
+) -> FastAPI:
     """Load the model's text side and return the app. Raises StartupError."""
     service = make_service(config, client=client, supervisor=supervisor, metrics=metrics, created=int(time.time()))
     # No slash redirects: they would be built from the client's Host header.
@@ -43,8 +56,9 @@ def create_app(config: ServerConfig, *, client: EngineClient, supervisor: Superv
     app = FastAPI(title="Quire", version=package_version(), redirect_slashes=False, docs_url=None, redoc_url=None)
     public = public_router(service)
     app.include_router(public)  # first, so that what KeyGuard finds to be public is answered by it
-    for make_router in (chat_router, completions_router, models_router, metrics_router):
+    for make_router in (chat_router, completions_router, tokens_router, models_router, metrics_router):
         app.include_router(make_router(service))
+    app.include_router(requests_router(service, open_requests))
     app.include_router(pages_router())
     _handle_errors(app, service)
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
@@ -58,7 +72,7 @@ def create_app(config: ServerConfig, *, client: EngineClient, supervisor: Superv
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-quire-ignored", "retry-after"],
         )
-    app.add_middleware(AccessLog, root_path=config.root_path)
+    app.add_middleware(AccessLog, tracker=open_requests, root_path=config.root_path)
     app.openapi = lambda: _openapi(app, needs_key=bool(config.api_key_hashes))  # type: ignore[method-assign]
     return app
 

@@ -45,6 +45,15 @@ class ChatGeneration:
         """How many Ended events there will be."""
         return self._generation.num_choices
 
+    @property
+    def request_id(self) -> str:
+        """The answer's id."""
+        return self._generation.request_id
+
+    def cancel(self) -> None:
+        """As Generation.cancel()."""
+        self._generation.cancel()
+
     async def events(self) -> AsyncGenerator[ChatEvent, None]:
         """Yield every choice's events and its end. Raises what Generation.events() raises."""
         async with aclosing(self._generation.batches()) as batches:

@@ -212,3 +212,41 @@ class ModelList(msgspec.Struct, kw_only=True):
 
     object: str = "list"
     data: list[ModelCard]
+
+
+class TokenPiece(msgspec.Struct):
+    """llama.cpp's form of a token: its text, or its bytes where it is part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    """The answer of /tokenize. token_strs: the vocabulary's own spellings, if asked for."""
+
+    tokens: list[int] | list[TokenPiece]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct):
+    """The answer of /detokenize."""
+
+    prompt: str
+
+
+class Rendered(msgspec.Struct, kw_only=True):
+    """One prompt of a render route; request_id: the id that the answer would have."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+    prompt: str
+
+
+class CancelledRequest(msgspec.Struct):
+    """The answer of DELETE /v1/requests/{id}."""
+
+    id: str
+    cancelled: bool = True

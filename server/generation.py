@@ -74,7 +74,9 @@ class Generation:
         by_token: bool = False,
     ) -> None:
         self.spec = spec
+        self.request_id = request_id
         self._client = client
+        self._is_cancelled = False
         self._children = [
             _Child(
                 spec, index=i, request_id=f"{request_id}-{i}", tokenizer=tokenizer, metrics=metrics, by_token=by_token
@@ -98,6 +100,13 @@ class Generation:
         """As events(), but what came at once for one choice is one list."""
         return self._drive(self._children[0]) if len(self._children) == 1 else self._merged()
 
+    def cancel(self) -> None:
+        """End it from outside: events() raises RequestAborted, at once or when it begins."""
+        self._is_cancelled = True
+        for child in self._children:
+            if not child.finish_reason:
+                self._client.abort(child.request_id)
+
     def stats(self) -> Stats:
         """Add up what the children used until now."""
         children, n = self._children, self.spec.n
@@ -118,6 +127,8 @@ class Generation:
         )
 
     async def _drive(self, child: "_Child") -> AsyncGenerator[list[Event], None]:
+        if self._is_cancelled:
+            raise RequestAborted("The request was cancelled.")
         async with aclosing(self._client.submit(child.add_request())) as deltas:  # closing it early aborts
             while not child.finish_reason:
                 events = child.feed(await self._next(deltas))
@@ -224,7 +235,7 @@ class _Child:
     def feed(self, delta: Delta) -> list[Event]:
         """Turn a delta into events. Raises RequestAborted if someone else ended the request."""
         if delta.finish_reason == "abort":
-            raise RequestAborted("The request was aborted.")
+            raise RequestAborted("The request was cancelled.")
         texts, num_used = self._advance(delta)
         self._count(delta, num_used)
         finish_reason = delta.finish_reason or ""

@@ -90,13 +90,13 @@ TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Label = Annotated[str, Field(max_length=512)]
 
-_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
 class StreamOptions(BaseModel):
     """What a stream carries beside its text."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -106,7 +106,7 @@ class StreamOptions(BaseModel):
 class FunctionCall(BaseModel):
     """The function of a tool call in the history."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     name: Annotated[str, Field(max_length=256)]
     arguments: str | None = None
@@ -115,7 +115,7 @@ class FunctionCall(BaseModel):
 class ToolCall(BaseModel):
     """A tool call in the history."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     id: Label | None = None
     type: Literal["function"] | None = None
@@ -125,7 +125,7 @@ class ToolCall(BaseModel):
 class ChatMessage(BaseModel):
     """One message of the history."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: TextOrParts = None
@@ -143,7 +143,7 @@ class ChatMessage(BaseModel):
 class _CommonBody(BaseModel):
     """The fields that chat and completions share."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     model: Label | None = None
     stream: bool | None = None

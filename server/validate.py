@@ -156,7 +156,7 @@ def completion_spec(
         for prompt in prompts
     )
     for prompt in prompts:  # after the lengths: a body of ids far over the context is not walked
-        _check_ids(prompt, "prompt", limits)
+        check_ids(prompt, "prompt", limits)
     params = _params(
         body,
         max_tokens=max_tokens,
@@ -228,8 +228,8 @@ def _params(
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidParameter(f"min_tokens is {min_tokens}, more than {max_name} = {max_tokens}.", param="min_tokens")
-    _check_ids(body.logit_bias or (), "logit_bias", limits)
-    _check_ids(body.stop_token_ids or (), "stop_token_ids", limits)
+    check_ids(body.logit_bias or (), "logit_bias", limits)
+    check_ids(body.stop_token_ids or (), "stop_token_ids", limits)
     temperature = _given(body.temperature, defaults.temperature)
     top_p, top_k = _given(body.top_p, defaults.top_p), max(_given(body.top_k, defaults.top_k), 0)
     if top_p == 0:
@@ -276,7 +276,8 @@ def _spec(
     )
 
 
-def _check_ids(ids: Sequence[int] | dict[int, float], field: str, limits: EngineReady) -> None:
+def check_ids(ids: Sequence[int] | dict[int, float], field: str, limits: EngineReady) -> None:
+    """Refuse ids outside the vocabulary."""
     for token_id in ids:
         if not 0 <= token_id < limits.vocab_size:
             raise InvalidParameter(

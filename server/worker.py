@@ -25,6 +25,7 @@ from engine.metrics import Metrics
 from server.app import create_app
 from server.children import WorkerConfig
 from server.http_protocol import HttpProtocol
+from server.open_requests import OpenRequests
 from server.supervisor import ControlSupervisor
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,12 @@ class _Server(uvicorn.Server):
 async def serve(config: WorkerConfig) -> int:
     """Serve until told to end; return the exit code."""
     metrics = Metrics()
+    open_requests = OpenRequests()
     supervisor = ControlSupervisor(
-        config.server.control_socket, worker_index=config.server.worker_index, metrics=metrics
+        config.server.control_socket,
+        worker_index=config.server.worker_index,
+        metrics=metrics,
+        on_cancel=open_requests.cancel,
     )
     try:
         await supervisor.start()
@@ -55,7 +60,9 @@ async def serve(config: WorkerConfig) -> int:
     client = SocketEngineClient(config.server.engine_socket)
     await client.start()
     try:
-        app = create_app(config.server, client=client, supervisor=supervisor, metrics=metrics)
+        app = create_app(
+            config.server, client=client, supervisor=supervisor, metrics=metrics, open_requests=open_requests
+        )
     except StartupError as error:
         return await _fail(supervisor, error.message, error.exit_code)
     except Exception as error:

@@ -139,9 +139,13 @@ class FakeSupervisor:
     def __init__(self, stage: str = "ready", *, is_draining: bool = False, page: bytes = b"quire_up 1\n") -> None:
         self.state = State(Stage(stage), is_draining)
         self.page = page
+        self.elsewhere: list[str] = []  # ids of requests that other workers serve
 
     async def scrape(self) -> bytes:
         return self.page
+
+    async def cancel(self, request_id: str, *, key_hash: str) -> bool:
+        return request_id in self.elsewhere
 
 
 def _logprobs(token_ids: list[int], num_top: int | None) -> list[TokenLogprobs] | None:

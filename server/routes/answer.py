@@ -32,6 +32,15 @@ class Source(Protocol[E]):
         """How many Ended events there will be."""
         ...
 
+    @property
+    def request_id(self) -> str:
+        """The answer's id."""
+        ...
+
+    def cancel(self) -> None:
+        """End it from outside: events() raises RequestAborted."""
+        ...
+
     def events(self) -> AsyncGenerator[E, None]:
         """Yield every choice's events and its end."""
         ...
@@ -52,7 +61,9 @@ async def answer(
 ) -> Response:
     """Run the generation and answer it. Raises what goes wrong before the first byte."""
     record = record_of(request.scope)
-    record.stats = generation.stats
+    record.stats, record.cancel, record.answer_id = generation.stats, generation.cancel, generation.request_id
+    if record.is_cancelled:  # while its prompt was made
+        generation.cancel()
     if not is_stream:
         events = await run_while_connected(request.receive, _collect(generation))
         body = msgspec.json.encode(writer.whole(events))
