@@ -29,6 +29,7 @@ class Delta(msgspec.Struct):
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None  # one per token if asked for
+    prompt_logprobs: list[TokenLogprobs] = []  # the next of the prompt's, from its second token on
     arrival_s: float = 0.0  # time.monotonic() when the newest of them was read from the socket
     num_cached_tokens: int | None = None  # with the first tokens
     queue_s: float | None = None
@@ -159,7 +160,9 @@ class SocketEngineClient:
             end = start + events.num_tokens[row]
             mailbox = self._mailboxes.get(request_id)
             if mailbox is not None:  # else its reader left while this step was in flight
-                delta = Delta(events.token_ids[start:end], events.logprobs.get(row), now)
+                delta = Delta(events.token_ids[start:end], events.logprobs.get(row), arrival_s=now)
+                if row in events.prompt_logprobs:
+                    delta.prompt_logprobs = events.prompt_logprobs[row]
                 if row in started:
                     entry = started[row]
                     delta.num_cached_tokens, delta.queue_s, delta.prefill_s = (
@@ -218,8 +221,15 @@ class _Mailbox:
 
 
 def _merge(first: Delta, second: Delta) -> None:
-    """Append `second` to `first` in place. Only the first of a request's deltas has the start facts."""
+    """Append `second` to `first` in place. Only the first delta with a token has the start facts."""
+    if not first.token_ids and second.queue_s is not None:  # only scores were there so far
+        first.num_cached_tokens, first.queue_s, first.prefill_s = (
+            second.num_cached_tokens,
+            second.queue_s,
+            second.prefill_s,
+        )
     first.token_ids += second.token_ids
+    first.prompt_logprobs += second.prompt_logprobs
     if second.logprobs is not None:
         first.logprobs = (first.logprobs or []) + second.logprobs
     first.arrival_s = second.arrival_s

@@ -203,6 +203,9 @@ class Engine:
         self._stats.record_commit(len(outputs), now)
         for output in outputs:
             self._add_event(output)
+        for request in self.scheduler.scored:
+            if request.unsent_scores and request.finish_reason is None:  # else they went with its token, or it is over
+                self._add_scores(request)
 
     def _add_event(self, output: RowOutput) -> None:
         request = output.request
@@ -211,6 +214,8 @@ class Engine:
         events.request_ids.append(request.request_id)
         events.num_tokens.append(1)
         events.token_ids.append(output.token_id)
+        if request.unsent_scores:
+            events.prompt_logprobs[row], request.unsent_scores = request.unsent_scores, []
         if output.logprobs is not None:
             events.logprobs[row] = [output.logprobs]
         if len(request.output_token_ids) == 1:
@@ -219,6 +224,13 @@ class Engine:
         if request.finish_reason is not None:
             events.finished.append(Finished(row, request.finish_reason, request.stop_token_id))
             self._stats.record_finished(request)
+
+    def _add_scores(self, request: Request) -> None:
+        """Add a row without a token: scores of a prompt that is not computed to its end yet."""
+        events = self._events_for(request)
+        events.prompt_logprobs[len(events.request_ids)], request.unsent_scores = request.unsent_scores, []
+        events.request_ids.append(request.request_id)
+        events.num_tokens.append(0)
 
     def _events_for(self, request: Request) -> StepEvents:
         """Return the message being filled for the request's client."""

@@ -31,6 +31,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: dict[int, float] = {}
     seed: int = 0  # 0 ≤ seed < 2**63; the server draws one when the client gives none
     stop_token_ids: list[int] = []  # end-of-sequence ids included, unless the request ignores them
+    prompt_logprobs: int | None = None  # the same for every prompt token but the first
     logprobs: int | None = None  # None: none; n: the sampled token's and the n most likely ones' (0 ≤ n ≤ 20)
 
     @property
@@ -46,7 +47,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def has_extras(self) -> bool:
         """True if each of its tokens takes memory beyond a draw from the logits."""
-        return self.has_penalties or bool(self.logit_bias) or self.logprobs is not None
+        has_logprobs = self.logprobs is not None or self.prompt_logprobs is not None
+        return self.has_penalties or bool(self.logit_bias) or has_logprobs
 
 
 class GrammarSpec(msgspec.Struct, frozen=True):
@@ -97,7 +99,7 @@ class EngineReady(msgspec.Struct, tag=True):
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
-    """One sampled token's log-probability and the n most likely tokens at its place, most likely first.
+    """One token's log-probability and the n most likely tokens at its place, most likely first.
 
     Natural logarithms of the model's distribution before temperature, penalties, bias and truncation.
     """
@@ -105,6 +107,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     logprob: float
     top_token_ids: list[int]
     top_logprobs: list[float]
+    rank: int = 0  # of the token, the most likely has 1; only known for a prompt's tokens
 
 
 class Started(msgspec.Struct, array_like=True):
@@ -134,6 +137,8 @@ class StepEvents(msgspec.Struct, tag=True, omit_defaults=True):
     started: list[Started] = []
     finished: list[Finished] = []
     logprobs: dict[int, list[TokenLogprobs]] = {}  # row → one entry per token; only rows that asked
+    # row → the next entries of its prompt, from the second token on; all are out with the first sampled token
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
 
 
 class RequestFailed(msgspec.Struct, tag=True, omit_defaults=True):

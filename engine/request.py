@@ -8,7 +8,8 @@ fields by the block manager; the engine only reads it.
 from dataclasses import dataclass, field
 from enum import Enum
 
-from engine.protocol import SamplingParams
+from engine.protocol import SamplingParams, TokenLogprobs
+from engine.step import ScoreSpan
 
 
 class Status(Enum):
@@ -50,6 +51,9 @@ class Request:
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     stop_token_id: int | None = None
 
+    num_scored_tokens: int = 0  # prompt tokens after the first whose log-probabilities are committed
+    unsent_scores: list[TokenLogprobs] = field(default_factory=list)
+
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     first_scheduled_s: float | None = None
@@ -65,6 +69,29 @@ class Request:
     def is_decoding(self) -> bool:
         """True once all that the host sends is computed, so that the next row starts at the device's last token."""
         return self.num_computed_tokens >= self.num_prefill_tokens
+
+    @property
+    def num_cacheable_tokens(self) -> int:
+        """How many of its first tokens may come from the prefix cache: of one still to be scored, hidden states are
+        needed, which no cache has. The last token is always computed: it samples the next one.
+        """
+        if self.params.prompt_logprobs is None or self.num_scored_tokens >= len(self.prompt_token_ids) - 1:
+            return self.num_tokens - 1
+        return self.num_scored_tokens
+
+    def score_span(self, start: int, end: int) -> ScoreSpan | None:
+        """Return what is to be scored in a chunk [start, end), if anything. Later chunks may be planned by then."""
+        if self.params.prompt_logprobs is None:
+            return None
+        first, last = max(start, self.num_scored_tokens), min(end, len(self.prompt_token_ids) - 1)
+        if first >= last:
+            return None
+        return ScoreSpan(first, self.prompt_token_ids[first + 1 : last + 1])
+
+    def add_scores(self, scores: list[TokenLogprobs]) -> None:
+        """Take in the next committed scores."""
+        self.num_scored_tokens += len(scores)
+        self.unsent_scores += scores
 
     def token_ids(self, start: int, end: int) -> list[int]:
         """Return the committed tokens [start, end) as a new list."""

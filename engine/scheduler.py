@@ -37,6 +37,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # these two in order of service
         self.running: list[Request] = []
         self.retiring: list[Request] = []
+        self.scored: list[Request] = []  # those with scores of the last commit, for the engine to send
         self.committed_step_id = -1
         self.num_preemptions = 0
         self._in_flight: deque[PlannedStep] = deque()
@@ -115,6 +116,9 @@ class Scheduler:
         self.committed_step_id = step.step_id
         block_size, logprobs = self.config.block_size, result.logprobs
         outputs: list[RowOutput] = []
+        self.scored = [step.rows[place][0] for place in result.prompt_logprobs]
+        for place, scores in result.prompt_logprobs.items():
+            step.rows[place][0].add_scores(scores)
         index = -1
         for request, row in step.rows:
             index += row.samples
@@ -195,6 +199,7 @@ class Scheduler:
         end = min(start + budget, request.num_prefill_tokens)
         samples = end == request.num_prefill_tokens
         row = RowPlan(request.req_index, start, end - start, request.token_ids(start, end), new_block_ids, samples)
+        row.scores = request.score_span(start, end)
         step.rows.append((request, row))
         request.num_computed_tokens = end
         request.num_pending_tokens += samples

@@ -10,6 +10,7 @@ import string
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from engine.protocol import TokenLogprobs
 from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
 from server.generation import Ended, Event, Generation, Piece, Stats
 from server.parsers.parts import Arguments, CallStart, Part, PartsParser, Reasoning, Text
@@ -49,6 +50,10 @@ class ChatGeneration:
     def request_id(self) -> str:
         """The answer's id."""
         return self._generation.request_id
+
+    def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
+        """As Generation.prompt_logprobs()."""
+        return self._generation.prompt_logprobs(index)
 
     def cancel(self) -> None:
         """As Generation.cancel()."""

@@ -67,9 +67,9 @@ class TextLogprobs(msgspec.Struct):
     """A completion choice's log-probabilities."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class FunctionDelta(msgspec.Struct):
@@ -86,6 +86,17 @@ class ToolCallDelta(msgspec.Struct):
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
     function: FunctionDelta | UnsetType = UNSET
+
+
+class PromptLogprob(msgspec.Struct):
+    """vLLM's entry for one token at a place of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class ChatDelta(msgspec.Struct):
@@ -171,6 +182,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     timings: Timings
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextChoice(msgspec.Struct):
@@ -182,6 +194,7 @@ class TextChoice(msgspec.Struct):
     finish_reason: str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, kw_only=True):

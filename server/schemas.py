@@ -170,11 +170,11 @@ class _CommonBody(BaseModel):
     cache_salt: Label | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     timeout: Annotated[float, Field(gt=0, le=86_400)] | None = None
     # known, refused unless at their default
     response_format: Json = None
     structured_outputs: Json = None
-    prompt_logprobs: Json = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
 
@@ -211,6 +211,7 @@ class CompletionBody(_CommonBody):
     """POST /v1/completions."""
 
     prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None  # 0: only to score or echo the prompt
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     # known, refused unless at their default

@@ -38,6 +38,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     priority: int = 0
     grammar: GrammarSpec | None = None  # what each answer must match, checked to compile
+    is_scoring_only: bool = False  # no answer: the one token that the engine makes at least is dropped
     timeout_s: float | None = None  # from arrival
     arrival_s: float  # time.monotonic()
 
@@ -59,6 +60,8 @@ class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool = False
     return_token_ids: bool = False
     logprobs: int | None = None  # None: none; else how many alternatives per token are shown
+    echoes_logprobs: bool = False  # of the prompt, before the answer's own
+    prompt_logprobs: int | None = None  # the same in a list of their own
 
 
 class Moment(NamedTuple):
@@ -101,7 +104,10 @@ def check_completion(body: CompletionBody) -> None:
     """Refuse what is not served yet."""
     _check_common(body)
     _refuse_unless(body.suffix in (None, ""), "suffix", "fill-in-the-middle")
-    _refuse_unless(not (body.echo and body.logprobs is not None), "echo", "echo together with logprobs")
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        raise InvalidParameter(
+            "max_tokens = 0 needs echo or prompt_logprobs, without which there is no answer.", param="max_tokens"
+        )
 
 
 def chat_spec(
@@ -166,7 +172,11 @@ def completion_spec(
         defaults=defaults,
         seed=moment.seed,
     )
-    return _spec(body, prompts=tuple(map(tuple, prompts)), continues_prompt=True, params=params, moment=moment)
+    is_scoring_only = max_tokens == 0
+    if is_scoring_only:
+        params = msgspec.structs.replace(params, max_tokens=1)
+    spec = _spec(body, prompts=tuple(map(tuple, prompts)), continues_prompt=True, params=params, moment=moment)
+    return msgspec.structs.replace(spec, is_scoring_only=is_scoring_only)
 
 
 def reply_options(body: ChatBody | CompletionBody, params: SamplingParams) -> ReplyOptions:
@@ -178,13 +188,18 @@ def reply_options(body: ChatBody | CompletionBody, params: SamplingParams) -> Re
         continuous_usage=bool(options and options.continuous_usage_stats),
         return_token_ids=bool(body.return_token_ids),
         logprobs=params.logprobs,
+        echoes_logprobs=isinstance(body, CompletionBody) and bool(body.echo) and body.logprobs is not None,
+        prompt_logprobs=body.prompt_logprobs,
     )
 
 
 def _check_common(body: ChatBody | CompletionBody) -> None:
     _refuse_unless(body.response_format in (None, {"type": "text"}), "response_format", "structured output")
     _refuse_unless(body.structured_outputs in (None, {}), "structured_outputs", "structured output")
-    _refuse_unless(body.prompt_logprobs is None, "prompt_logprobs", "log-probabilities of the prompt")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidParameter(
+            "prompt_logprobs are not part of streams: stream must be false.", param="prompt_logprobs"
+        )
     _refuse_unless(body.best_of in (None, body.n or 1), "best_of", "best_of other than n")
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options needs stream to be true.", param="stream_options")
@@ -249,7 +264,13 @@ def _params(
         seed=(seed if body.seed is None else body.seed) & _SEED_BITS,
         stop_token_ids=list(dict.fromkeys([*eos_ids, *(body.stop_token_ids or ())])),
         logprobs=logprobs,
+        prompt_logprobs=_prompt_logprobs(body),
     )
+
+
+def _prompt_logprobs(body: ChatBody | CompletionBody) -> int | None:
+    counts = [body.prompt_logprobs, body.logprobs if isinstance(body, CompletionBody) and body.echo else None]
+    return max((count for count in counts if count is not None), default=None)
 
 
 def _spec(

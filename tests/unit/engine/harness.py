@@ -6,10 +6,19 @@ from engine.config import SchedulerConfig
 from engine.engine import Engine
 from engine.generate import LocalTransport
 from engine.metrics import Metrics
-from engine.protocol import AbortRequest, AddRequest, ClientGone, FromEngine, RequestFailed, SamplingParams, StepEvents
+from engine.protocol import (
+    AbortRequest,
+    AddRequest,
+    ClientGone,
+    FromEngine,
+    RequestFailed,
+    SamplingParams,
+    StepEvents,
+    TokenLogprobs,
+)
 from engine.scheduler import Scheduler
 from engine.step import StepPlan
-from tests.fakes import FakeExecutor, expected_tokens
+from tests.fakes import FakeExecutor, expected_tokens, fake_score
 
 VOCAB_SIZE = 50
 
@@ -54,6 +63,7 @@ class Seen:
     num_started: int = 0
     num_cached_tokens: int = 0
     num_logprobs: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     is_gone: bool = False
 
 
@@ -172,6 +182,9 @@ class Harness:
         assert seen.num_started == bool(seen.token_ids)
         if seen.params.logprobs is not None:
             assert seen.num_logprobs == len(seen.token_ids)
+        scores = [fake_score(position, token_id) for position, token_id in enumerate(seen.prompt)][1:]
+        asked = seen.params.prompt_logprobs is not None
+        assert seen.prompt_logprobs == (scores[: len(seen.prompt_logprobs)] if asked else [])
 
     def _receive_at_client(self, client_id: int, message: FromEngine) -> None:
         self.messages.append((client_id, message))
@@ -191,6 +204,9 @@ class Harness:
             assert not seen.ends, "something came after the end"
             seen.token_ids += events.token_ids[start : start + events.num_tokens[row]]
             seen.num_logprobs += len(events.logprobs.get(row, []))
+            seen.prompt_logprobs += events.prompt_logprobs.get(row, [])
+            if events.num_tokens[row] and seen.params.prompt_logprobs is not None:
+                assert len(seen.prompt_logprobs) == len(seen.prompt) - 1, "a token came before the prompt's scores"
             start += events.num_tokens[row]
         assert start == len(events.token_ids)
         for started in events.started:
