@@ -23,11 +23,12 @@ from server.parsers.detect import ChatFormat, make_parser
 from server.parsers.parts import PartsParser
 from server.parsers.reasoning import ReasoningPlace, reasoning_place
 from server.parsers.tool_grammar import answer_grammar, tool_grammar
+from server.reply_options import ReplyOptions, reply_options
 from server.schemas import MAX_TOKENS, ChatBody
 from server.service import Service
 from server.tokenizer import TEMPLATE_DEADLINE_S, Tokenizer
 from server.tools import ToolPlan, check_tools, plan_tools
-from server.validate import ReplyOptions, chat_spec, check_chat, reply_options
+from server.validate import chat_spec, check_chat
 from server.writers import ReplyHead
 
 MAX_GRAMMAR_BYTES = 256 * 1024

@@ -27,9 +27,9 @@ from server.chunks import (
 )
 from server.fold import timings_of, usage_of
 from server.generation import Ended
+from server.reply_options import ReplyOptions
 from server.text_logprobs import finite_logprob, prompt_logprobs_of, top_entries
 from server.tokenizer import Tokenizer
-from server.validate import ReplyOptions
 from server.writers import ReplyHead
 
 

@@ -10,10 +10,11 @@ from engine.protocol import EngineReady
 from server.access import RequestRecord
 from server.generation import Generation
 from server.ignored import ignored_fields
+from server.reply_options import ReplyOptions, reply_options
 from server.schemas import CompletionBody
 from server.service import Service
 from server.tokenizer import Tokenizer
-from server.validate import ReplyOptions, check_completion, completion_spec, reply_options
+from server.validate import check_completion, completion_spec
 from server.writers import ReplyHead
 
 

@@ -13,9 +13,9 @@ from engine.protocol import TokenLogprobs
 from server.chunks import TextChoice, TextCompletion, TextLogprobs
 from server.fold import FoldedChoice, fold, timings_of, usage_of
 from server.generation import Ended, Event, Generation, Piece
+from server.reply_options import ReplyOptions
 from server.text_logprobs import LegacyLogprobs, prompt_logprobs_of
 from server.tokenizer import Tokenizer
-from server.validate import ReplyOptions
 
 _encoder = msgspec.json.Encoder()
 
