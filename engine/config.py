@@ -27,6 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False  # no CUDA graphs: for debugging
     depth: int | None = None  # steps in flight: 2 overlaps host and device (default on cuda), 1 does not
     max_waiting: int = 2048  # requests queued before new ones are refused
+    max_queued_tokens: int | None = None  # the same for their tokens
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):

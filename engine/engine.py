@@ -23,6 +23,7 @@ from engine.protocol import (
     ClientGone,
     Finished,
     FromEngine,
+    QueueState,
     RequestFailed,
     Started,
     StepEvents,
@@ -46,6 +47,10 @@ class Transport(Protocol):
         """Send without blocking; a client that is gone is ignored."""
         ...
 
+    def broadcast(self, message: FromEngine) -> None:
+        """Send to every client."""
+        ...
+
 
 class Engine:
     """Owns the loop and what is about to be sent. A device fault raises out of run_once(); a request's fault never."""
@@ -61,6 +66,7 @@ class Engine:
         vocab_size: int,
         depth: int = 2,
         max_waiting: int = 2048,
+        max_queued_tokens: int | None = None,
         memory_error: type[Exception] = MemoryError,
         release_memory: Callable[[], None] = lambda: None,
     ) -> None:
@@ -72,6 +78,8 @@ class Engine:
         self.clock = clock
         self.depth = depth
         self.max_waiting = max_waiting
+        self.max_queued_tokens = max_queued_tokens  # None: any number
+        self._is_full = False  # as the clients were told last
         self.is_draining = False  # set by the process: everything new is refused, what runs is finished
         self._executor = executor
         self._transport = transport
@@ -100,6 +108,7 @@ class Engine:
             self._give_up_steps(failure)
         self._send_events()
         self._stats.record_turn(plan, self.clock())
+        self._tell_if_full()
 
     def abort_all(self, client_id: int | None = None) -> None:
         """End every request, or those of one client. Their `finished` rows go out with the next run_once()."""
@@ -168,6 +177,7 @@ class Engine:
         # what is about to start does not count: a burst into an idle engine is no queue
         if len(self.scheduler.waiting) >= self.max_waiting + self.scheduler.num_free_rows:
             raise Overloaded(f"The queue is full: {self.max_waiting} requests are waiting.")
+        self._check_queued_tokens(len(message.prompt_token_ids))
         _check_token_ids(message.prompt_token_ids, "prompt", self._vocab_size)
         _check_token_ids(message.params.logit_bias, "logit_bias", self._vocab_size)
         _check_token_ids(message.params.stop_token_ids, "stop_token_ids", self._vocab_size)
@@ -182,6 +192,24 @@ class Engine:
                 client_id=client_id,
             )
         )
+
+    def _check_queued_tokens(self, num_prompt: int) -> None:
+        """Raise Overloaded if a prompt would make the queue too long; an empty queue takes any."""
+        waiting, limit = self.scheduler.waiting, self.max_queued_tokens
+        if limit is not None and waiting and waiting.num_tokens + num_prompt > limit:
+            raise Overloaded(
+                f"The queue is full: {waiting.num_tokens} tokens are waiting, and {num_prompt} more would be over the "
+                f"limit of {limit}."
+            )
+
+    def _tell_if_full(self) -> None:
+        """Tell the clients when the queue became full or no longer is, so that they can refuse without asking."""
+        waiting, limit = self.scheduler.waiting, self.max_queued_tokens
+        is_full = len(waiting) >= self.max_waiting + self.scheduler.num_free_rows
+        is_full = is_full or (limit is not None and len(waiting) > 0 and waiting.num_tokens >= limit)
+        if is_full != self._is_full:
+            self._is_full = is_full
+            self._transport.broadcast(QueueState(is_full))
 
     def _abort(self, request_id: str, reason: str = "abort") -> None:
         request = self.scheduler.abort(request_id, reason)

@@ -39,6 +39,10 @@ class LocalTransport:
         """Keep the message in `outbox`."""
         self.outbox.append(message)
 
+    def broadcast(self, message: FromEngine) -> None:
+        """Keep the message in `outbox`."""
+        self.outbox.append(message)
+
 
 class Generation(msgspec.Struct):
     """What became of one prompt: its tokens and reason, or `error`."""

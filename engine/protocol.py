@@ -141,6 +141,12 @@ class StepEvents(msgspec.Struct, tag=True, omit_defaults=True):
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
 
 
+class QueueState(msgspec.Struct, tag=True):
+    """Sent to every worker when the queue has become full, and when it no longer is: what is full refuses at once."""
+
+    is_full: bool
+
+
 class RequestFailed(msgspec.Struct, tag=True, omit_defaults=True):
     """A request ended by an error: `code` of engine/errors.py, one sentence, and the field at fault."""
 
@@ -151,4 +157,4 @@ class RequestFailed(msgspec.Struct, tag=True, omit_defaults=True):
 
 
 ToEngine = AddRequest | AbortRequest
-FromEngine = EngineReady | StepEvents | RequestFailed
+FromEngine = EngineReady | StepEvents | QueueState | RequestFailed

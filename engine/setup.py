@@ -36,7 +36,13 @@ class LoadedEngine:
     facts: dict[str, str]
 
     def engine(
-        self, transport: Transport, metrics: Metrics, *, depth: int | None = None, max_waiting: int = 2048
+        self,
+        transport: Transport,
+        metrics: Metrics,
+        *,
+        depth: int | None = None,
+        max_waiting: int = 2048,
+        max_queued_tokens: int | None = None,
     ) -> Engine:
         """Return an engine over the runner, with a scheduler and a prefix cache of its own."""
         return Engine(
@@ -48,6 +54,7 @@ class LoadedEngine:
             vocab_size=self.vocab_size,
             depth=depth or self.depth,
             max_waiting=max_waiting,
+            max_queued_tokens=max_queued_tokens,
             memory_error=torch.OutOfMemoryError,
             release_memory=self._release_memory,
         )

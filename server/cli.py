@@ -123,6 +123,7 @@ def _add_memory_flags(group: argparse._ArgumentGroup) -> None:
     add("--depth", type=integer(1, 2), metavar="N", help="steps in flight (2 on cuda, else 1)")
     add("--enforce-eager", action="store_true", help="no CUDA graphs, for debugging")
     add("--max-waiting", type=integer(1, 2**20), default=2048, metavar="N", help="requests queued at most (2048)")
+    add("--max-queued-tokens", type=integer(1, 2**40), metavar="N", help="their tokens at most (64 full contexts)")
 
 
 def _add_http_flags(group: argparse._ArgumentGroup) -> None:
@@ -232,6 +233,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig"
         enforce_eager=arguments.enforce_eager,
         depth=arguments.depth,
         max_waiting=arguments.max_waiting,
+        max_queued_tokens=arguments.max_queued_tokens,
     )
 
 

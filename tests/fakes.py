@@ -57,6 +57,7 @@ class FakeEngineClient:
         self.fail_after = fail_after
         self.num_cached_tokens = num_cached_tokens
         self.hold = hold
+        self.is_full = False
         self.submitted: list[AddRequest] = []
         self.aborted: list[str] = []
         self.finished: list[str] = []

@@ -19,7 +19,7 @@ def completions_router(service: Service) -> APIRouter:
 
     @router.post("/v1/completions", summary="Text completion", openapi_extra={"x-body": CompletionBody.__name__})
     async def create_completion(request: Request) -> Response:
-        service.limits()  # a server that is not ready says so before it reads
+        service.check_room()  # before the body is read
         body = parse_body(CompletionBody, await read_json(request))
         completion = await prepare_completion(service, body, record_of(request.scope))
         generation, options = completion.generation, completion.options

@@ -82,6 +82,7 @@ class Harness:
         max_model_len: int = 64,
         enable_prefix_caching: bool = True,
         max_waiting: int = 1000,
+        max_queued_tokens: int | None = None,
         executor: type[CheckedExecutor] = CheckedExecutor,
     ) -> None:
         config = SchedulerConfig(
@@ -107,10 +108,13 @@ class Harness:
             vocab_size=VOCAB_SIZE,
             depth=depth,
             max_waiting=max_waiting,
+            max_queued_tokens=max_queued_tokens,
         )
         self.seen: dict[str, Seen] = {}
         self.messages: list[tuple[int, FromEngine]] = []
         self.transport.send = self._receive_at_client
+        self.queue_states: list[bool] = []
+        self.transport.broadcast = lambda message: self.queue_states.append(message.is_full)
 
     def add(
         self,

@@ -10,11 +10,12 @@ import pytest
 
 from engine.client import Delta, SocketEngineClient
 from engine.control import Flush, FromLauncher
-from engine.errors import EngineDead, ServiceError, ShuttingDown
+from engine.errors import EngineDead, Overloaded, ServiceError, ShuttingDown
 from engine.protocol import (
     AbortRequest,
     AddRequest,
     Finished,
+    QueueState,
     SamplingParams,
     Started,
     StepEvents,
@@ -117,6 +118,26 @@ def test_a_peer_that_stops_reading_is_dropped_before_memory_runs_out(monkeypatch
     assert connection.receive() is None
     there.close()
     here.close()
+
+
+def test_a_client_that_knows_of_a_full_queue_refuses_by_itself(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with connected(tmp_path) as (client, _, writer):
+            assert not client.is_full
+            writer.write(encode_frame(QueueState(True)))
+            while not client.is_full:
+                await asyncio.sleep(0.005)
+            assert isinstance(await end_of(client), Overloaded)
+            writer.write(encode_frame(QueueState(False)))
+            while client.is_full:
+                await asyncio.sleep(0.005)
+            writer.write(encode_frame(QueueState(True)))
+            writer.close()
+            while client.ready is not None:
+                await asyncio.sleep(0.005)
+            assert not client.is_full  # the next engine's queue is another one
+
+    asyncio.run(run())
 
 
 def test_a_slow_reader_gets_scores_and_tokens_joined_and_nothing_lost(tmp_path: Path) -> None:
