@@ -2,9 +2,10 @@
 
 One connection per worker; frames are length-prefixed msgpack (engine/transport.py). A request's life on the wire:
     worker → engine   AddRequest … [AbortRequest]
-    engine → worker   EngineReady once, then StepEvents (columnar, at most one per step and worker) until the request's
-                      row appears in `finished`; or RequestFailed, which is also an end. Nothing else ends a request,
-                      but the connection's own end, which the client side turns into EngineDead for every open request.
+    engine → worker   EngineReady once, QueueState now and then, StepEvents (columnar, at most one per step and worker)
+                      until the request's row appears in `finished`; or RequestFailed, which is also an end. Nothing
+                      else ends a request, but the connection's own end, which the client side turns into EngineDead
+                      for every open request.
 Text, stop strings and templates never reach the engine: it knows token ids. A grammar's source does, unread, for the
 one file that makes token masks of it (engine/grammar.py).
 """
@@ -31,8 +32,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: dict[int, float] = {}
     seed: int = 0  # 0 ≤ seed < 2**63; the server draws one when the client gives none
     stop_token_ids: list[int] = []  # end-of-sequence ids included, unless the request ignores them
-    prompt_logprobs: int | None = None  # the same for every prompt token but the first
     logprobs: int | None = None  # None: none; n: the sampled token's and the n most likely ones' (0 ≤ n ≤ 20)
+    prompt_logprobs: int | None = None  # the same for every prompt token but the first
 
     @property
     def is_greedy(self) -> bool:

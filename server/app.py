@@ -63,7 +63,8 @@ def create_app(
     _handle_errors(app, service)
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key_hashes:
-        app.add_middleware(KeyGuard, keys=KeyRing(config.api_key_hashes), public=public.routes)
+        keys = KeyRing(config.api_key_hashes)
+        app.add_middleware(KeyGuard, keys=keys, public=public.routes, on_refusal=service.count_rejected)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -5,6 +5,8 @@ from the answer. Public is what a route of the public router matches, by Starlet
 first in the app, so the same route then answers.
 """
 
+from collections.abc import Callable
+
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,8 +18,11 @@ from server.errors import MissingKey, error_reply
 class KeyGuard:
     """Middleware inside AccessLog, whose record learns whose request it is."""
 
-    def __init__(self, app: ASGIApp, *, keys: KeyRing, public: list[BaseRoute]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: KeyRing, public: list[BaseRoute], on_refusal: Callable[[MissingKey], None]
+    ) -> None:
         self._app = app
+        self._on_refusal = on_refusal
         self._keys = keys
         self._public = public
 
@@ -28,12 +33,26 @@ class KeyGuard:
             if key_hash is not None:
                 record_of(scope).key_hash = key_hash
             elif not self._is_public(scope):
-                await _refuse(scope, send)
+                await self._refuse(scope, send)
                 return
         await self._app(scope, receive, send)
 
     def _is_public(self, scope: Scope) -> bool:
         return any(route.matches(scope)[0] is Match.FULL for route in self._public)
+
+    async def _refuse(self, scope: Scope, send: Send) -> None:
+        record = record_of(scope)
+        error = MissingKey("This server needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
+        if _presented(scope):
+            error = MissingKey("The API key of this request is not one of this server's.")
+        record.outcome = error.code
+        if scope["method"] == "POST":
+            self._on_refusal(error)
+        reply = error_reply(error, request_id=record.request_id)
+        headers = {"content-type": "application/json", "content-length": str(len(reply.body)), **reply.headers}
+        lines = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": reply.status, "headers": lines})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else reply.body})
 
 
 def _presented(scope: Scope) -> list[str]:
@@ -47,16 +66,3 @@ def _presented(scope: Scope) -> list[str]:
         elif name == b"x-api-key":
             keys.append(value.strip().decode("latin-1"))
     return keys
-
-
-async def _refuse(scope: Scope, send: Send) -> None:
-    record = record_of(scope)
-    error = MissingKey("This server needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
-    if _presented(scope):
-        error = MissingKey("The API key of this request is not one of this server's.")
-    record.outcome = error.code
-    reply = error_reply(error, request_id=record.request_id)
-    headers = {"content-type": "application/json", "content-length": str(len(reply.body)), **reply.headers}
-    lines = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": reply.status, "headers": lines})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else reply.body})

@@ -69,6 +69,12 @@ def test_any_other_is_not(guarded, headers):
     check_error(guarded.post(CHAT, BODY, headers=headers), 401, "invalid_api_key")
 
 
+def test_a_refused_post_counts_as_rejected(guarded):
+    guarded.post(CHAT, BODY)
+    guarded.get("/v1/models")
+    assert guarded.metrics.drain().counters["requests_rejected_total", "invalid"] == 1
+
+
 def test_with_a_key_an_unknown_route_is_a_404_again(guarded):
     headers = {"x-api-key": "secret-one"}
     check_error(guarded.post("/no/such/route", {}, headers=headers), 404, "not_found")
