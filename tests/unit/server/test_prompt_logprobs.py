@@ -5,6 +5,7 @@ The fake engine scores token t with -t/1000, and the next ids are its alternativ
 
 import pytest
 
+from server.routes import answer
 from tests.unit.server.conftest import check_error, stream_chunks
 
 PROMPT = "Schöne Grüße 日本"
@@ -119,6 +120,14 @@ def test_prompt_logprobs_are_vllms_on_both_routes(harness):
 )  # fmt: skip
 def test_what_contradicts_itself_is_refused(harness, fields, param):
     assert check_error(harness().complete(**fields), 400, "invalid_parameter")["param"] == param
+
+
+def test_many_scores_are_written_beside_the_loop_and_are_the_same(harness, monkeypatch):
+    app = harness("Hello")
+    fields = {"prompt": PROMPT, "echo": True, "logprobs": 1, "prompt_logprobs": 1}
+    few = app.complete(**fields).json()["choices"]
+    monkeypatch.setattr(answer, "MANY_SCORES", 0)
+    assert app.complete(**fields).json()["choices"] == few
 
 
 def test_max_tokens_of_nothing_is_for_completions_alone(harness):
