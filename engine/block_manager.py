@@ -126,10 +126,10 @@ class BlockManager:
         return block_id
 
     def _find(self, request: Request) -> list[int]:
-        """Return the blocks of the longest published prefix that leaves at least one token to compute."""
+        """Return the blocks of the longest published prefix that may be reused."""
         hits: list[int] = []
         if self.enable_prefix_caching:
-            num_full = (request.num_tokens - 1) // self.block_size
+            num_full = request.num_cacheable_tokens // self.block_size
             self._hash(request, num_full)
             for index in range(num_full):
                 block_id = self._published.get(request.block_hashes[index])

@@ -15,13 +15,23 @@ from typing import Protocol
 
 import msgspec
 
-from engine.errors import EngineDead, ServiceError, ShuttingDown, error_from_code
-from engine.protocol import AbortRequest, AddRequest, EngineReady, FromEngine, RequestFailed, StepEvents, TokenLogprobs
+from engine.errors import EngineDead, Overloaded, ServiceError, ShuttingDown, error_from_code
+from engine.protocol import (
+    AbortRequest,
+    AddRequest,
+    EngineReady,
+    FromEngine,
+    QueueState,
+    RequestFailed,
+    StepEvents,
+    TokenLogprobs,
+)
 from engine.transport import encode_frame, read_messages
 
 logger = logging.getLogger(__name__)
 
 _RECONNECT_S = 0.05
+QUEUE_IS_FULL = "The queue is full; try again later."
 
 
 class Delta(msgspec.Struct):
@@ -29,6 +39,7 @@ class Delta(msgspec.Struct):
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None  # one per token if asked for
+    prompt_logprobs: list[TokenLogprobs] = []  # the next of the prompt's, from its second token on
     arrival_s: float = 0.0  # time.monotonic() when the newest of them was read from the socket
     num_cached_tokens: int | None = None  # with the first tokens
     queue_s: float | None = None
@@ -43,6 +54,11 @@ class EngineClient(Protocol):
     @property
     def ready(self) -> EngineReady | None:
         """The engine's limits, or None while it is not serving (loading, restarting)."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """True while the engine's queue takes nothing more."""
         ...
 
     def submit(self, request: AddRequest) -> AsyncGenerator[Delta, None]:
@@ -71,12 +87,18 @@ class SocketEngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._mailboxes: dict[str, _Mailbox] = {}
         self._task: asyncio.Task[None] | None = None
+        self._is_full = False
         self._is_closed = False
 
     @property
     def ready(self) -> EngineReady | None:
         """The engine's limits, or None while it is not connected."""
         return self._ready
+
+    @property
+    def is_full(self) -> bool:
+        """See EngineClient.is_full."""
+        return self._is_full
 
     async def start(self) -> None:
         """Connect in the background, and again whenever the engine comes back."""
@@ -88,6 +110,8 @@ class SocketEngineClient:
             raise _shutting_down()
         if self._writer is None or self._ready is None:
             raise EngineDead("The engine is not serving; try again shortly.")
+        if self._is_full:
+            raise Overloaded(QUEUE_IS_FULL)
         mailbox = self._mailboxes[request.request_id] = _Mailbox()
         self._writer.write(encode_frame(request))
         try:
@@ -137,6 +161,7 @@ class SocketEngineClient:
         if self._writer is not None:
             self._writer.close()
         self._writer = self._ready = None
+        self._is_full = False
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
             mailbox.fail(make_error())
@@ -148,6 +173,8 @@ class SocketEngineClient:
             mailbox = self._mailboxes.pop(message.request_id, None)
             if mailbox is not None:
                 mailbox.fail(error_from_code(message.code, message.message, message.param))
+        elif isinstance(message, QueueState):
+            self._is_full = message.is_full
         else:
             self._ready = message
 
@@ -159,7 +186,9 @@ class SocketEngineClient:
             end = start + events.num_tokens[row]
             mailbox = self._mailboxes.get(request_id)
             if mailbox is not None:  # else its reader left while this step was in flight
-                delta = Delta(events.token_ids[start:end], events.logprobs.get(row), now)
+                delta = Delta(events.token_ids[start:end], events.logprobs.get(row), arrival_s=now)
+                if row in events.prompt_logprobs:
+                    delta.prompt_logprobs = events.prompt_logprobs[row]
                 if row in started:
                     entry = started[row]
                     delta.num_cached_tokens, delta.queue_s, delta.prefill_s = (
@@ -218,8 +247,15 @@ class _Mailbox:
 
 
 def _merge(first: Delta, second: Delta) -> None:
-    """Append `second` to `first` in place. Only the first of a request's deltas has the start facts."""
+    """Append `second` to `first` in place. Only the first delta with a token has the start facts."""
+    if not first.token_ids and second.queue_s is not None:  # only scores were there so far
+        first.num_cached_tokens, first.queue_s, first.prefill_s = (
+            second.num_cached_tokens,
+            second.queue_s,
+            second.prefill_s,
+        )
     first.token_ids += second.token_ids
+    first.prompt_logprobs += second.prompt_logprobs
     if second.logprobs is not None:
         first.logprobs = (first.logprobs or []) + second.logprobs
     first.arrival_s = second.arrival_s

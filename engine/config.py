@@ -27,6 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False  # no CUDA graphs: for debugging
     depth: int | None = None  # steps in flight: 2 overlaps host and device (default on cuda), 1 does not
     max_waiting: int = 2048  # requests queued before new ones are refused
+    max_queued_tokens: int | None = None  # the same for their tokens
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +58,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine_socket: str = ""  # unix socket of the engine
     control_socket: str = ""  # unix socket of the launcher
     worker_index: int = 0
+    api_key_hashes: list[str] = []  # SHA-256, hex; none: nobody is asked for a key
+    cors_origins: list[str] = []  # of pages that may call from a browser; "*": all
+    root_path: str = ""  # prefix that a proxy puts before our paths
 
 
 class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +68,9 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None  # path of a unix socket to listen on instead
+    tls_cert: str | None = None  # PEM files, both or neither
+    tls_key: str | None = None
     http_workers: int = 1
     drain_timeout_s: float = 25.0
     log_format: str = "auto"  # auto (bars on a terminal, key=value elsewhere) | text | json

@@ -3,8 +3,8 @@
 Imports msgspec only; never torch. One unix socket in the launcher, one connection per child, frames of
 engine/transport.py. The end of the connection is the end of the launcher: a child then exits by itself.
     child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed,
-                       Scrape (worker), Stage, Facts, EngineFailed, Heartbeat (engine)
-    launcher → child   State (workers: stage, drain), Flush, Page (worker), Drain
+                       Scrape, Cancel, Cancelled (worker), Stage, Facts, EngineFailed, Heartbeat (engine)
+    launcher → child   State (workers: stage, drain), Flush, Page, Cancel, Cancelled (worker), Drain
 """
 
 from typing import Protocol
@@ -78,6 +78,24 @@ class Page(msgspec.Struct, tag=True):
     body: bytes
 
 
+class Cancel(msgspec.Struct, tag=True):
+    """End the requests with this id that came with this API key's hash; answered by Cancelled with this number.
+
+    A worker sends it to the launcher, and the launcher to every other worker.
+    """
+
+    number: int
+    request_id: str
+    key_hash: str
+
+
+class Cancelled(msgspec.Struct, tag=True):
+    """Whether there was such a request; None: not every worker has answered."""
+
+    number: int
+    found: bool | None
+
+
 class State(msgspec.Struct, tag=True):
     """What workers tell their clients about readiness and health: sent on connect and on every change."""
 
@@ -92,8 +110,8 @@ class Drain(msgspec.Struct, tag=True):
     timeout_s: float
 
 
-ToLauncher = Hello | Stage | EngineFailed | Facts | Heartbeat | MetricsDelta | Flushed | Scrape
-FromLauncher = State | Flush | Page | Drain
+ToLauncher = Hello | Stage | EngineFailed | Facts | Heartbeat | MetricsDelta | Flushed | Scrape | Cancel | Cancelled
+FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled
 
 
 class Supervisor(Protocol):
@@ -106,4 +124,8 @@ class Supervisor(Protocol):
 
     async def scrape(self) -> bytes:
         """The metrics page of the whole daemon, this worker's own counts included."""
+        ...
+
+    async def cancel(self, request_id: str, *, key_hash: str) -> bool:
+        """End the other workers' requests with this id and API key; return if there was one."""
         ...

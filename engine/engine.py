@@ -24,6 +24,7 @@ from engine.protocol import (
     ClientGone,
     Finished,
     FromEngine,
+    QueueState,
     RequestFailed,
     Started,
     StepEvents,
@@ -49,6 +50,10 @@ class Transport(Protocol):
         """Send without blocking; a client that is gone is ignored."""
         ...
 
+    def broadcast(self, message: FromEngine) -> None:
+        """Send to every client."""
+        ...
+
 
 class Engine:
     """Owns the loop and what is about to be sent. A device fault raises out of run_once(); a request's fault never."""
@@ -64,6 +69,7 @@ class Engine:
         vocab_size: int,
         depth: int = 2,
         max_waiting: int = 2048,
+        max_queued_tokens: int | None = None,
         memory_error: type[Exception] = MemoryError,
         release_memory: Callable[[], None] = lambda: None,
         grammars: Grammars | None = None,
@@ -77,6 +83,8 @@ class Engine:
         self.clock = clock
         self.depth = depth
         self.max_waiting = max_waiting
+        self.max_queued_tokens = max_queued_tokens  # None: any number
+        self._is_full = False  # as the clients were told last
         self.is_draining = False  # set by the process: everything new is refused, what runs is finished
         self._executor = executor
         self._transport = transport
@@ -109,6 +117,7 @@ class Engine:
             self._give_up_steps(failure)
         self._send_events()
         self._stats.record_turn(plan, self.clock())
+        self._tell_if_full()
 
     def abort_all(self, client_id: int | None = None) -> None:
         """End every request, or those of one client. Their `finished` rows go out with the next run_once()."""
@@ -179,6 +188,7 @@ class Engine:
         # what is about to start does not count: a burst into an idle engine is no queue
         if len(self.scheduler.waiting) + len(self._grammars.held) >= self.max_waiting + self.scheduler.num_free_rows:
             raise Overloaded(f"The queue is full: {self.max_waiting} requests are waiting.")
+        self._check_queued_tokens(len(message.prompt_token_ids))
         _check_token_ids(message.prompt_token_ids, "prompt", self._vocab_size)
         _check_token_ids(message.params.logit_bias, "logit_bias", self._vocab_size)
         _check_token_ids(message.params.stop_token_ids, "stop_token_ids", self._vocab_size)
@@ -230,6 +240,24 @@ class Engine:
         """Return a request that has not ended, running, queued or at the gate."""
         return self.scheduler.requests.get(request_id) or self._grammars.held.get(request_id)
 
+    def _check_queued_tokens(self, num_prompt: int) -> None:
+        """Raise Overloaded if a prompt would make the queue too long; an empty queue takes any."""
+        waiting, limit = self.scheduler.waiting, self.max_queued_tokens
+        if limit is not None and waiting and waiting.num_tokens + num_prompt > limit:
+            raise Overloaded(
+                f"The queue is full: {waiting.num_tokens} tokens are waiting, and {num_prompt} more would be over the "
+                f"limit of {limit}."
+            )
+
+    def _tell_if_full(self) -> None:
+        """Tell the clients when the queue became full or no longer is, so that they can refuse without asking."""
+        waiting, limit = self.scheduler.waiting, self.max_queued_tokens
+        is_full = len(waiting) + len(self._grammars.held) >= self.max_waiting + self.scheduler.num_free_rows
+        is_full = is_full or (limit is not None and len(waiting) > 0 and waiting.num_tokens >= limit)
+        if is_full != self._is_full:
+            self._is_full = is_full
+            self._transport.broadcast(QueueState(is_full))
+
     def _abort(self, request_id: str, reason: str = "abort") -> None:
         request = self.scheduler.abort(request_id, reason) or self._grammars.drop(request_id, reason)
         if request is not None:
@@ -256,6 +284,9 @@ class Engine:
         for output in outputs:
             if output.request.finish_reason != "error":
                 self._add_event(output)
+        for request in self.scheduler.scored:
+            if request.unsent_scores and request.finish_reason is None:  # else they went with its token, or it is over
+                self._add_scores(request)
 
     def _add_event(self, output: RowOutput) -> None:
         request = output.request
@@ -264,6 +295,8 @@ class Engine:
         events.request_ids.append(request.request_id)
         events.num_tokens.append(1)
         events.token_ids.append(output.token_id)
+        if request.unsent_scores:
+            events.prompt_logprobs[row], request.unsent_scores = request.unsent_scores, []
         if output.logprobs is not None:
             events.logprobs[row] = [output.logprobs]
         if len(request.output_token_ids) == 1:
@@ -272,6 +305,13 @@ class Engine:
         if request.finish_reason is not None:
             events.finished.append(Finished(row, request.finish_reason, request.stop_token_id))
             self._stats.record_finished(request)
+
+    def _add_scores(self, request: Request) -> None:
+        """Add a row without a token: scores of a prompt that is not computed to its end yet."""
+        events = self._events_for(request)
+        events.prompt_logprobs[len(events.request_ids)], request.unsent_scores = request.unsent_scores, []
+        events.request_ids.append(request.request_id)
+        events.num_tokens.append(0)
 
     def _events_for(self, request: Request) -> StepEvents:
         """Return the message being filled for the request's client."""

@@ -45,12 +45,17 @@ class LocalTransport:
         """Keep the message in `outbox`."""
         self.outbox.append(message)
 
+    def broadcast(self, message: FromEngine) -> None:
+        """Keep the message in `outbox`."""
+        self.outbox.append(message)
+
 
 class Generation(msgspec.Struct):
     """What became of one prompt: its tokens and reason, or `error`."""
 
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []  # one per token if asked for
+    prompt_logprobs: list[TokenLogprobs] = []  # one per prompt token but the first if asked for
     num_cached_tokens: int = 0
     finish_reason: str | None = None
     stop_token_id: int | None = None
@@ -88,6 +93,7 @@ def _apply_events(events: StepEvents, by_id: dict[str, Generation]) -> None:
         end = start + events.num_tokens[row]
         generation.token_ids += events.token_ids[start:end]
         generation.logprobs += events.logprobs.get(row, [])
+        generation.prompt_logprobs += events.prompt_logprobs.get(row, [])
         start = end
     for started in events.started:
         by_id[events.request_ids[started.row]].num_cached_tokens = started.num_cached_tokens

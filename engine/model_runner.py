@@ -17,6 +17,7 @@ from engine.cuda_graph import DecodeGraphs, MixedGraphs, mixed_shapes
 from engine.device_state import DeviceState
 from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows
 from engine.kv_cache import KVCachePlan
+from engine.prompt_logprobs import PromptScorer, PromptScores
 from engine.sampler import Sampled, Sampler
 from engine.staging import Staging
 from engine.step import RowPlan, StepPlan, StepResult, TokenMasks
@@ -61,6 +62,7 @@ class ModelRunner:
         max_mixed = MixedShape(max_tokens, max_num_seqs + 1, max_num_seqs + 1)
         self._builder = InputBatchBuilder(self._state, staging, block_size=plan.block_size, max_mixed=max_mixed)
         self._sampler = Sampler(self._state)
+        self._scorer = PromptScorer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
         self._decode_graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
 
@@ -101,9 +103,11 @@ class ModelRunner:
 
     def forward(self, plan: StepPlan) -> _Step:
         """See Executor.forward."""
+        scores: PromptScores | None = None
         with torch.inference_mode():
             if plan.inits:
                 self._sampler.init(plan.inits)
+                self._scorer.init(plan.inits)
             self._builder.apply(plan)
             num_decodes = sum(1 for row in plan.rows if not row.token_ids)
             if num_decodes == len(plan.rows):
@@ -113,10 +117,12 @@ class ModelRunner:
                 else:
                     hidden = self._run_decode(req_index, max(row.start + 1 for row in plan.rows))
                 sampling = SampleRows(plan.rows, req_index, self._state.num_computed[req_index])
+            elif any(row.scores is not None for row in plan.rows[num_decodes:]):
+                hidden, sampling, scores = self._forward_scored(plan.rows, num_decodes)
             else:
                 hidden, sampling = self._forward_mixed(plan.rows, num_decodes)
             logits = self._model.compute_logits(hidden) if sampling.rows else hidden
-        return _Step(plan.step_id, sampling, logits, self._sampler, self.device)
+        return _Step(plan.step_id, sampling, logits, self._sampler, self.device, scores)
 
     def rehearse_masks(self) -> None:
         """Launch what no request without a grammar does."""
@@ -156,28 +162,53 @@ class ModelRunner:
         sampling = self._builder.mixed_samples(rows)
         return hidden[: len(sampling.rows)], sampling
 
+    def _forward_scored(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows, PromptScores]:
+        """As _forward_mixed, with the scores that rows ask for. Never a graph: those end at the last hidden states."""
+        shape = MixedShape(sum(row.num_tokens for row in rows), len(rows), len(rows) - num_decodes)
+        self._builder.send_mixed(rows, shape)
+        batch = self._builder.mixed_batch(
+            shape,
+            max_query_len=max(row.num_tokens for row in rows),
+            max_seq_len=max(row.start + row.num_tokens for row in rows),
+        )
+        hidden = self._run_layers(batch)
+        scores = self._scorer.score(rows, hidden, self._model.compute_logits)
+        sampling = self._builder.mixed_samples(rows)
+        return hidden[batch.last_tokens][: len(sampling.rows)], sampling, scores
+
     def _run_mixed(self, shape: MixedShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
         """What send_mixed shipped last → hidden [R, hidden_size], first the rows that sample."""
         return self._last_hidden(self._builder.mixed_batch(shape, max_query_len=max_query_len, max_seq_len=max_seq_len))
 
     def _last_hidden(self, batch: InputBatch) -> torch.Tensor:
         """Run the layers; returns the hidden states [R, hidden_size] of the batch's last tokens."""
-        ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_caches)
-        hidden = self._model(batch.input_ids, ctx)
+        hidden = self._run_layers(batch)
         return hidden if batch.last_tokens is None else hidden[batch.last_tokens]
+
+    def _run_layers(self, batch: InputBatch) -> torch.Tensor:
+        """Return the hidden states [T, hidden_size] of all tokens of a batch."""
+        ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_caches)
+        return self._model(batch.input_ids, ctx)
 
 
 class _Step:
     """A step in flight; StepHandle."""
 
     def __init__(
-        self, step_id: int, sampling: SampleRows, logits: torch.Tensor, sampler: Sampler, device: torch.device
+        self,
+        step_id: int,
+        sampling: SampleRows,
+        logits: torch.Tensor,
+        sampler: Sampler,
+        device: torch.device,
+        scores: PromptScores | None,
     ) -> None:
         self._step_id = step_id
         self._sampling = sampling
         self._logits = logits
         self._sampler = sampler
         self._device = device
+        self._scores = scores
         self._sampled: Sampled | None = None
         self._num_logprobs: dict[int, int | None] = {}
         self._done: torch.cuda.Event | None = None
@@ -197,7 +228,9 @@ class _Step:
         """See StepHandle.wait."""
         if self._done is not None:
             self._done.synchronize()
-        if self._sampled is None:
-            return StepResult(self._step_id, [])
-        token_ids, logprobs = self._sampled.to_lists(self._sampling.rows, self._num_logprobs)
-        return StepResult(self._step_id, token_ids, logprobs)
+        result = StepResult(self._step_id, [])
+        if self._sampled is not None:
+            result.token_ids, result.logprobs = self._sampled.to_lists(self._sampling.rows, self._num_logprobs)
+        if self._scores is not None:
+            result.prompt_logprobs = self._scores.to_lists()
+        return result

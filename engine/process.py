@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _DELTA_INTERVAL_S = 0.5
 _HEARTBEAT_INTERVAL_S = 1.0
+_MIN_QUEUED_PROMPTS = 64  # of full length
 
 
 class EngineProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +105,9 @@ class EngineProcess:
         transport = SocketTransport(
             self._config.engine_socket, ready, control=self._control, on_control=self._on_control
         )
-        engine = loaded.engine(transport, self._metrics, max_waiting=limits.max_waiting)
+        # by default no burst is refused that could all run at once
+        most_tokens = limits.max_queued_tokens or max(_MIN_QUEUED_PROMPTS, sizes.max_num_seqs) * sizes.max_model_len
+        engine = loaded.engine(transport, self._metrics, max_waiting=limits.max_waiting, max_queued_tokens=most_tokens)
         self._control.send(Facts(loaded.facts))
         self._control.send(Stage("ready"))
         return engine

@@ -2,9 +2,10 @@
 
 One connection per worker; frames are length-prefixed msgpack (engine/transport.py). A request's life on the wire:
     worker → engine   AddRequest … [AbortRequest]
-    engine → worker   EngineReady once, then StepEvents (columnar, at most one per step and worker) until the request's
-                      row appears in `finished`; or RequestFailed, which is also an end. Nothing else ends a request,
-                      but the connection's own end, which the client side turns into EngineDead for every open request.
+    engine → worker   EngineReady once, QueueState now and then, StepEvents (columnar, at most one per step and worker)
+                      until the request's row appears in `finished`; or RequestFailed, which is also an end. Nothing
+                      else ends a request, but the connection's own end, which the client side turns into EngineDead
+                      for every open request.
 Text, stop strings and templates never reach the engine: it knows token ids. A grammar's source does, unread, for the
 one file that makes token masks of it (engine/grammar.py).
 """
@@ -32,6 +33,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0  # 0 ≤ seed < 2**63; the server draws one when the client gives none
     stop_token_ids: list[int] = []  # end-of-sequence ids included, unless the request ignores them
     logprobs: int | None = None  # None: none; n: the sampled token's and the n most likely ones' (0 ≤ n ≤ 20)
+    prompt_logprobs: int | None = None  # the same for every prompt token but the first
 
     @property
     def is_greedy(self) -> bool:
@@ -46,7 +48,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def has_extras(self) -> bool:
         """True if each of its tokens takes memory beyond a draw from the logits."""
-        return self.has_penalties or bool(self.logit_bias) or self.logprobs is not None
+        has_logprobs = self.logprobs is not None or self.prompt_logprobs is not None
+        return self.has_penalties or bool(self.logit_bias) or has_logprobs
 
 
 class GrammarSpec(msgspec.Struct, frozen=True):
@@ -107,7 +110,7 @@ class EngineReady(msgspec.Struct, tag=True):
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
-    """One sampled token's log-probability and the n most likely tokens at its place, most likely first.
+    """One token's log-probability and the n most likely tokens at its place, most likely first.
 
     Natural logarithms of the model's distribution before temperature, penalties, bias and truncation.
     """
@@ -115,6 +118,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     logprob: float
     top_token_ids: list[int]
     top_logprobs: list[float]
+    rank: int = 0  # of the token, the most likely has 1; only known for a prompt's tokens
 
 
 class Started(msgspec.Struct, array_like=True):
@@ -144,6 +148,14 @@ class StepEvents(msgspec.Struct, tag=True, omit_defaults=True):
     started: list[Started] = []
     finished: list[Finished] = []
     logprobs: dict[int, list[TokenLogprobs]] = {}  # row → one entry per token; only rows that asked
+    # row → the next entries of its prompt, from the second token on; all are out with the first sampled token
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+
+
+class QueueState(msgspec.Struct, tag=True):
+    """Sent to every worker when the queue has become full, and when it no longer is: what is full refuses at once."""
+
+    is_full: bool
 
 
 class RequestFailed(msgspec.Struct, tag=True, omit_defaults=True):
@@ -156,4 +168,4 @@ class RequestFailed(msgspec.Struct, tag=True, omit_defaults=True):
 
 
 ToEngine = AddRequest | AbortRequest
-FromEngine = EngineReady | StepEvents | RequestFailed
+FromEngine = EngineReady | StepEvents | QueueState | RequestFailed

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from engine.protocol import SamplingParams
+from engine.protocol import SamplingParams, TokenLogprobs
+from engine.step import ScoreSpan
 
 if TYPE_CHECKING:
     from engine.grammar_compiler import Matcher
@@ -57,6 +58,8 @@ class Request:
     stop_token_id: int | None = None
 
     matcher: Matcher | None = None  # what its committed tokens have left of its grammar; None: any text
+    num_scored_tokens: int = 0  # prompt tokens after the first whose log-probabilities are committed
+    unsent_scores: list[TokenLogprobs] = field(default_factory=list)
 
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
@@ -78,6 +81,29 @@ class Request:
     def has_extras(self) -> bool:
         """True if each of its tokens takes memory beyond a draw from the logits."""
         return self.params.has_extras or self.matcher is not None
+
+    @property
+    def num_cacheable_tokens(self) -> int:
+        """How many of its first tokens may come from the prefix cache: of one still to be scored, hidden states are
+        needed, which no cache has. The last token is always computed: it samples the next one.
+        """
+        if self.params.prompt_logprobs is None or self.num_scored_tokens >= len(self.prompt_token_ids) - 1:
+            return self.num_tokens - 1
+        return self.num_scored_tokens
+
+    def score_span(self, start: int, end: int) -> ScoreSpan | None:
+        """Return what is to be scored in a chunk [start, end), if anything. Later chunks may be planned by then."""
+        if self.params.prompt_logprobs is None:
+            return None
+        first, last = max(start, self.num_scored_tokens), min(end, len(self.prompt_token_ids) - 1)
+        if first >= last:
+            return None
+        return ScoreSpan(first, self.prompt_token_ids[first + 1 : last + 1])
+
+    def add_scores(self, scores: list[TokenLogprobs]) -> None:
+        """Take in the next committed scores."""
+        self.num_scored_tokens += len(scores)
+        self.unsent_scores += scores
 
     def token_ids(self, start: int, end: int) -> list[int]:
         """Return the committed tokens [start, end) as a new list."""

@@ -34,8 +34,8 @@ class Sampled:
 
     def start_copy(self) -> Sampled:
         """Return the same on the host: on CUDA an asynchronous copy to pinned memory, complete after the stream is."""
-        logprobs = None if self.logprobs is None else tuple(_to_host(tensor) for tensor in self.logprobs)
-        return Sampled(_to_host(self.token_ids), logprobs)
+        logprobs = None if self.logprobs is None else tuple(to_host(tensor) for tensor in self.logprobs)
+        return Sampled(to_host(self.token_ids), logprobs)
 
     def to_lists(
         self, rows: list[RowPlan], counts: dict[int, int | None]
@@ -243,7 +243,8 @@ class Sampler:
         return self._state.staging.send(np.array(rows)) if rows else None
 
 
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the host: on CUDA an asynchronous one to pinned memory, complete after the stream is."""
     if tensor.device.type != "cuda":
         return tensor.to("cpu")
     # pinned blocks come from torch's caching host allocator, which reuses one only when copies into it are done

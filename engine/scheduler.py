@@ -19,6 +19,7 @@ from engine.planned_step import PlannedStep, RowOutput
 from engine.request import Request, Status
 from engine.step import RequestInit, RowPlan, StepPlan, StepResult
 from engine.step_budget import mixed_step_tokens
+from engine.waiting import WaitingQueue
 
 _sort_key = attrgetter("sort_key")
 
@@ -34,9 +35,10 @@ class Scheduler:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self.requests: dict[str, Request] = {}  # by request_id, until their end is known
-        self.waiting: list[Request] = []  # these two in order of service
-        self.running: list[Request] = []
+        self.waiting = WaitingQueue()
+        self.running: list[Request] = []  # in order of service, as the queue
         self.retiring: list[Request] = []
+        self.scored: list[Request] = []  # those with scores of the last commit, for the engine to send
         self.committed_step_id = -1
         self.num_preemptions = 0
         self._in_flight: deque[PlannedStep] = deque()
@@ -77,7 +79,7 @@ class Scheduler:
         request.sort_key = (request.priority, request.arrival_s, self._num_added)
         self._num_added += 1
         self.requests[request.request_id] = request
-        insort(self.waiting, request, key=_sort_key)
+        self.waiting.add(request)
 
     def abort(self, request_id: str, reason: str = "abort") -> Request | None:
         """End a request now; tokens of it still in flight are dropped. Returns it, or None if it is not known."""
@@ -94,7 +96,7 @@ class Scheduler:
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
         if step.rows:  # prompts beside them make them wait
             num_decodes = len(step.rows)
-            pending = sum(request.num_tokens for request in self.waiting[: self.num_free_rows])
+            pending = self.waiting.num_tokens_of_first(self.num_free_rows)
             most = mixed_step_tokens(self.config, num_decodes=num_decodes, num_pending=pending)
             budget = max(min(budget, most - num_decodes), 0)
         for request in self.running:
@@ -115,6 +117,9 @@ class Scheduler:
         self.committed_step_id = step.step_id
         block_size, logprobs = self.config.block_size, result.logprobs
         outputs: list[RowOutput] = []
+        self.scored = [step.rows[place][0] for place in result.prompt_logprobs]
+        for place, scores in result.prompt_logprobs.items():
+            step.rows[place][0].add_scores(scores)
         index = -1
         for request, row in step.rows:
             index += row.samples
@@ -164,7 +169,7 @@ class Scheduler:
         assert all(request.status is Status.RETIRING for request in self.retiring)
         assert all(request.status is Status.WAITING and not request.block_ids for request in self.waiting)
         assert all(request.last_step > self.committed_step_id for request in self.retiring)
-        assert self.waiting == sorted(self.waiting, key=_sort_key)
+        self.waiting.check()
         assert self.running == sorted(self.running, key=_sort_key)
 
     def _plan_decodes(self, step: PlannedStep, budget: int) -> int:
@@ -195,6 +200,7 @@ class Scheduler:
         end = min(start + budget, request.num_prefill_tokens)
         samples = end == request.num_prefill_tokens
         row = RowPlan(request.req_index, start, end - start, request.token_ids(start, end), new_block_ids, samples)
+        row.scores = request.score_span(start, end)
         step.rows.append((request, row))
         request.num_computed_tokens = end
         request.num_pending_tokens += samples
@@ -207,10 +213,9 @@ class Scheduler:
         A block per running request stays free, so that nobody is admitted only to be preempted a few steps later.
         """
         while self.waiting and budget and self._free_req_indices:
-            request = self.waiting[0]
-            if not self.blocks.admit(request, num_reserved=len(self.running)):
+            if not self.blocks.admit(self.waiting.first, num_reserved=len(self.running)):
                 return
-            del self.waiting[0]
+            request = self.waiting.pop_first()
             insort(self.running, request, key=_sort_key)
             request.status = Status.RUNNING
             request.req_index = self._free_req_indices.pop()
@@ -287,6 +292,6 @@ class Scheduler:
         request.req_index = -1
         if request.finish_reason is None:
             request.status = Status.WAITING
-            insort(self.waiting, request, key=_sort_key)
+            self.waiting.add(request)
         else:
             request.status = Status.FINISHED

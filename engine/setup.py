@@ -39,7 +39,13 @@ class LoadedEngine:
     compiler_loader: CompilerLoader
 
     def engine(
-        self, transport: Transport, metrics: Metrics, *, depth: int | None = None, max_waiting: int = 2048
+        self,
+        transport: Transport,
+        metrics: Metrics,
+        *,
+        depth: int | None = None,
+        max_waiting: int = 2048,
+        max_queued_tokens: int | None = None,
     ) -> Engine:
         """Return an engine over the runner, with a scheduler and a prefix cache of its own."""
         return Engine(
@@ -51,6 +57,7 @@ class LoadedEngine:
             vocab_size=self.vocab_size,
             depth=depth or self.depth,
             max_waiting=max_waiting,
+            max_queued_tokens=max_queued_tokens,
             memory_error=torch.OutOfMemoryError,
             release_memory=self._release_memory,
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),

@@ -18,6 +18,13 @@ class RequestInit(msgspec.Struct, omit_defaults=True):
     token_ids: list[int] = []
 
 
+class ScoreSpan(msgspec.Struct):
+    """Wanted: the log-probability of token_ids[i] after position start + i of a row's tokens."""
+
+    start: int
+    token_ids: list[int]
+
+
 class RowPlan(msgspec.Struct, omit_defaults=True):
     """One request's share of a step: compute tokens [start, start + num_tokens) of it.
 
@@ -31,6 +38,7 @@ class RowPlan(msgspec.Struct, omit_defaults=True):
     token_ids: list[int] = []
     new_block_ids: list[int] = []  # appended to the request's block table before this step
     samples: bool = True
+    scores: ScoreSpan | None = None  # of a prompt chunk whose request asked for prompt_logprobs
 
 
 class StepPlan(msgspec.Struct, omit_defaults=True):
@@ -53,6 +61,7 @@ class StepResult(msgspec.Struct):
     step_id: int
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = {}  # index into token_ids → logprobs, for rows that asked
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # index into the plan's rows → one entry per scored token
 
 
 class TokenMasks(msgspec.Struct):

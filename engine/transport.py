@@ -173,6 +173,11 @@ class SocketTransport:
             if connection.has_unsent:
                 self._watch(connection, client_id, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
+    def broadcast(self, message: FromEngine) -> None:
+        """Send to every worker."""
+        for client_id in list(self._connections):
+            self.send(client_id, message)
+
     def close(self) -> None:
         """Close every worker connection and stop listening."""
         for connection in self._connections.values():

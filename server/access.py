@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,6 +34,10 @@ class RequestRecord(msgspec.Struct):
     outcome: str = ""  # an error's code, or "abort"; "" if the answer was complete
     stats: Callable[[], Stats] | None = None
     has_started: bool = False  # the status line is out
+    key_hash: str = ""  # of the API key that came with it, if keys are asked for
+    answer_id: str = ""  # the id in its answer, once a generation was begun
+    cancel: Callable[[], None] | None = None  # ends that generation
+    is_cancelled: bool = False
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -45,11 +50,25 @@ def make_request_id() -> str:
     return f"req-{secrets.token_hex(8)}"
 
 
+class RequestTracker(Protocol):
+    """Told of each POST request; the real one is server/open_requests.py."""
+
+    def add(self, record: RequestRecord) -> None:
+        """A request has arrived."""
+        ...
+
+    def remove(self, record: RequestRecord) -> None:
+        """Its answer is over."""
+        ...
+
+
 class AccessLog:
     """Outermost middleware."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, tracker: RequestTracker, root_path: str = "") -> None:
         self._app = app
+        self._tracker = tracker
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, whatever happens."""
@@ -58,6 +77,10 @@ class AccessLog:
             return
         record = RequestRecord(_request_id(scope), time.monotonic())
         scope[_SCOPE_KEY] = record
+        scope["root_path"] = self._root_path  # routes match with it and, behind a proxy that cuts it off, without
+
+        if scope["method"] == "POST":
+            self._tracker.add(record)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -73,6 +96,7 @@ class AccessLog:
             if not record.has_started:
                 await _send_internal_error(send_with_id, record.request_id)
         finally:
+            self._tracker.remove(record)
             if scope["method"] not in ("GET", "HEAD"):
                 access_logger.info(_line(scope, record))
 

@@ -1,6 +1,6 @@
 """The ASGI application of one HTTP worker. Imports engine's seams and server.
 
-AccessLog (id, log line, last net) → BodyLimit → FastAPI: exception handlers, routers → answer, streaming
+AccessLog (id, log line, last net) → CORS → KeyGuard → BodyLimit → FastAPI: handlers, routers → answer, streaming
 """
 
 import time
@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from engine.client import EngineClient
@@ -18,21 +19,36 @@ from engine.control import Supervisor
 from engine.errors import ServiceError
 from engine.metrics import Metrics
 from server.access import AccessLog, record_of
+from server.api_keys import KeyRing
 from server.body import BodyLimit
 from server.errors import ClientGone, error_from_http, error_reply
+from server.key_guard import KeyGuard
+from server.open_requests import OpenRequests
 from server.routes.chat import chat_router
 from server.routes.completions import completions_router
-from server.routes.health import health_router
+from server.routes.health import metrics_router, public_router
 from server.routes.models import models_router
 from server.routes.pages import pages_router
+from server.routes.requests import requests_router
+from server.routes.tokens import tokens_router
 from server.schemas import ChatBody, CompletionBody
+from server.schemas_tokens import DetokenizeBody, TokenizeBody
 from server.service import Service, make_service
 from server.version import package_version
 
-_BODIES: dict[str, type[BaseModel]] = {"ChatBody": ChatBody, "CompletionBody": CompletionBody}
+_BODIES: dict[str, type[BaseModel]] = {
+    model.__name__: model for model in (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+}
 
 
-def create_app(config: ServerConfig, *, client: EngineClient, supervisor: Supervisor, metrics: Metrics) -> FastAPI:
+def create_app(
+    config: ServerConfig,
+    *,
+    client: EngineClient,
+    supervisor: Supervisor,
+    metrics: Metrics,
+    open_requests: OpenRequests,
+) -> FastAPI:
     """Load the model's text side and return the app. Raises StartupError."""
     service = make_service(config, client=client, supervisor=supervisor, metrics=metrics, created=int(time.time()))
     # No slash redirects: they would be built from the client's Host header.
@@ -45,13 +61,27 @@ def create_app(config: ServerConfig, *, client: EngineClient, supervisor: Superv
         redoc_url=None,
         lifespan=lambda app: service.grammars,
     )
-    for make_router in (chat_router, completions_router, models_router, health_router):
+    public = public_router(service)
+    app.include_router(public)  # first, so that what KeyGuard finds to be public is answered by it
+    for make_router in (chat_router, completions_router, tokens_router, models_router, metrics_router):
         app.include_router(make_router(service))
+    app.include_router(requests_router(service, open_requests))
     app.include_router(pages_router())
     _handle_errors(app, service)
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
-    app.add_middleware(AccessLog)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    if config.api_key_hashes:
+        keys = KeyRing(config.api_key_hashes)
+        app.add_middleware(KeyGuard, keys=keys, public=public.routes, on_refusal=service.count_rejected)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "x-quire-ignored", "retry-after"],
+        )
+    app.add_middleware(AccessLog, tracker=open_requests, root_path=config.root_path)
+    app.openapi = lambda: _openapi(app, needs_key=bool(config.api_key_hashes))  # type: ignore[method-assign]
     return app
 
 
@@ -82,7 +112,7 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
     app.add_exception_handler(ClientDisconnect, handle_disconnect)  # type: ignore[arg-type]
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _openapi(app: FastAPI, *, needs_key: bool) -> dict[str, Any]:
     """FastAPI's document with the request bodies put in: the routes parse them on their own, strictly."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
@@ -96,5 +126,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             if name is not None:
                 content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
                 path["post"]["requestBody"] = {"required": True, "content": content}
+        if needs_key:
+            document["components"]["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"ApiKey": []}]
         app.openapi_schema = document
     return app.openapi_schema

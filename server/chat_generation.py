@@ -10,6 +10,7 @@ import string
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from engine.protocol import TokenLogprobs
 from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
 from server.generation import Ended, Event, Generation, Piece, Stats
 from server.parsers.parts import Arguments, CallStart, Part, PartsParser, Reasoning, Text
@@ -44,6 +45,19 @@ class ChatGeneration:
     def num_choices(self) -> int:
         """How many Ended events there will be."""
         return self._generation.num_choices
+
+    @property
+    def request_id(self) -> str:
+        """The answer's id."""
+        return self._generation.request_id
+
+    def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
+        """As Generation.prompt_logprobs()."""
+        return self._generation.prompt_logprobs(index)
+
+    def cancel(self) -> None:
+        """As Generation.cancel()."""
+        self._generation.cancel()
 
     async def events(self) -> AsyncGenerator[ChatEvent, None]:
         """Yield every choice's events and its end. Raises what Generation.events() raises."""

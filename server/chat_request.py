@@ -23,12 +23,13 @@ from server.parsers.detect import ChatFormat, make_parser
 from server.parsers.parts import PartsParser
 from server.parsers.reasoning import ReasoningPlace, reasoning_place
 from server.parsers.tool_grammar import answer_grammar, tool_grammar
-from server.schemas import ChatBody
+from server.reply_options import ReplyOptions, reply_options
+from server.schemas import MAX_TOKENS, ChatBody
 from server.service import Service
 from server.structured import Asked, asked_grammar
 from server.tokenizer import TEMPLATE_DEADLINE_S, Tokenizer
 from server.tools import ToolPlan, check_tools, plan_tools
-from server.validate import ReplyOptions, chat_spec, check_chat, reply_options
+from server.validate import chat_spec, check_chat
 from server.writers import ReplyHead
 
 MAX_GRAMMAR_BYTES = 256 * 1024
@@ -109,6 +110,15 @@ def _asked_grammar(body: ChatBody, plan: ToolPlan, tokenizer: Tokenizer, reasoni
         parts.append(calls)
     param = "tools" if asked is None or plan.must_call else asked.param
     return Asked(answer_grammar(parts, chat_format.reasoning, reasoning, tag_ids=ids), param)
+
+
+async def encode_chat(service: Service, body: ChatBody) -> list[int]:
+    """Return the token ids of a chat's prompt, also of one that does not fit the context. Raises ServiceErrors."""
+    check_chat(body)
+    plan = plan_tools(body)
+    check_tools(plan, service.tokenizer.chat_format)
+    limits = msgspec.structs.replace(service.limits(), max_model_len=MAX_TOKENS)
+    return (await _encode(service, body, plan, limits)).token_ids
 
 
 async def _encode(service: Service, body: ChatBody, plan: ToolPlan, limits: EngineReady) -> _Prompt:

@@ -20,15 +20,17 @@ from server.chunks import (
     ChatMessage,
     ChatTokenLogprob,
     FunctionDelta,
+    PromptLogprobs,
     ToolCall,
     ToolCallDelta,
     TopLogprob,
 )
 from server.fold import timings_of, usage_of
 from server.generation import Ended
+from server.reply_options import ReplyOptions
+from server.text_logprobs import finite_logprob, prompt_logprobs_of, top_entries
 from server.tokenizer import Tokenizer
-from server.validate import ReplyOptions
-from server.writers import ReplyHead, finite_logprob, top_entries
+from server.writers import ReplyHead
 
 
 class ChatWriter:
@@ -105,7 +107,15 @@ class ChatWriter:
             usage=usage_of(stats),
             timings=timings_of(stats),
             prompt_token_ids=self._prompt_ids(),
+            prompt_logprobs=self._prompt_logprobs(),
         )
+
+    def _prompt_logprobs(self) -> PromptLogprobs | UnsetType:
+        count = self._options.prompt_logprobs
+        if count is None:
+            return UNSET
+        entries, prompt = self._generation.prompt_logprobs(0), self._generation.spec.prompts[0]
+        return prompt_logprobs_of(prompt, entries, num_top=count, tokenizer=self._tokenizer)
 
     def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
         chunk = ChatChunk(id=self._head.id, created=self._head.created, model=self._head.model, choices=[choice])

@@ -28,6 +28,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     server: ServerConfig
     listen_fd: int  # the inherited listening socket
+    tls_cert: str | None  # PEM files, both or neither
+    tls_key: str | None
     log_level: str
     log_format: str  # text | json
     debug: bool

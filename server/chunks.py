@@ -67,9 +67,9 @@ class TextLogprobs(msgspec.Struct):
     """A completion choice's log-probabilities."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class FunctionDelta(msgspec.Struct):
@@ -86,6 +86,17 @@ class ToolCallDelta(msgspec.Struct):
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
     function: FunctionDelta | UnsetType = UNSET
+
+
+class PromptLogprob(msgspec.Struct):
+    """vLLM's entry for one token at a place of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class ChatDelta(msgspec.Struct):
@@ -171,6 +182,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     timings: Timings
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextChoice(msgspec.Struct):
@@ -182,6 +194,7 @@ class TextChoice(msgspec.Struct):
     finish_reason: str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, kw_only=True):
@@ -212,3 +225,41 @@ class ModelList(msgspec.Struct, kw_only=True):
 
     object: str = "list"
     data: list[ModelCard]
+
+
+class TokenPiece(msgspec.Struct):
+    """llama.cpp's form of a token: its text, or its bytes where it is part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    """The answer of /tokenize. token_strs: the vocabulary's own spellings, if asked for."""
+
+    tokens: list[int] | list[TokenPiece]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct):
+    """The answer of /detokenize."""
+
+    prompt: str
+
+
+class Rendered(msgspec.Struct, kw_only=True):
+    """One prompt of a render route; request_id: the id that the answer would have."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+    prompt: str
+
+
+class CancelledRequest(msgspec.Struct):
+    """The answer of DELETE /v1/requests/{id}."""
+
+    id: str
+    cancelled: bool = True

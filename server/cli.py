@@ -5,6 +5,7 @@ Exit codes: 0 done, 2 wrong usage, 3 the start failed.
 """
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from engine.errors import StartupError
 from server.bench_cli import add_bench
 from server.flags import BACKEND_NAMES, deadline, integer, seconds, share, size, text, workers
+from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig, LaunchConfig
@@ -75,7 +77,10 @@ def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser.set_defaults(run=_serve)
     _add_model_flags(parser.add_argument_group("model"))
     _add_memory_flags(parser.add_argument_group("memory and batching (default: from the model and the free memory)"))
-    _add_http_flags(parser.add_argument_group("http"))
+    http = parser.add_argument_group("http")
+    add_address_flags(http)
+    _add_http_flags(http)
+    add_access_flags(parser.add_argument_group("access"))
     _add_log_flags(parser.add_argument_group("log"))
 
 
@@ -118,12 +123,11 @@ def _add_memory_flags(group: argparse._ArgumentGroup) -> None:
     add("--depth", type=integer(1, 2), metavar="N", help="steps in flight (2 on cuda, else 1)")
     add("--enforce-eager", action="store_true", help="no CUDA graphs, for debugging")
     add("--max-waiting", type=integer(1, 2**20), default=2048, metavar="N", help="requests queued at most (2048)")
+    add("--max-queued-tokens", type=integer(1, 2**40), metavar="N", help="their tokens at most (64 full contexts)")
 
 
 def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--host", type=text, default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    add("--port", type=integer(0, 65_535), default=8000, metavar="N", help="0: any free port (8000)")
     add("--http-workers", type=workers, default=workers("auto"), metavar="N", help="HTTP processes (auto: by cores)")
     add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
     add("--request-timeout", type=deadline, metavar="S", help="deadline of every request in seconds (none)")
@@ -152,6 +156,7 @@ def _add_log_flags(group: argparse._ArgumentGroup) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     """Bind the port, find the model, launch. The port comes first: a taken one must not cost a download."""
     from engine.config import ServerConfig
+    from server.api_keys import read_key_hashes
     from server.launch import launch
     from server.listener import bind
     from server.resolve import check_kernels_package, resolve_model
@@ -160,6 +165,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     chat_template = None
     if arguments.chat_template is not None:
         chat_template = _readable_file("--chat-template", arguments.chat_template)
+    key_hashes = read_key_hashes(arguments.api_key, file=arguments.api_key_file, environment=os.environ)
     check_kernels_package()
     launch_config = _launch_config(arguments)
     listeners = bind(launch_config)
@@ -170,6 +176,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         chat_template=chat_template,
         strict=arguments.strict,
         request_timeout_s=arguments.request_timeout,
+        api_key_hashes=key_hashes,
+        cors_origins=arguments.cors_origin,
+        root_path=arguments.root_path,
     )
     return launch(launch_config, _engine_config(arguments, str(model.folder)), server_config, listeners)
 
@@ -189,9 +198,13 @@ def _check_together(arguments: argparse.Namespace) -> None:
 def _launch_config(arguments: argparse.Namespace) -> "LaunchConfig":
     from engine.config import LaunchConfig
 
+    address, tls = address_of(arguments), tls_of(arguments)
     return LaunchConfig(
-        host=arguments.host,
-        port=arguments.port,
+        host=address.host,
+        port=address.port,
+        uds=address.uds,
+        tls_cert=tls.cert,
+        tls_key=tls.key,
         http_workers=arguments.http_workers,
         drain_timeout_s=arguments.drain_timeout,
         log_format=arguments.log_format,
@@ -220,6 +233,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig"
         enforce_eager=arguments.enforce_eager,
         depth=arguments.depth,
         max_waiting=arguments.max_waiting,
+        max_queued_tokens=arguments.max_queued_tokens,
     )
 
 

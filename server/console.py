@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_UNIX = "unix:"
 _STAGE_LABELS = {
     "imports": "Starting the engine",
     "config": "Reading the model's configuration",
@@ -36,12 +37,12 @@ class Summary:
     model_name: str
     url: str
     facts: dict[str, str]
-    auth: str
+    num_keys: int
     elapsed_s: float
 
     def rows(self) -> dict[str, str]:
         """Return the panel's rows in order."""
-        rows = {"Model": self.model_name, **self.facts, "API": f"{self.url}/v1", "Auth": self.auth}
+        rows = {"Model": self.model_name, **self.facts, "API": self._api(), "Auth": self._auth()}
         if "Model" in self.facts and self.model_name not in self.facts["Model"]:
             rows["Model"] = f"{self.model_name} ({self.facts['Model']})"
         return rows
@@ -49,7 +50,18 @@ class Summary:
     def next_command(self) -> str:
         """Return a curl command that works as it stands."""
         body = json.dumps({"model": self.model_name, "messages": [{"role": "user", "content": "Hello!"}]})
-        return f"curl {self.url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
+        socket_path = self.url.removeprefix(_UNIX)
+        target = self.url if socket_path == self.url else f"--unix-socket {shlex.quote(socket_path)} http://localhost"
+        key = ' -H "authorization: Bearer $QUIRE_API_KEY"' if self.num_keys else ""
+        return f"curl {target}/v1/chat/completions{key} -H 'content-type: application/json' -d {shlex.quote(body)}"
+
+    def _api(self) -> str:
+        return self.url if self.url.startswith(_UNIX) else f"{self.url}/v1"
+
+    def _auth(self) -> str:
+        if not self.num_keys:
+            return "none: whoever reaches this address may use it"
+        return f"API key ({self.num_keys} known)" if self.num_keys > 1 else "API key"
 
 
 class Console(Protocol):

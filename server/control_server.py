@@ -9,12 +9,25 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 
-from engine.control import Drain, Flush, Flushed, FromLauncher, Hello, Page, Scrape, Stage, State, ToLauncher
+from engine.control import (
+    Cancel,
+    Cancelled,
+    Drain,
+    Flush,
+    Flushed,
+    FromLauncher,
+    Hello,
+    Page,
+    Scrape,
+    Stage,
+    State,
+    ToLauncher,
+)
 from engine.metrics import MetricsDelta
 from engine.transport import encode_frame, read_messages
 from server.exposition import Exposition
@@ -24,15 +37,17 @@ logger = logging.getLogger(__name__)
 # Children that are busy or hung delay a scrape by no more, once as workers and once as engine; their counts then come
 # next time. Twice this is less than what a worker waits for the page.
 _FLUSH_TIMEOUT_S = 0.25
+_CANCEL_TIMEOUT_S = 1.0  # less than what a worker waits for the answer
 
 
 class _Child:
-    """One connection. `flushes` are the Flush numbers it has not answered yet."""
+    """One connection. `flushes` and `cancels` are the numbers of Flush and Cancel it has not answered yet."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
         self.hello: Hello | None = None
         self.flushes: dict[int, asyncio.Event] = {}
+        self.cancels: dict[int, asyncio.Future[bool | None]] = {}
 
     def send(self, message: FromLauncher) -> None:
         if not self.writer.is_closing():
@@ -108,6 +123,9 @@ class ControlServer:
             self._children.remove(child)
             for flushed in child.flushes.values():
                 flushed.set()
+            for answer in child.cancels.values():
+                if not answer.done():
+                    answer.set_result(False)  # what it served has ended with it
             writer.close()
 
     def _receive(self, child: _Child, message: Any) -> None:
@@ -123,13 +141,38 @@ class ControlServer:
                 if number in child.flushes:
                     child.flushes.pop(number).set()
             case Scrape(number):
-                task = asyncio.create_task(self._answer_scrape(child, number))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._spawn(self._answer_scrape(child, number))
+            case Cancel():
+                self._spawn(self._answer_cancel(child, message))
+            case Cancelled(number, found):
+                if number in child.cancels and not child.cancels[number].done():
+                    child.cancels[number].set_result(found)
             case _ if child.hello is not None:
                 self._on_message(child.hello, message)
             case _:
                 raise ValueError(f"{type(message).__name__} before Hello")
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer_cancel(self, asker: _Child, asked: Cancel) -> None:
+        """Pass a Cancel on to every other worker; tell the asker if one of them had such a request."""
+        number = next(self._numbers)
+        others = [child for child in self._children if child is not asker and self._can_flush(child, "worker")]
+        answers = []
+        for child in others:
+            child.cancels[number] = asyncio.get_running_loop().create_future()
+            answers.append(child.cancels[number])
+            child.send(Cancel(number, asked.request_id, asked.key_hash))
+        if answers:
+            await asyncio.wait(answers, timeout=_CANCEL_TIMEOUT_S)
+        for child in others:
+            child.cancels.pop(number, None)
+        found = [answer.result() for answer in answers if answer.done()]
+        is_unknown = len(found) < len(answers) and not any(found)
+        asker.send(Cancelled(asked.number, None if is_unknown else any(found)))
 
     async def _answer_scrape(self, scraper: _Child, number: int) -> None:
         """Collect every other child's counts, then send the page. The scraper has sent its own just before.

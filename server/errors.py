@@ -3,6 +3,8 @@
 Beside engine/errors.py's tree there are the errors that exist only in HTTP:
 
     HttpError(ServiceError)
+    ├── MissingKey            no API key, or an unknown one
+    ├── RequestNotFound       no such running request
     ├── NotFound · ModelNotFound · MethodNotAllowed
     ├── MalformedHttp · HeadersTooLarge
     ├── BodyTooLarge · UnsupportedMediaType · MalformedBody
@@ -42,11 +44,30 @@ class HttpError(ServiceError):
         return {}
 
 
+class MissingKey(HttpError):
+    """No API key, or an unknown one."""
+
+    status = 401
+    code = "invalid_api_key"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """RFC 9110, §15.5.2: WWW-Authenticate is required."""
+        return {"www-authenticate": "Bearer"}
+
+
 class NotFound(HttpError):
     """No such route."""
 
     status = 404
     code = "not_found"
+
+
+class RequestNotFound(HttpError):
+    """No such request is running here."""
+
+    status = 404
+    code = "request_not_found"
 
 
 class ModelNotFound(HttpError):
@@ -182,7 +203,9 @@ def error_status(error: ServiceError) -> int:
             return 400
         case Overloaded():
             return 429
-        case EngineDead() | ShuttingDown() | RequestAborted() | OutOfMemory():
+        case RequestAborted():
+            return 409
+        case EngineDead() | ShuttingDown() | OutOfMemory():
             return 503
         case _:
             return 500
@@ -203,7 +226,7 @@ def error_reply(error: ServiceError, *, request_id: str) -> ErrorReply:
     headers: dict[str, str] = dict(error.headers) if isinstance(error, HttpError) else {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
-    elif isinstance(error, EngineDead | ShuttingDown | RequestAborted | OutOfMemory):
+    elif isinstance(error, EngineDead | ShuttingDown | OutOfMemory):
         headers["retry-after"] = str(_DEAD_RETRY_AFTER_S)
     if status < 500 and status != 429:
         headers["x-should-retry"] = "false"  # read by the openai clients, which else retry 408 and 409

@@ -18,6 +18,7 @@ from engine.errors import EngineError, RequestAborted
 from engine.metrics import Metrics
 from engine.protocol import AddRequest, TokenLogprobs
 from server.errors import DeadlineExceeded
+from server.merging import merged
 from server.stop_strings import StopChecker
 from server.tokenizer import Tokenizer
 from server.validate import GenerationSpec
@@ -74,7 +75,9 @@ class Generation:
         by_token: bool = False,
     ) -> None:
         self.spec = spec
+        self.request_id = request_id
         self._client = client
+        self._is_cancelled = False
         self._children = [
             _Child(
                 spec, index=i, request_id=f"{request_id}-{i}", tokenizer=tokenizer, metrics=metrics, by_token=by_token
@@ -96,14 +99,26 @@ class Generation:
 
     def batches(self) -> AsyncGenerator[list[Event], None]:
         """As events(), but what came at once for one choice is one list."""
-        return self._drive(self._children[0]) if len(self._children) == 1 else self._merged()
+        sources = [self._drive(child) for child in self._children]
+        return sources[0] if len(sources) == 1 else merged(sources)
+
+    def cancel(self) -> None:
+        """End it from outside: events() raises RequestAborted, at once or when it begins."""
+        self._is_cancelled = True
+        for child in self._children:
+            if not child.finish_reason:
+                self._client.abort(child.request_id)
+
+    def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
+        """The entries of a choice's prompt from its second token on, if asked for: all are there at its first event."""
+        return self._children[index].prompt_logprobs
 
     def stats(self) -> Stats:
         """Add up what the children used until now."""
         children, n = self._children, self.spec.n
         started = [child for child in children if child.first_s is not None]
         first = min(started, key=lambda child: child.first_s or 0.0, default=None)
-        num_intervals = sum(child.num_tokens - 1 for child in started)
+        num_intervals = sum(max(child.num_tokens - 1, 0) for child in started)
         decode_s = sum(child.last_s - (child.first_s or 0.0) for child in started)
         return Stats(
             num_prompt_tokens=sum(map(len, self.spec.prompts)),
@@ -118,6 +133,8 @@ class Generation:
         )
 
     async def _drive(self, child: "_Child") -> AsyncGenerator[list[Event], None]:
+        if self._is_cancelled:
+            raise RequestAborted("The request was cancelled.")
         async with aclosing(self._client.submit(child.add_request())) as deltas:  # closing it early aborts
             while not child.finish_reason:
                 events = child.feed(await self._next(deltas))
@@ -140,32 +157,6 @@ class Generation:
             raise EngineError("The engine ended the request without a reason.")
         return delta
 
-    async def _merged(self) -> AsyncGenerator[list[Event], None]:
-        # Bounded, so that a slow reader slows its own children's queues and nothing grows here.
-        queue: asyncio.Queue[list[Event] | Exception] = asyncio.Queue(maxsize=2 * len(self._children))
-
-        async def pump(child: _Child) -> None:
-            try:
-                async with aclosing(self._drive(child)) as batches:
-                    async for batch in batches:
-                        await queue.put(batch)
-            except Exception as error:  # handed to the reader, who raises it
-                await queue.put(error)
-
-        tasks = [asyncio.create_task(pump(child)) for child in self._children]
-        try:
-            num_open = len(tasks)
-            while num_open:
-                item = await queue.get()
-                if isinstance(item, Exception):
-                    raise item
-                num_open -= any(isinstance(event, Ended) for event in item)
-                yield item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
 
 class _Child:
     """One engine request: its text state, its counts, its clock."""
@@ -184,6 +175,7 @@ class _Child:
         self.request_id = request_id
         self.num_tokens = 0
         self.num_cached_tokens = 0
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.queue_s: float | None = None
         self.prefill_s: float | None = None
         self.first_s: float | None = None  # time.monotonic() of the first token
@@ -224,7 +216,11 @@ class _Child:
     def feed(self, delta: Delta) -> list[Event]:
         """Turn a delta into events. Raises RequestAborted if someone else ended the request."""
         if delta.finish_reason == "abort":
-            raise RequestAborted("The request was aborted.")
+            raise RequestAborted("The request was cancelled.")
+        self.prompt_logprobs += delta.prompt_logprobs
+        if self._spec.is_scoring_only:
+            delta.token_ids, delta.logprobs, delta.stop_token_id = [], None, None
+            delta.finish_reason = delta.finish_reason and "length"
         texts, num_used = self._advance(delta)
         self._count(delta, num_used)
         finish_reason = delta.finish_reason or ""
@@ -281,7 +277,8 @@ class _Child:
 
     def _count(self, delta: Delta, num_tokens: int) -> None:
         now_s = delta.arrival_s or time.monotonic()
-        if self.num_tokens == 0 and num_tokens:
+        is_scored = self._spec.is_scoring_only and delta.queue_s is not None
+        if self.first_s is None and (num_tokens or is_scored):
             self.first_s = now_s
             self.num_cached_tokens = delta.num_cached_tokens or 0
             self.queue_s, self.prefill_s = delta.queue_s, delta.prefill_s

@@ -69,7 +69,8 @@ class HttpProtocol(H11Protocol):
         for event in (start, h11.Data(data=reply.body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
         access_logger.info("- - %d %s %s", reply.status, refusal.code, request_id)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot: there the close alone is the end
+            self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.close)
 
 

@@ -8,11 +8,9 @@ or SIGINT: workers finish their streams, then the engine goes. A second signal e
 
 import asyncio
 import logging
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -32,8 +30,9 @@ from server.console import Summary, make_console
 from server.control_server import ControlServer
 from server.exposition import Exposition
 from server.heartbeat import STALL_AFTER_S, HeartbeatWatch
-from server.listener import is_ready, server_url
+from server.listener import is_ready, owned_socket_file, server_url
 from server.resolve import model_facts
+from server.run_dir import RunDir
 from server.stage_times import StageTimes
 from server.version import package_version
 
@@ -56,12 +55,13 @@ def launch(
 ) -> int:
     """Run the daemon on `listeners` until it is stopped; return the exit code. Blocks."""
     configure_logging(level=config.log_level, log_format=_log_format(config), process="launcher")
-    run_dir = _make_run_dir()
+    run_dir = RunDir()
     try:
-        launcher = Launcher(config, engine_config, server_config, listeners, run_dir, engine_module=engine_module)
-        return asyncio.run(launcher.run())
+        with owned_socket_file(config):
+            launcher = Launcher(config, engine_config, server_config, listeners, run_dir, engine_module=engine_module)
+            return asyncio.run(launcher.run())
     finally:
-        shutil.rmtree(run_dir, ignore_errors=True)
+        run_dir.remove()
 
 
 ChildKey = tuple[str, int]  # role ("engine" | "worker"), index
@@ -77,7 +77,7 @@ class Launcher:
         engine_config: EngineConfig,
         server_config: ServerConfig,
         listeners: Sequence[socket.socket],
-        run_dir: Path,
+        run_dir: RunDir,
         *,
         engine_module: str,
     ) -> None:
@@ -89,13 +89,13 @@ class Launcher:
         self._engine_module = engine_module
         self._started_s = time.monotonic()
         self._times = StageTimes("process", self._started_s)
-        self._engine_socket = str(run_dir / "engine.sock")
-        self._control_socket = str(run_dir / "control.sock")
+        self._engine_socket = str(run_dir.path / "engine.sock")
+        self._control_socket = str(run_dir.path / "control.sock")
         self._exposition = Exposition(model_name=server_config.served_model_names[0], version=package_version())
         self._control = ControlServer(exposition=self._exposition, on_message=self._on_message)
         self._watch = HeartbeatWatch(self._on_stall)
         self._console = make_console(config.log_format, sys.stderr)
-        self._url = server_url(config.host, listeners[0])
+        self._url = server_url(config, listeners[0])
         self._children: dict[ChildKey, asyncio.subprocess.Process] = {}
         self._failures: dict[ChildKey, EngineFailed] = {}
         self._started_once: set[ChildKey] = set()  # an engine that was ready, a worker that said hello
@@ -139,7 +139,7 @@ class Launcher:
             log_format=_log_format(self._config),
             debug=self._config.debug,
         )
-        await self._keep(_ENGINE, self._engine_module, self._write_config("engine.json", config))
+        await self._keep(_ENGINE, self._engine_module, self._run_dir.write("engine.json", config))
 
     async def _keep_worker(self, index: int) -> None:
         listener = self._listeners[index % len(self._listeners)]
@@ -151,11 +151,13 @@ class Launcher:
                 worker_index=index,
             ),
             listen_fd=listener.fileno(),
+            tls_cert=self._config.tls_cert,
+            tls_key=self._config.tls_key,
             log_level=self._config.log_level,
             log_format=_log_format(self._config),
             debug=self._config.debug,
         )
-        path = self._write_config(f"worker-{index}.json", config)
+        path = self._run_dir.write(f"worker-{index}.json", config)
         await self._keep(("worker", index), _WORKER_MODULE, path, pass_fds=[listener.fileno()])
         if len(self._listeners) > 1:
             listener.close()  # or the kernel would go on giving this worker's share of connections to nobody
@@ -217,7 +219,8 @@ class Launcher:
 
     async def _announce(self) -> None:
         """Show the closing panel once, when a client would find the daemon ready."""
-        while not self._is_draining and not await is_ready(self._listeners[0]):  # a drain closes listeners
+        # in this order: a drain closes listeners
+        while not self._is_draining and not await is_ready(self._config, self._listeners[0]):
             await asyncio.sleep(_PROBE_INTERVAL_S)
         if self._is_announced or self._is_draining:
             return
@@ -227,7 +230,7 @@ class Launcher:
                 model_name=self._server_config.served_model_names[0],
                 url=self._url,
                 facts={**self._facts, "Start": self._times.text(time.monotonic())},
-                auth="none: whoever reaches this address may use it",
+                num_keys=len(self._server_config.api_key_hashes),
                 elapsed_s=time.monotonic() - self._started_s,
             )
         )
@@ -285,17 +288,6 @@ class Launcher:
         if not task.cancelled() and (error := task.exception()) is not None and not self._exit.done():
             self._exit.set_exception(error)
 
-    def _write_config(self, name: str, config: msgspec.Struct) -> Path:
-        path = self._run_dir / name
-        path.write_bytes(msgspec.json.encode(config))
-        return path
-
 
 def _log_format(config: LaunchConfig) -> str:
     return "json" if config.log_format == "json" else "text"
-
-
-def _make_run_dir() -> Path:
-    """Make a 0700 directory for sockets. Its path is short: a unix socket's may have about 100 bytes."""
-    parent = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="quire-", dir=parent if len(parent) < 64 else "/tmp"))

@@ -1,15 +1,25 @@
-"""The listening sockets: bound by the launcher before anything heavy, inherited by the workers."""
+"""The listening sockets: bound by the launcher before anything heavy, inherited by the workers.
+
+A unix socket is one file and one socket for all workers; its file goes with the daemon (owned_socket_file).
+"""
 
 import asyncio
+import contextlib
 import errno
+import os
 import socket
+import ssl
+import stat
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 from engine.config import LaunchConfig
 from engine.errors import StartupError
 
 _BACKLOG = 2048
 _PROBE_TIMEOUT_S = 5.0
+_SOCKET_MODE = 0o660  # its owner and its group
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _REASONS = {
     errno.EADDRINUSE: "is in use: stop the program that has it, or choose another one with --port (0 picks a free one)",
@@ -23,6 +33,8 @@ def bind(config: LaunchConfig) -> list[socket.socket]:
 
     A socket shared by several workers would give whole bursts to whichever wakes first. Raises StartupError.
     """
+    if config.uds is not None:
+        return [_listen_unix(config.uds)]
     family, address = _resolve(config.host, config.port)
     if config.http_workers == 1 or sys.platform != "linux":
         return [_listen(family, address, is_shared=False)]
@@ -32,20 +44,41 @@ def bind(config: LaunchConfig) -> list[socket.socket]:
     return [_listen(family, address, is_shared=True) for _ in range(config.http_workers)]
 
 
-def server_url(host: str, listener: socket.socket) -> str:
+@contextlib.contextmanager
+def owned_socket_file(config: LaunchConfig) -> Iterator[None]:
+    """Remove the bound unix socket's file at the end, unless another daemon has put its own in its place by then."""
+    path = None if config.uds is None else Path(config.uds)
+    inode = None if path is None else path.stat().st_ino
+    try:
+        yield
+    finally:
+        if path is not None and path.exists() and path.stat().st_ino == inode:
+            path.unlink()
+
+
+def server_url(config: LaunchConfig, listener: socket.socket) -> str:
     """Return the URL to type on this machine. A wildcard host is shown as the loopback address."""
-    port = listener.getsockname()[1]
-    if host in _LOOPBACK:
-        host = _LOOPBACK[host]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    scheme, port = "http" if config.tls_cert is None else "https", listener.getsockname()[1]
+    host = _LOOPBACK.get(config.host, config.host)
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-async def is_ready(listener: socket.socket) -> bool:
+async def is_ready(config: LaunchConfig, listener: socket.socket) -> bool:
     """Ask GET /ready as a client would: true once a worker answers and says that it serves."""
-    host, port = listener.getsockname()[:2]
+    tls = None
+    if config.tls_cert is not None:
+        tls = ssl.create_default_context()
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE  # our own certificate, on our own socket
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(_LOOPBACK.get(host, host), port)
+            if config.uds is not None:
+                hostname = None if tls is None else "localhost"
+                reader, writer = await asyncio.open_unix_connection(config.uds, ssl=tls, server_hostname=hostname)
+            else:
+                host, port = listener.getsockname()[:2]
+                reader, writer = await asyncio.open_connection(_LOOPBACK.get(host, host), port, ssl=tls)
             try:
                 writer.write(b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
                 return (await reader.readline()).startswith(b"HTTP/1.1 200 ")
@@ -62,6 +95,37 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple]:
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise StartupError(f"--host {host} is no address that can be listened on: {reason}.", exit_code=2) from error
     return family, address
+
+
+def _listen_unix(path: str) -> socket.socket:
+    """Listen at `path`, in place of a socket that nobody listens on any more. Raises StartupError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        listener.bind(path)
+        os.chmod(path, _SOCKET_MODE)  # before listen(): until then nobody can connect
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise StartupError(f"--uds {path} cannot be bound: {error.strerror}.") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise StartupError(f"--uds {path} is a file that is no socket: it is left alone, choose another path.")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)  # its daemon was killed
+            return
+    raise StartupError(f"--uds {path} is in use: stop the program that listens there, or choose another path.")
 
 
 def _listen(family: socket.AddressFamily, address: tuple, *, is_shared: bool) -> socket.socket:

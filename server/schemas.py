@@ -91,13 +91,13 @@ TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Label = Annotated[str, Field(max_length=512)]
 
-_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
 class StreamOptions(BaseModel):
     """What a stream carries beside its text."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -107,7 +107,7 @@ class StreamOptions(BaseModel):
 class FunctionCall(BaseModel):
     """The function of a tool call in the history."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     name: Annotated[str, Field(max_length=256)]
     arguments: str | None = None
@@ -116,7 +116,7 @@ class FunctionCall(BaseModel):
 class ToolCall(BaseModel):
     """A tool call in the history."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     id: Label | None = None
     type: Literal["function"] | None = None
@@ -126,7 +126,7 @@ class ToolCall(BaseModel):
 class ChatMessage(BaseModel):
     """One message of the history."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: TextOrParts = None
@@ -144,7 +144,7 @@ class ChatMessage(BaseModel):
 class _CommonBody(BaseModel):
     """The fields that chat and completions share."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     model: Label | None = None
     stream: bool | None = None
@@ -171,11 +171,11 @@ class _CommonBody(BaseModel):
     cache_salt: Label | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     timeout: Annotated[float, Field(gt=0, le=86_400)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     # known, refused unless at their default
-    prompt_logprobs: Json = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
 
@@ -212,6 +212,7 @@ class CompletionBody(_CommonBody):
     """POST /v1/completions."""
 
     prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None  # 0: only to score or echo the prompt
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     # known, refused unless at their default

@@ -5,7 +5,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.client import EngineClient
+from engine.client import QUEUE_IS_FULL, EngineClient
 from engine.config import ServerConfig
 from engine.control import Supervisor
 from engine.errors import EngineDead, InvalidParameter, Overloaded, RequestError, ServiceError, ShuttingDown
@@ -47,6 +47,12 @@ class Service:
             raise NotReady(f"The model is not ready yet: {name}{progress}.")
         return ready
 
+    def check_room(self) -> None:
+        """Refuse what would generate before any work is done for it. Raises Draining, NotReady or Overloaded."""
+        self.limits()
+        if self.client.is_full:
+            raise Overloaded(QUEUE_IS_FULL)
+
     def model_name(self, asked: str | None) -> str:
         """Return the name to answer with. Raises ModelNotFound."""
         names = self.config.served_model_names
@@ -70,7 +76,7 @@ class Service:
 
     def moment(self, record: RequestRecord) -> Moment:
         """Return what a spec takes from outside."""
-        return Moment(record.arrival_s, self.config.request_timeout_s, secrets.randbits(63))
+        return Moment(record.arrival_s, self.config.request_timeout_s, secrets.randbits(63), record.key_hash)
 
     def count_rejected(self, error: ServiceError) -> None:
         """Count a request that ended before its first token."""

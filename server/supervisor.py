@@ -8,10 +8,13 @@ import asyncio
 import contextlib
 import itertools
 import os
+from typing import Protocol
 
 import msgspec
 
 from engine.control import (
+    Cancel,
+    Cancelled,
     Drain,
     EngineFailed,
     Flush,
@@ -30,19 +33,30 @@ from engine.transport import encode_frame, read_messages
 
 _DELTA_INTERVAL_S = 1.0
 _SCRAPE_TIMEOUT_S = 0.9
+_CANCEL_TIMEOUT_S = 2.0
+
+
+class CancelHere(Protocol):
+    """Ends this worker's requests with an id and an API key (OpenRequests.cancel)."""
+
+    def __call__(self, request_id: str, *, key_hash: str) -> bool:
+        """Return if there was one."""
+        ...
 
 
 class ControlSupervisor:
     """Supervisor over the control socket at `path`. Use inside one event loop."""
 
-    def __init__(self, path: str, *, worker_index: int, metrics: Metrics) -> None:
+    def __init__(self, path: str, *, worker_index: int, metrics: Metrics, on_cancel: CancelHere) -> None:
         self._path = path
         self._worker_index = worker_index
         self._metrics = metrics
+        self._on_cancel = on_cancel
         self._state = State(Stage("config"), False)
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._pages: dict[int, asyncio.Future[bytes]] = {}
+        self._cancels: dict[int, asyncio.Future[bool | None]] = {}
         self._numbers = itertools.count(1)
         self._is_connected = False
         self._end: asyncio.Future[float] | None = None
@@ -83,6 +97,21 @@ class ControlSupervisor:
         finally:
             self._pages.pop(number, None)
 
+    async def cancel(self, request_id: str, *, key_hash: str) -> bool:
+        """See Supervisor.cancel. Raises EngineError when the launcher or a worker does not answer in time."""
+        number = next(self._numbers)
+        answer = self._cancels[number] = asyncio.get_running_loop().create_future()
+        self._send(Cancel(number, request_id, key_hash))
+        try:
+            found = await asyncio.wait_for(answer, _CANCEL_TIMEOUT_S)
+        except TimeoutError:
+            found = None
+        finally:
+            self._cancels.pop(number, None)
+        if found is None:
+            raise EngineError("Not every HTTP worker has answered in time whether it serves this request.")
+        return found
+
     def fail(self, message: str, exit_code: int) -> None:
         """Tell the launcher in one sentence why this worker cannot start."""
         self._send(EngineFailed(message, exit_code))
@@ -109,6 +138,11 @@ class ControlSupervisor:
                     case Page(number, body):
                         if number in self._pages and not self._pages[number].done():
                             self._pages[number].set_result(body)
+                    case Cancel(number, request_id, key_hash):
+                        self._send(Cancelled(number, self._on_cancel(request_id, key_hash=key_hash)))
+                    case Cancelled(number, found):
+                        if number in self._cancels and not self._cancels[number].done():
+                            self._cancels[number].set_result(found)
                     case Drain(timeout_s):
                         self._set_end(timeout_s)
         except (OSError, msgspec.MsgspecError):

@@ -161,6 +161,10 @@ class Tokenizer:
             return bytes.fromhex(token[3:5])
         return (token.replace("▁", " ") if self._has_space_marks else token).encode()
 
+    def token_name(self, token_id: int) -> str:
+        """Return the vocabulary's own spelling of a token, e.g. "Ġhello"; "" for an id that it does not know."""
+        return self._backend.id_to_token(token_id) or ""
+
     def _encode_marked(self, text: str) -> list[int]:
         ids: list[int] = []
         for piece, is_plain in split_marked(text):

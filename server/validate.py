@@ -11,6 +11,7 @@ import msgspec
 
 from engine.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
 from engine.protocol import EngineReady, GrammarSpec, SamplingParams
+from server.api_keys import cache_salt_of
 from server.model_info import GenerationDefaults
 from server.schemas import ChatBody, CompletionBody
 
@@ -37,6 +38,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     priority: int = 0
     grammar: GrammarSpec | None = None  # what each answer must match, checked to compile
+    is_scoring_only: bool = False  # no answer: the one token that the engine makes at least is dropped
     timeout_s: float | None = None  # from arrival
     arrival_s: float  # time.monotonic()
 
@@ -50,22 +52,13 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompts[index // self.n] if self.continues_prompt else ()
 
 
-class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client wants to see of the answer."""
-
-    is_stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    return_token_ids: bool = False
-    logprobs: int | None = None  # None: none; else how many alternatives per token are shown
-
-
 class Moment(NamedTuple):
-    """What a spec takes from outside: the request's arrival, the server's deadline for it, and a drawn seed."""
+    """What a spec takes from outside: arrival, the server's deadline, a drawn seed, and whose request it is."""
 
     arrival_s: float
     timeout_s: float | None
     seed: int
+    key_hash: str = ""
 
 
 def check_chat(body: ChatBody) -> None:
@@ -99,7 +92,10 @@ def check_completion(body: CompletionBody) -> None:
     """Refuse what is not served yet."""
     _check_common(body)
     _refuse_unless(body.suffix in (None, ""), "suffix", "fill-in-the-middle")
-    _refuse_unless(not (body.echo and body.logprobs is not None), "echo", "echo together with logprobs")
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        raise InvalidParameter(
+            "max_tokens = 0 needs echo or prompt_logprobs, without which there is no answer.", param="max_tokens"
+        )
 
 
 def chat_spec(
@@ -162,7 +158,7 @@ def completion_spec(
         for prompt in prompts
     )
     for prompt in prompts:  # after the lengths: a body of ids far over the context is not walked
-        _check_ids(prompt, "prompt", limits)
+        check_ids(prompt, "prompt", limits)
     params = _params(
         body,
         max_tokens=max_tokens,
@@ -172,24 +168,19 @@ def completion_spec(
         defaults=defaults,
         seed=moment.seed,
     )
+    is_scoring_only = max_tokens == 0
+    if is_scoring_only:
+        params = msgspec.structs.replace(params, max_tokens=1)
     all_prompts = tuple(map(tuple, prompts))
-    return _spec(body, prompts=all_prompts, continues_prompt=True, params=params, moment=moment, grammar=grammar)
-
-
-def reply_options(body: ChatBody | CompletionBody, params: SamplingParams) -> ReplyOptions:
-    """Return what the client wants to see."""
-    options = body.stream_options
-    return ReplyOptions(
-        is_stream=bool(body.stream),
-        include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.continuous_usage_stats),
-        return_token_ids=bool(body.return_token_ids),
-        logprobs=params.logprobs,
-    )
+    spec = _spec(body, prompts=all_prompts, continues_prompt=True, params=params, moment=moment, grammar=grammar)
+    return msgspec.structs.replace(spec, is_scoring_only=is_scoring_only)
 
 
 def _check_common(body: ChatBody | CompletionBody) -> None:
-    _refuse_unless(body.prompt_logprobs is None, "prompt_logprobs", "log-probabilities of the prompt")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidParameter(
+            "prompt_logprobs are not part of streams: stream must be false.", param="prompt_logprobs"
+        )
     _refuse_unless(body.best_of in (None, body.n or 1), "best_of", "best_of other than n")
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options needs stream to be true.", param="stream_options")
@@ -233,8 +224,8 @@ def _params(
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidParameter(f"min_tokens is {min_tokens}, more than {max_name} = {max_tokens}.", param="min_tokens")
-    _check_ids(body.logit_bias or (), "logit_bias", limits)
-    _check_ids(body.stop_token_ids or (), "stop_token_ids", limits)
+    check_ids(body.logit_bias or (), "logit_bias", limits)
+    check_ids(body.stop_token_ids or (), "stop_token_ids", limits)
     temperature = _given(body.temperature, defaults.temperature)
     top_p, top_k = _given(body.top_p, defaults.top_p), max(_given(body.top_k, defaults.top_k), 0)
     if top_p == 0:
@@ -254,7 +245,13 @@ def _params(
         seed=(seed if body.seed is None else body.seed) & _SEED_BITS,
         stop_token_ids=list(dict.fromkeys([*eos_ids, *(body.stop_token_ids or ())])),
         logprobs=logprobs,
+        prompt_logprobs=_prompt_logprobs(body),
     )
+
+
+def _prompt_logprobs(body: ChatBody | CompletionBody) -> int | None:
+    counts = [body.prompt_logprobs, body.logprobs if isinstance(body, CompletionBody) and body.echo else None]
+    return max((count for count in counts if count is not None), default=None)
 
 
 def _spec(
@@ -275,7 +272,7 @@ def _spec(
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         skip_special_tokens=_given(body.skip_special_tokens, True),
         continues_prompt=continues_prompt,
-        cache_salt=body.cache_salt or "",
+        cache_salt=cache_salt_of(moment.key_hash, body.cache_salt or ""),
         priority=body.priority or 0,
         grammar=grammar,
         timeout_s=min(timeouts, default=None),
@@ -283,7 +280,8 @@ def _spec(
     )
 
 
-def _check_ids(ids: Sequence[int] | dict[int, float], field: str, limits: EngineReady) -> None:
+def check_ids(ids: Sequence[int] | dict[int, float], field: str, limits: EngineReady) -> None:
+    """Refuse ids outside the vocabulary."""
     for token_id in ids:
         if not 0 <= token_id < limits.vocab_size:
             raise InvalidParameter(

@@ -25,6 +25,7 @@ from engine.metrics import Metrics
 from server.app import create_app
 from server.children import WorkerConfig
 from server.http_protocol import HttpProtocol
+from server.open_requests import OpenRequests
 from server.supervisor import ControlSupervisor
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,12 @@ class _Server(uvicorn.Server):
 async def serve(config: WorkerConfig) -> int:
     """Serve until told to end; return the exit code."""
     metrics = Metrics()
+    open_requests = OpenRequests()
     supervisor = ControlSupervisor(
-        config.server.control_socket, worker_index=config.server.worker_index, metrics=metrics
+        config.server.control_socket,
+        worker_index=config.server.worker_index,
+        metrics=metrics,
+        on_cancel=open_requests.cancel,
     )
     try:
         await supervisor.start()
@@ -55,14 +60,16 @@ async def serve(config: WorkerConfig) -> int:
     client = SocketEngineClient(config.server.engine_socket)
     await client.start()
     try:
-        app = create_app(config.server, client=client, supervisor=supervisor, metrics=metrics)
+        app = create_app(
+            config.server, client=client, supervisor=supervisor, metrics=metrics, open_requests=open_requests
+        )
     except StartupError as error:
         return await _fail(supervisor, error.message, error.exit_code)
     except Exception as error:
         if config.debug:
             traceback.print_exc()
         return await _fail(supervisor, f"HTTP worker: {type(error).__name__}: {sentence(_first_line(error))}", 3)
-    server = _Server(_uvicorn_config(app))
+    server = _Server(_uvicorn_config(app, config))
     serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=config.listen_fd)]))
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
@@ -85,7 +92,7 @@ async def serve(config: WorkerConfig) -> int:
     return 3 if is_failed else 0
 
 
-def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI, config: WorkerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=HttpProtocol,
@@ -95,6 +102,8 @@ def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(_LAST_WORDS_S),
     )

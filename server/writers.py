@@ -11,13 +11,12 @@ from msgspec import UNSET
 
 from engine.protocol import TokenLogprobs
 from server.chunks import TextChoice, TextCompletion, TextLogprobs
-from server.detokenizer import Detokenizer
 from server.fold import FoldedChoice, fold, timings_of, usage_of
 from server.generation import Ended, Event, Generation, Piece
+from server.reply_options import ReplyOptions
+from server.text_logprobs import LegacyLogprobs, prompt_logprobs_of
 from server.tokenizer import Tokenizer
-from server.validate import ReplyOptions
 
-_MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's own floor
 _encoder = msgspec.json.Encoder()
 
 E = TypeVar("E", contravariant=True)
@@ -73,25 +72,29 @@ class TextWriter:
         self._generation = generation
         self._tokenizer = tokenizer
         self._echo = echo
-        self._positions: dict[int, tuple[Detokenizer, int]] = {}  # choice → its text so far, and its characters
+        self._legacy: dict[int, LegacyLogprobs] = {}  # of the choices that have begun
 
     def opening(self) -> list[msgspec.Struct]:
         """One chunk per choice when the prompts are echoed or their ids shown."""
-        if self._echo is None and not self._options.return_token_ids:
+        has_echo = self._echo is not None and not self._options.echoes_logprobs  # else it comes with its logprobs
+        if not has_echo and not self._options.return_token_ids:
             return []
-        num_choices = len(self._generation.spec.prompts) * self._generation.spec.n
-        return [self._chunk(self._choice(i, self._echo_text(i), [])) for i in range(num_choices)]
+        choices = range(self._generation.num_choices)
+        return [self._chunk(self._choice(i, self._echo_text(i) if has_echo else "", [])) for i in choices]
 
     def chunk(self, event: Event, *, is_last: bool) -> msgspec.Struct | None:
         """A text or finish chunk."""
+        begins = event.index not in self._legacy and self._options.echoes_logprobs
+        echo = self._echo_text(event.index) if begins else ""
         if isinstance(event, Ended):
-            chunk = self._chunk(TextChoice(event.index, "", finish_reason=event.finish_reason))
+            choice = TextChoice(event.index, echo, self._logprobs(None, event), event.finish_reason)
+            chunk = self._chunk(choice)
             if is_last and not self._options.include_usage:
                 chunk.timings = timings_of(self._generation.stats())
             return chunk
         if not event.text and event.logprobs is None and not self._options.return_token_ids:
             return None
-        choice = TextChoice(event.index, event.text, self._logprobs(event.logprobs, event))
+        choice = TextChoice(event.index, echo + event.text, self._logprobs(event.logprobs, event))
         choice.token_ids = event.token_ids if self._options.return_token_ids else UNSET
         return self._chunk(choice)
 
@@ -116,6 +119,13 @@ class TextWriter:
             choice = self._choice(folded.index, self._echo_text(folded.index) + folded.text, folded.token_ids)
             choice.logprobs = self._logprobs(folded.logprobs, folded)
             choice.finish_reason = folded.finish_reason
+            if self._options.prompt_logprobs is not None:
+                choice.prompt_logprobs = prompt_logprobs_of(
+                    self._prompt(folded.index),
+                    self._generation.prompt_logprobs(folded.index),
+                    num_top=self._options.prompt_logprobs,
+                    tokenizer=self._tokenizer,
+                )
             choices.append(choice)
         stats = self._generation.stats()
         return TextCompletion(
@@ -139,49 +149,37 @@ class TextWriter:
         choice = TextChoice(index, text)
         if self._options.return_token_ids:
             choice.token_ids = token_ids
-            choice.prompt_token_ids = list(self._generation.spec.prompts[index // self._generation.spec.n])
+            choice.prompt_token_ids = list(self._prompt(index))
         return choice
 
     def _echo_text(self, index: int) -> str:
         return self._echo[index // self._generation.spec.n] if self._echo is not None else ""
 
-    def _logprobs(self, logprobs: list[TokenLogprobs] | None, source: Piece | FoldedChoice) -> TextLogprobs | None:
-        if logprobs is None:
+    def _logprobs(
+        self, logprobs: list[TokenLogprobs] | None, source: Piece | Ended | FoldedChoice
+    ) -> TextLogprobs | None:
+        """The logprobs of new tokens, and before the first of a choice those of an echoed prompt."""
+        begins = source.index not in self._legacy and self._options.echoes_logprobs
+        if logprobs is None and not begins:
             return None
         result = TextLogprobs([], [], [], [])
-        spec = self._generation.spec
-        detokenizer, offset = self._positions.get(source.index) or (
-            self._tokenizer.detokenizer(
-                skip_special_tokens=spec.skip_special_tokens, context=spec.text_context(source.index)
-            ),
-            0,
-        )
-        for token_id, entry in zip(source.token_ids, logprobs, strict=True):
-            token = self._token(token_id)
-            result.text_offset.append(offset)
-            result.tokens.append(token)
-            result.token_logprobs.append(finite_logprob(entry.logprob))
-            tops = top_entries(entry, self._options.logprobs or 0)
-            result.top_logprobs.append(
-                {token: finite_logprob(entry.logprob)} | {self._token(i): finite_logprob(v) for i, v in tops}
-            )
-            offset += len(detokenizer.push((token_id,)))
-        self._positions[source.index] = detokenizer, offset
+        if begins:
+            prompt = self._prompt(source.index)
+            entries = [None, *self._generation.prompt_logprobs(source.index)]
+            self._make_legacy(context=(), offset=0).extend(result, prompt, entries)
+        if source.index not in self._legacy:
+            context = self._generation.spec.text_context(source.index)
+            offset = len(self._echo_text(source.index)) if self._options.echoes_logprobs else 0
+            self._legacy[source.index] = self._make_legacy(context=context, offset=offset)
+        if logprobs is not None and not isinstance(source, Ended):
+            self._legacy[source.index].extend(result, source.token_ids, logprobs)
         return result
 
-    def _token(self, token_id: int) -> str:
-        data = self._tokenizer.token_bytes(token_id)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:  # OpenAI's form for part of a character; U+FFFD would make dict keys collide
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+    def _make_legacy(self, *, context: Sequence[int], offset: int) -> LegacyLogprobs:
+        skip = self._generation.spec.skip_special_tokens
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=skip, context=context)
+        return LegacyLogprobs(self._tokenizer, detokenizer, num_top=self._options.logprobs or 0, offset=offset)
 
-
-def top_entries(entry: TokenLogprobs, num_top: int) -> list[tuple[int, float]]:
-    """Return the first alternatives at a token's place, with their log-probabilities."""
-    return list(zip(entry.top_token_ids, entry.top_logprobs, strict=True))[:num_top]
-
-
-def finite_logprob(logprob: float) -> float:
-    """Return what JSON can hold."""
-    return max(logprob, _MIN_LOGPROB)
+    def _prompt(self, index: int) -> tuple[int, ...]:
+        spec = self._generation.spec
+        return spec.prompts[index // spec.n]

@@ -57,6 +57,7 @@ class FakeEngineClient:
         self.fail_after = fail_after
         self.num_cached_tokens = num_cached_tokens
         self.hold = hold
+        self.is_full = False
         self.submitted: list[AddRequest] = []
         self.aborted: list[str] = []
         self.finished: list[str] = []
@@ -111,6 +112,7 @@ class FakeEngineClient:
             is_last = i == len(pieces) - 1
             yield Delta(
                 piece,
+                prompt_logprobs=_prompt_logprobs(request) if i == 0 else [],
                 logprobs=_logprobs(piece, request.params.logprobs),
                 arrival_s=time.monotonic(),
                 num_cached_tokens=self.num_cached_tokens if i == 0 else None,
@@ -139,9 +141,13 @@ class FakeSupervisor:
     def __init__(self, stage: str = "ready", *, is_draining: bool = False, page: bytes = b"quire_up 1\n") -> None:
         self.state = State(Stage(stage), is_draining)
         self.page = page
+        self.elsewhere: list[str] = []  # ids of requests that other workers serve
 
     async def scrape(self) -> bytes:
         return self.page
+
+    async def cancel(self, request_id: str, *, key_hash: str) -> bool:
+        return request_id in self.elsewhere
 
 
 def _logprobs(token_ids: list[int], num_top: int | None) -> list[TokenLogprobs] | None:
@@ -152,6 +158,14 @@ def _logprobs(token_ids: list[int], num_top: int | None) -> list[TokenLogprobs] 
         TokenLogprobs(-id_ / 1000, [id_ + k for k in range(num_top)], [-(id_ + k) / 1000 for k in range(num_top)])
         for id_ in token_ids
     ]
+
+
+def _prompt_logprobs(request: AddRequest) -> list[TokenLogprobs]:
+    """As _logprobs, and a token's rank is the last digit of its id."""
+    entries = _logprobs(request.prompt_token_ids[1:], request.params.prompt_logprobs) or []
+    for token_id, entry in zip(request.prompt_token_ids[1:], entries, strict=False):
+        entry.rank = token_id % 10
+    return entries
 
 
 class FakeExecutor:
@@ -201,7 +215,14 @@ class FakeExecutor:
         for row in plan.rows:
             self._write(row, self._rows[row.req_index])
         result = StepResult(plan.step_id, [])
-        for row in plan.rows:
+        for place, row in enumerate(plan.rows):
+            if row.scores is not None:
+                assert row.start <= row.scores.start
+                assert row.scores.start + len(row.scores.token_ids) <= row.start + row.num_tokens
+                result.prompt_logprobs[place] = [
+                    fake_score(position, token_id)
+                    for position, token_id in enumerate(row.scores.token_ids, row.scores.start + 1)
+                ]
             if row.samples:
                 self._sample(row, self._rows[row.req_index], result, allowed.get(row.req_index))
         return result
@@ -226,6 +247,11 @@ class FakeExecutor:
         block_id = state.block_table[position // self.block_size]
         assert block_id != 0, "block 0 belongs to padding rows"
         return block_id * self.block_size + position % self.block_size
+
+
+def fake_score(position: int, token_id: int) -> TokenLogprobs:
+    """Return the score of a prompt token."""
+    return TokenLogprobs(-float(position), [token_id], [-float(position)], 1)
 
 
 def fake_token(history: list[tuple[int, int]], vocab_size: int) -> int:

@@ -10,6 +10,7 @@ import msgspec
 from fastapi import Request, Response
 
 from engine.errors import ServiceError
+from engine.protocol import TokenLogprobs
 from server.access import RequestRecord, record_of
 from server.errors import error_body
 from server.generation import Ended, Stats
@@ -19,6 +20,7 @@ from server.writers import Writer, sse_event
 
 logger = logging.getLogger(__name__)
 
+MANY_SCORES = 500  # prompt tokens with log-probabilities
 FIRST_EVENT_GRACE_S = 1.0  # an error within it is a real HTTP status; later, the stream begins without a token
 
 E = TypeVar("E")
@@ -30,6 +32,19 @@ class Source(Protocol[E]):
     @property
     def num_choices(self) -> int:
         """How many Ended events there will be."""
+        ...
+
+    @property
+    def request_id(self) -> str:
+        """The answer's id."""
+        ...
+
+    def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
+        """The entries of a choice's prompt from its second token on, if asked for."""
+        ...
+
+    def cancel(self) -> None:
+        """End it from outside: events() raises RequestAborted."""
         ...
 
     def events(self) -> AsyncGenerator[E, None]:
@@ -52,10 +67,16 @@ async def answer(
 ) -> Response:
     """Run the generation and answer it. Raises what goes wrong before the first byte."""
     record = record_of(request.scope)
-    record.stats = generation.stats
+    record.stats, record.cancel, record.answer_id = generation.stats, generation.cancel, generation.request_id
+    if record.is_cancelled:  # while its prompt was made
+        generation.cancel()
     if not is_stream:
         events = await run_while_connected(request.receive, _collect(generation))
-        body = msgspec.json.encode(writer.whole(events))
+        scored = sum(len(generation.prompt_logprobs(index)) for index in range(generation.num_choices))
+        if scored > MANY_SCORES:  # which take seconds to write: other requests' streams go on meanwhile
+            body = await asyncio.to_thread(lambda: msgspec.json.encode(writer.whole(events)))
+        else:
+            body = msgspec.json.encode(writer.whole(events))
         return Response(body, media_type="application/json", headers=dict(headers))
 
     source = generation.events()

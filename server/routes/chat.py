@@ -17,7 +17,7 @@ def chat_router(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions", summary="Chat completion", openapi_extra={"x-body": ChatBody.__name__})
     async def create_chat_completion(request: Request) -> Response:
-        service.limits()  # a server that is not ready says so before it reads
+        service.check_room()  # before the body is read
         body = parse_body(ChatBody, await read_json(request))
         chat = await prepare_chat(service, body, record_of(request.scope))
         writer = ChatWriter(chat.head, chat.options, generation=chat.generation, tokenizer=service.tokenizer)

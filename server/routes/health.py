@@ -1,4 +1,4 @@
-"""GET /health, /ready, /version and /metrics."""
+"""GET /health, /ready and /version, which need no API key, and /metrics, which does."""
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
@@ -14,8 +14,8 @@ _FAULTS = {
 }
 
 
-def health_router(service: Service) -> APIRouter:
-    """Return the routes, bound to one worker's service."""
+def public_router(service: Service) -> APIRouter:
+    """Return the routes that answer anybody, bound to one worker's service: they tell nothing but the state."""
     router = APIRouter()
 
     @router.head("/health", include_in_schema=False)
@@ -43,6 +43,13 @@ def health_router(service: Service) -> APIRouter:
     @router.get("/version", summary="Version of the server")
     async def version() -> Response:
         return JSONResponse({"version": package_version()})
+
+    return router
+
+
+def metrics_router(service: Service) -> APIRouter:
+    """Return the route, bound to one worker's service."""
+    router = APIRouter()
 
     @router.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 90.0
-READY = re.compile(r"Ready in .* url=(http://\S+)")
-LISTENING = re.compile(r"listening url=(http://\S+)")
+READY = re.compile(r"Ready in .* url=(\S+)")
+LISTENING = re.compile(r"listening url=(\S+)")
 
 
 def wait_for(condition: Callable[[], object], *, timeout_s: float, what: str) -> None:
@@ -37,7 +37,12 @@ class Daemon:
         self._log_path = folder / f"quire-{time.monotonic_ns()}.log"
         with self._log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [*(command or (sys.executable, "-m", "server")), "serve", "--port", "0", *arguments],
+                [
+                    *(command or (sys.executable, "-m", "server")),
+                    "serve",
+                    *(() if "--uds" in arguments else ("--port", "0")),
+                    *arguments,
+                ],
                 cwd=ROOT if command is None else folder,
                 # one thread suits the tiny model, and two would wait for each other on cores that the tests share
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},

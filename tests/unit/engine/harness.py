@@ -18,10 +18,11 @@ from engine.protocol import (
     RequestFailed,
     SamplingParams,
     StepEvents,
+    TokenLogprobs,
 )
 from engine.scheduler import Scheduler
 from engine.step import StepPlan
-from tests.fakes import FakeExecutor, expected_tokens
+from tests.fakes import FakeExecutor, expected_tokens, fake_score
 
 VOCAB_SIZE = 50
 
@@ -66,6 +67,7 @@ class Seen:
     num_started: int = 0
     num_cached_tokens: int = 0
     num_logprobs: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     is_gone: bool = False
     grammar: GrammarSpec | None = None
 
@@ -85,6 +87,7 @@ class Harness:
         max_model_len: int = 64,
         enable_prefix_caching: bool = True,
         max_waiting: int = 1000,
+        max_queued_tokens: int | None = None,
         executor: type[CheckedExecutor] = CheckedExecutor,
         get_compiler: Callable[[], GrammarCompiler] = no_compiler,
     ) -> None:
@@ -112,10 +115,13 @@ class Harness:
             depth=depth,
             max_waiting=max_waiting,
             grammars=Grammars(get_compiler, vocab_size=VOCAB_SIZE),
+            max_queued_tokens=max_queued_tokens,
         )
         self.seen: dict[str, Seen] = {}
         self.messages: list[tuple[int, FromEngine]] = []
         self.transport.send = self._receive_at_client
+        self.queue_states: list[bool] = []
+        self.transport.broadcast = lambda message: self.queue_states.append(message.is_full)
 
     def add(
         self,
@@ -192,6 +198,9 @@ class Harness:
         assert seen.num_started == bool(seen.token_ids)
         if seen.params.logprobs is not None:
             assert seen.num_logprobs == len(seen.token_ids)
+        scores = [fake_score(position, token_id) for position, token_id in enumerate(seen.prompt)][1:]
+        asked = seen.params.prompt_logprobs is not None
+        assert seen.prompt_logprobs == (scores[: len(seen.prompt_logprobs)] if asked else [])
 
     def _receive_at_client(self, client_id: int, message: FromEngine) -> None:
         self.messages.append((client_id, message))
@@ -211,6 +220,9 @@ class Harness:
             assert not seen.ends, "something came after the end"
             seen.token_ids += events.token_ids[start : start + events.num_tokens[row]]
             seen.num_logprobs += len(events.logprobs.get(row, []))
+            seen.prompt_logprobs += events.prompt_logprobs.get(row, [])
+            if events.num_tokens[row] and seen.params.prompt_logprobs is not None:
+                assert len(seen.prompt_logprobs) == len(seen.prompt) - 1, "a token came before the prompt's scores"
             start += events.num_tokens[row]
         assert start == len(events.token_ids)
         for started in events.started:

@@ -122,6 +122,38 @@ def test_a_full_queue_refuses_and_serves_on():
     assert failed.message == "The queue is full: 2 requests are waiting."
 
 
+def test_a_queue_is_full_by_its_tokens_too():
+    harness = Harness(max_num_seqs=1, max_queued_tokens=20, max_num_batched_tokens=40)
+    harness.add("running", [1] * 30)  # an empty queue takes any
+    harness.turn()
+    for name, num_tokens in (("a", 12), ("b", 9), ("c", 8), ("d", 1)):
+        harness.add(name, [2] * num_tokens)
+    harness.turn()
+    assert harness.queue_states == [True]
+    harness.drain()
+    ends = {name: seen.ends for name, seen in harness.seen.items()}
+    assert ends == {name: ["length"] for name in ("running", "a", "c")} | {name: ["overloaded"] for name in ("b", "d")}
+    failed = [message.message for _, message in harness.messages if isinstance(message, RequestFailed)]
+    assert failed[0] == ("The queue is full: 12 tokens are waiting, and 9 more would be over the limit of 20.")
+    assert harness.queue_states == [True, False]
+
+
+def test_clients_hear_when_the_queue_is_full_and_when_it_is_not():
+    harness = Harness(max_waiting=2, max_num_seqs=1)
+    harness.add("a", [1], 30)
+    harness.turn()
+    for name in ("b", "c"):
+        harness.add(name, [1], 2)
+    assert harness.queue_states == []
+    harness.turn()
+    assert harness.queue_states == [True]
+    harness.abort("c")
+    harness.turn()
+    assert harness.queue_states == [True, False]
+    harness.drain()
+    assert harness.queue_states == [True, False]
+
+
 def test_a_draining_engine_refuses_new_requests_and_finishes_the_old():
     harness = Harness()
     harness.add("old", [1])

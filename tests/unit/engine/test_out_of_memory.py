@@ -98,7 +98,9 @@ def test_the_prompt_that_made_a_step_large_fails_and_the_decoding_requests_go_on
 
 
 @DEPTHS
-@pytest.mark.parametrize("extras", [{"logprobs": 2}, {"presence_penalty": 1.0}, {"logit_bias": {3: 1.0}}])
+@pytest.mark.parametrize(
+    "extras", [{"logprobs": 2}, {"prompt_logprobs": 2}, {"presence_penalty": 1.0}, {"logit_bias": {3: 1.0}}]
+)
 def test_without_prompts_those_that_ask_for_more_than_tokens_fail_first(depth, extras):
     harness = Harness(depth=depth, executor=ScarceExecutor)
     harness.add("plain", [1, 2, 3], 12)
@@ -148,7 +150,9 @@ def test_whatever_fails_every_request_ends_once_with_its_own_tokens(depth, seed)
     )
     harness.executor.fails = lambda place, plan: rng.random() < 0.06
     for i in range(20):
-        extras = rng.choice([{}, {}, {"logprobs": 1}, {"presence_penalty": 1.0}, {"stop_token_ids": [1, 2, 3]}])
+        extras = rng.choice(
+            [{}, {}, {"logprobs": 1}, {"prompt_logprobs": 1}, {"presence_penalty": 1.0}, {"stop_token_ids": [1, 2, 3]}]
+        )
         prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 20))]
         harness.add(f"r{i}", prompt, rng.randint(1, 10), client_id=i % 3, **extras)
         harness.turn(rng.randint(0, 4))

@@ -27,7 +27,7 @@ def test_the_least_urgent_request_is_preempted_and_resumes_with_all_its_tokens()
     while not scheduler.num_preemptions:
         step(scheduler)
     assert victim.status is Status.WAITING
-    assert scheduler.waiting == [victim, younger]
+    assert list(scheduler.waiting) == [victim, younger]
     kept = list(victim.output_token_ids)
     while keeper.status is Status.RUNNING:
         step(scheduler)
@@ -35,6 +35,16 @@ def test_the_least_urgent_request_is_preempted_and_resumes_with_all_its_tokens()
     assert plan.rows[0].token_ids == victim.prompt_token_ids + kept
     assert plan.inits[0].token_ids == victim.prompt_token_ids + kept
     assert plan.inits[0].num_prompt_tokens == 7
+
+
+def test_a_less_urgent_request_is_preempted_before_a_later_one():
+    scheduler = make_scheduler(num_blocks=6, enable_prefix_caching=False)
+    late = add(scheduler, "late", range(8), arrival_s=2.0, priority=0)
+    patient = add(scheduler, "patient", range(7), arrival_s=1.0, priority=1)
+    while not scheduler.num_preemptions:
+        step(scheduler)
+    assert patient.status is Status.WAITING
+    assert late.status is Status.RUNNING
 
 
 def test_a_preempted_request_keeps_the_token_in_flight_and_its_blocks_until_the_commit():
@@ -46,7 +56,7 @@ def test_a_preempted_request_keeps_the_token_in_flight_and_its_blocks_until_the_
     commit(scheduler, in_flight, 7)
     assert victim.status is Status.WAITING
     assert victim.output_token_ids == [7]
-    assert scheduler.waiting == [victim]
+    assert list(scheduler.waiting) == [victim]
     assert [row.req_index for row in schedule(scheduler).rows] == [keeper.req_index]
     assert scheduler.num_preemptions == 1
 
@@ -103,7 +113,7 @@ def test_abort_of_a_retiring_preempted_request_ends_it_for_good():
     outputs = commit(scheduler, in_flight)
     assert [output.request.request_id for output in outputs] == ["keeper"]
     assert victim.status is Status.FINISHED
-    assert scheduler.waiting == []
+    assert list(scheduler.waiting) == []
 
 
 def test_a_token_in_flight_may_be_the_end_of_a_preempted_request():
@@ -113,7 +123,7 @@ def test_a_token_in_flight_may_be_the_end_of_a_preempted_request():
     commit(scheduler, in_flight, STOP)
     assert victim.finish_reason == "stop"
     assert victim.status is Status.FINISHED
-    assert scheduler.waiting == []
+    assert list(scheduler.waiting) == []
     assert scheduler.blocks.num_used == 0
 
 

@@ -49,6 +49,7 @@ class EngineTraces(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         client_id=st.integers(1, 3),
         logprobs=st.sampled_from([None, 1]),
+        prompt_logprobs=st.sampled_from([None, None, 0, 1]),
         presence_penalty=st.sampled_from([0.0, 1.0]),
     )
     def add(self, prefix, suffix, max_tokens, salt, priority, client_id, **params):

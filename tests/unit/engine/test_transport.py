@@ -8,10 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import SocketEngineClient
+from engine.client import Delta, SocketEngineClient
 from engine.control import Flush, FromLauncher
-from engine.errors import EngineDead, ServiceError, ShuttingDown
-from engine.protocol import AbortRequest, AddRequest, SamplingParams
+from engine.errors import EngineDead, Overloaded, ServiceError, ShuttingDown
+from engine.protocol import (
+    AbortRequest,
+    AddRequest,
+    Finished,
+    QueueState,
+    SamplingParams,
+    Started,
+    StepEvents,
+    TokenLogprobs,
+)
 from engine.transport import Connection, SocketTransport, encode_frame
 from tests.fakes import READY
 
@@ -109,3 +118,47 @@ def test_a_peer_that_stops_reading_is_dropped_before_memory_runs_out(monkeypatch
     assert connection.receive() is None
     there.close()
     here.close()
+
+
+def test_a_client_that_knows_of_a_full_queue_refuses_by_itself(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with connected(tmp_path) as (client, _, writer):
+            assert not client.is_full
+            writer.write(encode_frame(QueueState(True)))
+            while not client.is_full:
+                await asyncio.sleep(0.005)
+            assert isinstance(await end_of(client), Overloaded)
+            writer.write(encode_frame(QueueState(False)))
+            while client.is_full:
+                await asyncio.sleep(0.005)
+            writer.write(encode_frame(QueueState(True)))
+            writer.close()
+            while client.ready is not None:
+                await asyncio.sleep(0.005)
+            assert not client.is_full  # the next engine's queue is another one
+
+    asyncio.run(run())
+
+
+def test_a_slow_reader_gets_scores_and_tokens_joined_and_nothing_lost(tmp_path: Path) -> None:
+    scores = [TokenLogprobs(-float(i), [i], [-float(i)], i) for i in range(4)]
+    name = REQUEST.request_id
+    messages = [
+        StepEvents(0, [name], [0], [], prompt_logprobs={0: scores[:2]}),
+        StepEvents(1, [name], [1], [7], started=[Started(0, 5, 0.1, 0.2)], prompt_logprobs={0: scores[2:]}),
+        StepEvents(2, [name], [1], [8], finished=[Finished(0, "length", None)]),
+    ]
+
+    async def run() -> list[Delta]:
+        async with connected(tmp_path) as (client, _, writer):
+            deltas = client.submit(REQUEST)
+            first = asyncio.ensure_future(anext(deltas))
+            await asyncio.sleep(0.05)
+            writer.write(b"".join(map(encode_frame, messages)))
+            return [await first] + [delta async for delta in deltas]
+
+    deltas = asyncio.run(run())
+    assert [entry for delta in deltas for entry in delta.prompt_logprobs] == scores
+    assert [id_ for delta in deltas for id_ in delta.token_ids] == [7, 8]
+    assert next(delta.num_cached_tokens for delta in deltas if delta.token_ids) == 5
+    assert deltas[-1].finish_reason == "length"

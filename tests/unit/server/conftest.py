@@ -17,6 +17,7 @@ from engine.config import ServerConfig
 from engine.metrics import Metrics
 from server.app import create_app
 from server.http_protocol import HttpProtocol
+from server.open_requests import OpenRequests
 from tests.fakes import FakeEngineClient, FakeSupervisor
 from tests.unit.server.templates import CHATML
 
@@ -89,7 +90,13 @@ class Harness:
         self.supervisor = supervisor
         self.metrics = Metrics()
         server_config = ServerConfig(model=str(folder), served_model_names=["tiny", "alias/tiny"], **config)
-        self.app = create_app(server_config, client=client, supervisor=supervisor, metrics=self.metrics)
+        self.app = create_app(
+            server_config,
+            client=client,
+            supervisor=supervisor,
+            metrics=self.metrics,
+            open_requests=OpenRequests(),
+        )
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def ids(self, text: str) -> list[int]:
@@ -113,6 +120,13 @@ class Harness:
         async def send() -> httpx.Response:
             async with self.http() as http:
                 return await http.request(method, path)
+
+        return asyncio.run(send())
+
+    def request(self, method: str, path: str, **kwargs: object) -> httpx.Response:
+        async def send() -> httpx.Response:
+            async with self.http() as http:
+                return await http.request(method, path, **kwargs)
 
         return asyncio.run(send())
 

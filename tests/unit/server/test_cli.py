@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,8 +53,9 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--host 0.0.0.0 --port 81 --http-workers 3 --served-model-name a --served-model-name b --device cpu "
         "--dtype float32 --load-format dummy --max-model-len 64 --max-num-seqs 4 --max-num-batched-tokens 32 "
         "--block-size 8 --kv-cache-memory 1.5MiB --gpu-memory-utilization 0.5 --attention-backend torch "
-        f"--no-prefix-caching --depth 1 --max-waiting 9 --chat-template {template} --strict --drain-timeout 3s "
-        "--request-timeout 60 --log-format json --log-level warning --debug"
+        f"--no-prefix-caching --depth 1 --max-waiting 9 --max-queued-tokens 99 --chat-template {template} "
+        "--strict --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug "
+        "--api-key k --cors-origin https://a.test --cors-origin * --root-path /llm"
     )
     assert main(["serve", *flags.split()]) == 0
     (config,) = launched
@@ -81,6 +83,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         enable_prefix_caching=False,
         depth=1,
         max_waiting=9,
+        max_queued_tokens=99,
     )
     assert config.server == ServerConfig(
         model=config.engine.model,
@@ -88,6 +91,9 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         chat_template=str(template),
         strict=True,
         request_timeout_s=60.0,
+        api_key_hashes=[sha256(b"k").hexdigest()],
+        cors_origins=["https://a.test", "*"],
+        root_path="/llm",
     )
 
 

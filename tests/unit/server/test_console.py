@@ -1,5 +1,6 @@
 """What is shown while the daemon starts: log lines without a terminal, bars and a panel on one."""
 
+import dataclasses
 import io
 import json
 import logging
@@ -16,7 +17,7 @@ SUMMARY = Summary(
     model_name="it's [bold]mine",
     url="http://127.0.0.1:8000",
     facts={"Model": "Llama, 12 layers", "KV cache": "65,536 tokens = 16 requests × 4,096"},
-    auth="none",
+    num_keys=0,
     elapsed_s=2.94,
 )
 STAGES = [
@@ -94,6 +95,16 @@ def test_the_command_to_type_next_survives_the_shell() -> None:
     words = shlex.split(SUMMARY.next_command())
     assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(words[-1])["model"] == "it's [bold]mine"
+
+
+def test_the_command_to_type_next_takes_a_socket_and_a_key() -> None:
+    summary = dataclasses.replace(SUMMARY, url="unix:/run/my quire.sock", num_keys=2)
+    words = shlex.split(summary.next_command())
+    assert words[:4] == ["curl", "--unix-socket", "/run/my quire.sock", "http://localhost/v1/chat/completions"]
+    assert words[4:6] == ["-H", "authorization: Bearer $QUIRE_API_KEY"]
+    assert summary.rows()["API"] == "unix:/run/my quire.sock"
+    assert summary.rows()["Auth"] == "API key (2 known)"
+    assert SUMMARY.rows()["Auth"].startswith("none")
 
 
 def test_log_lines_are_text_or_json_with_the_process_named(capsys: pytest.CaptureFixture[str]) -> None:

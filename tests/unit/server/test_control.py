@@ -41,6 +41,8 @@ class Daemon:
     def __init__(self, path: str) -> None:
         self.path = path
         self.messages: list[tuple[Hello, Any]] = []
+        self.served: dict[int, list[str]] = {}  # by worker: the ids of its requests
+        self.cancelled: list[tuple[int, str, str]] = []
         self.control = ControlServer(
             exposition=Exposition(model_name="tiny", version="1"),
             on_message=lambda hello, message: self.messages.append((hello, message)),
@@ -48,7 +50,13 @@ class Daemon:
 
     async def worker(self, index: int) -> tuple[ControlSupervisor, Metrics]:
         metrics = Metrics()
-        supervisor = ControlSupervisor(self.path, worker_index=index, metrics=metrics)
+        self.served.setdefault(index, [])
+
+        def cancel_here(request_id: str, *, key_hash: str) -> bool:
+            self.cancelled.append((index, request_id, key_hash))
+            return request_id in self.served[index]
+
+        supervisor = ControlSupervisor(self.path, worker_index=index, metrics=metrics, on_cancel=cancel_here)
         await supervisor.start()
         await until(lambda: any(hello.role == "worker" and hello.index == index for hello, _ in self.messages))
         return supervisor, metrics
@@ -174,12 +182,40 @@ async def test_an_engine_that_hangs_or_loads_does_not_hold_up_a_scrape(tmp_path:
 async def test_a_scrape_without_an_answer_is_an_error_and_not_a_hang(tmp_path: Path) -> None:
     path = str(tmp_path / "control.sock")
     server = await asyncio.start_unix_server(lambda reader, writer: asyncio.sleep(5), path)
-    worker = ControlSupervisor(path, worker_index=0, metrics=Metrics())
+    worker = ControlSupervisor(path, worker_index=0, metrics=Metrics(), on_cancel=lambda request_id, *, key_hash: False)
     await worker.start()
     with pytest.raises(EngineError, match="in time"):
         await worker.scrape()
     await worker.aclose()
     server.close()
+
+
+@in_loop
+async def test_a_cancel_reaches_every_other_worker(tmp_path: Path) -> None:
+    async with daemon(tmp_path) as running:
+        workers = [(await running.worker(index))[0] for index in range(3)]
+        running.served[2] = ["cmpl-1"]
+        assert await workers[0].cancel("cmpl-1", key_hash="k")
+        assert sorted(running.cancelled) == [(1, "cmpl-1", "k"), (2, "cmpl-1", "k")]
+        assert not await workers[2].cancel("cmpl-1", key_hash="k")  # its own requests it knows itself
+        for worker in workers[1:]:
+            await worker.aclose()
+        await until(lambda: len(running.control._children) == 1)
+        assert not await workers[0].cancel("cmpl-1", key_hash="k")
+        await workers[0].aclose()
+
+
+@in_loop
+async def test_a_cancel_that_a_hung_worker_leaves_unanswered_is_an_error(tmp_path: Path) -> None:
+    async with daemon(tmp_path) as running:
+        worker, _ = await running.worker(0)
+        _, writer = await asyncio.open_unix_connection(running.path)
+        writer.write(encode_frame(Hello("worker", 1, 1)))  # which then says nothing
+        await until(lambda: len(running.messages) == 2)
+        with pytest.raises(EngineError, match="Not every HTTP worker"):
+            await worker.cancel("cmpl-1", key_hash="")
+        writer.close()
+        await worker.aclose()
 
 
 @in_loop

@@ -52,7 +52,7 @@ def completion(**fields):
         ("stream", 1), ("messages", []), ("messages", "hi"), ("messages", [{"role": "wizard", "content": "x"}]),
         ("messages", None), ("priority", 2**31), ("timeout", 0), ("timeout", 10**9), ("cache_salt", "x" * 513),
         ("stream_options", {"include_usage": 1}), ("model", 3), ("chat_template_kwargs", {"messages": []}),
-        ("min_tokens", 250),
+        ("min_tokens", 250), ("prompt_logprobs", 21), ("prompt_logprobs", -1), ("prompt_logprobs", True),
     ],
 )  # fmt: skip
 def test_values_outside_their_limits_are_refused_by_name(field, value):
@@ -68,7 +68,7 @@ def test_values_outside_their_limits_are_refused_by_name(field, value):
     [
         ("functions", [{}]),
         ("audio", {}),
-        ("modalities", ["audio"]), ("prompt_logprobs", 1), ("best_of", 2), ("prediction", {}),
+        ("modalities", ["audio"]), ("best_of", 2), ("prediction", {}),
         ("web_search_options", {}),
     ],
 )  # fmt: skip

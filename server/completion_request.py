@@ -1,0 +1,53 @@
+"""From a parsed completion body to a generation that can be run: checks, token ids, spec. Imports server only."""
+
+import asyncio
+import secrets
+import time
+
+import msgspec
+
+from engine.protocol import EngineReady
+from server.access import RequestRecord
+from server.generation import Generation
+from server.ignored import ignored_fields
+from server.reply_options import ReplyOptions, reply_options
+from server.schemas import CompletionBody
+from server.service import Service
+from server.structured import asked_grammar
+from server.tokenizer import Tokenizer
+from server.validate import check_completion, completion_spec
+from server.writers import ReplyHead
+
+
+class PreparedCompletion(msgspec.Struct, frozen=True):
+    """A checked completion request, not begun yet."""
+
+    head: ReplyHead
+    generation: Generation
+    options: ReplyOptions
+    headers: dict[str, str]  # of the answer: names what was ignored
+
+
+async def prepare_completion(service: Service, body: CompletionBody, record: RequestRecord) -> PreparedCompletion:
+    """Check and encode a completion. Raises ServiceErrors."""
+    limits = service.limits()
+    model = service.model_name(body.model)
+    check_completion(body)
+    headers = service.ignored_header(ignored_fields(body))
+    grammar = await service.grammars.checked(asked_grammar(body.response_format, body.structured_outputs))
+    prompts = body.prompt
+    if isinstance(prompts[0], str):
+        prompts = await asyncio.to_thread(_encode, service.tokenizer, prompts, limits)
+    moment = service.moment(record)
+    spec = completion_spec(body, prompts, limits=limits, defaults=service.defaults, moment=moment, grammar=grammar)
+    head = ReplyHead(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model)
+    generation = Generation(
+        spec, request_id=head.id, client=service.client, tokenizer=service.tokenizer, metrics=service.metrics
+    )
+    return PreparedCompletion(head, generation, reply_options(body, spec.params), headers)
+
+
+def _encode(tokenizer: Tokenizer, prompts: list[str], limits: EngineReady) -> list[list[int]]:
+    for prompt in prompts:
+        tokenizer.check_length(prompt, max_model_len=limits.max_model_len, param="prompt")
+    return [tokenizer.encode(prompt) for prompt in prompts]
