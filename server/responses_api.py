@@ -1,0 +1,266 @@
+"""From a Responses request to a chat request. Pure; imports server only.
+
+Items become messages. What the model gave in one turn comes back as several items (reasoning, a message, calls), which
+are put together again: an item joins the assistant's open message if its kind may follow there, and any other item
+closes it. Nothing is stored, so whatever refers to something stored is refused.
+"""
+
+from typing import Any
+
+from engine.errors import InvalidParameter, UnsupportedFeature
+from server.responses_chunks import FunctionTool, ReasoningEcho, ResponsesEcho, TextEcho
+from server.schemas_responses import (
+    FunctionCallItem,
+    FunctionOutputItem,
+    FunctionToolBody,
+    InputItem,
+    MessageItem,
+    OtherItem,
+    ReasoningItem,
+    ResponsesBody,
+    TextFormat,
+    function_tool,
+    input_items,
+)
+from server.translation import Translation, chat_body, named_extras, text_parts, unseal
+
+SEALED_REASONING, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
+
+_TEXT_KINDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_FIELDS = {"max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
+_FIELDS |= {"reasoning_effort": "reasoning.effort", "messages": "input"}
+_CALL, _SAYS, _THINKS = 2, 1, 0  # the order of an assistant's items within one message
+
+
+def translate_responses(body: ResponsesBody) -> Translation:
+    """Return the chat request. Raises RequestErrors that name the field of this one."""
+    _refuse_what_needs_a_store(body)
+    messages = _Messages()
+    if body.instructions:
+        messages.add_text("system", [{"type": "text", "text": body.instructions}], at="instructions")
+    for i, item in enumerate(input_items(body)):
+        messages.add(item, at=f"input[{i}]")
+    tools = _Tools(body)
+    names = _FIELDS | messages.names | tools.names
+    has_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+    fields = {
+        "model": body.model,
+        "messages": messages.messages,
+        "max_completion_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "seed": body.seed,
+        "logprobs": has_logprobs or None,
+        "top_logprobs": body.top_logprobs if has_logprobs else None,
+        "tools": tools.tools or None,
+        "tool_choice": tools.choice,
+        "parallel_tool_calls": body.parallel_tool_calls if tools.tools else None,
+        "response_format": _response_format(body),
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "stream": body.stream,
+    }
+    ignored = [*_ignored(body), *messages.ignored, *tools.ignored]
+    return Translation(chat_body(fields, names=names), ignored, names)
+
+
+def echo_of(body: ResponsesBody) -> ResponsesEcho:
+    """Return what the answer repeats of the request. The body must be translated before: that checks it."""
+    tools = [tool for tool in (function_tool(value, at="tools") for value in body.tools or ()) if tool is not None]
+    text, reasoning = body.text, body.reasoning
+    format_ = text.format if text is not None and text.format is not None else TextFormat(type="text")
+    return ResponsesEcho(
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=ReasoningEcho(reasoning.effort, reasoning.summary) if reasoning else ReasoningEcho(),
+        safety_identifier=body.safety_identifier,
+        text=TextEcho(format_.model_dump(by_alias=True, exclude_none=True), (text and text.verbosity) or "medium"),
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        tools=[
+            FunctionTool(
+                name=tool.name, description=tool.description, parameters=tool.parameters, strict=bool(tool.strict)
+            )
+            for tool in tools
+        ],
+        top_logprobs=body.top_logprobs or 0,
+        user=body.user,
+    )
+
+
+def _refuse_what_needs_a_store(body: ResponsesBody) -> None:
+    refused = (
+        ("previous_response_id", body.previous_response_id, "send the whole conversation as input"),
+        ("conversation", body.conversation, "send the whole conversation as input"),
+        ("background", body.background, "a background answer could not be fetched later; use stream"),
+        ("prompt", body.prompt, "send its text as instructions and input"),
+    )
+    for field, value, instead in refused:
+        if value:
+            raise UnsupportedFeature(f"{field}: this server stores nothing; {instead}.", param=field)
+
+
+def _response_format(body: ResponsesBody) -> dict[str, Any] | None:
+    format_ = body.text.format if body.text is not None else None
+    if format_ is None or format_.type == "text":
+        return None
+    if format_.type == "json_object":
+        return {"type": "json_object"}
+    if format_.name is None or format_.schema_ is None:
+        missing = "name" if format_.name is None else "schema"
+        raise InvalidParameter(f"text.format.{missing} is required.", param=f"text.format.{missing}")
+    schema = {"name": format_.name, "schema": format_.schema_, "strict": format_.strict}
+    return {
+        "type": "json_schema",
+        "json_schema": {key: value for key, value in schema.items() if value is not None}
+        | ({"description": format_.description} if format_.description else {}),
+    }
+
+
+def _ignored(body: ResponsesBody) -> list[str]:
+    ignored = named_extras(body.model_extra or {}, known=set(), at="")
+    if body.store:
+        ignored.append("store")
+    if body.truncation == "auto":
+        ignored.append("truncation")  # an input that is too long is refused all the same
+    for name, options in (("text", body.text), ("reasoning", body.reasoning), ("stream_options", body.stream_options)):
+        ignored += named_extras((options and options.model_extra) or {}, known=set(), at=name)
+    if body.text is not None and body.text.format is not None:
+        ignored += named_extras(body.text.format.model_extra or {}, known=set(), at="text.format")
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        ignored.append("text.verbosity")
+    if body.reasoning is not None and (body.reasoning.summary or body.reasoning.generate_summary):
+        ignored.append("reasoning.summary")  # reasoning is given whole, and not summed up
+    options = body.stream_options
+    if options is not None:
+        chat_only = {"include_usage": options.include_usage, "continuous_usage_stats": options.continuous_usage_stats}
+        asked = chat_only | {"include_obfuscation": options.include_obfuscation}
+        ignored += named_extras(asked, known=set(), at="stream_options")
+    for i, name in enumerate(body.include or ()):
+        if name not in (SEALED_REASONING, LOGPROBS):
+            ignored.append(f"include[{i}]")
+    return ignored
+
+
+class _Tools:
+    """The functions of a request in chat's form, and the choice among them."""
+
+    def __init__(self, body: ResponsesBody) -> None:
+        self.tools: list[dict[str, Any]] = []
+        self.ignored: list[str] = []
+        self.names: dict[str, str] = {}
+        self.choice: Any = body.tool_choice
+        allowed = self._read_choice(body.tool_choice) if isinstance(body.tool_choice, dict) else None
+        for i, value in enumerate(body.tools or ()):
+            tool = function_tool(value, at=f"tools[{i}]")
+            if tool is None:
+                self.ignored.append(f"tools[{i}]")
+            elif allowed is None or tool.name in allowed:
+                self._add(tool, at=f"tools[{i}]")
+        if not self.tools and self.choice in ("auto", "none"):
+            self.choice = None
+
+    def _add(self, tool: FunctionToolBody, *, at: str) -> None:
+        place = f"tools[{len(self.tools)}]"
+        self.names |= {place: at, f"{place}.function": at}
+        self.tools.append({"type": "function", "function": tool.model_dump(include=_FUNCTION_KEYS, exclude_none=True)})
+        self.ignored += named_extras(tool.model_extra or {}, known=set(), at=at)
+
+    def _read_choice(self, choice: dict[str, Any]) -> set[str] | None:
+        """Set the choice in chat's form; return the names of the tools that are allowed, if not all are."""
+        kind, name = choice.get("type"), choice.get("name")
+        if kind == "function":
+            if not isinstance(name, str):
+                raise InvalidParameter("tool_choice.name is required, and a string.", param="tool_choice")
+            self.choice = {"type": "function", "function": {"name": name}}
+            return None
+        if kind != "allowed_tools":
+            shown = kind[:40] if isinstance(kind, str) else "nothing"
+            raise UnsupportedFeature(
+                f"tool_choice.type must be function or allowed_tools, got {shown}: other tools are not served.",
+                param="tool_choice",
+            )
+        mode, tools = choice.get("mode"), choice.get("tools")
+        if mode not in ("auto", "required") or not isinstance(tools, list):
+            raise InvalidParameter(
+                "tool_choice.mode must be auto or required, and tool_choice.tools a list.", param="tool_choice"
+            )
+        self.choice = mode
+        return {str(tool.get("name")) for tool in tools if isinstance(tool, dict)}
+
+
+_FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
+
+
+class _Messages:
+    """The chat messages of the items added so far."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.ignored: list[str] = []
+        self.names: dict[str, str] = {}
+        self._rank: int | None = None  # of the last item in the assistant's open message
+
+    def add(self, item: InputItem, *, at: str) -> None:
+        """Add one item. Raises RequestErrors."""
+        self.ignored += named_extras(item.model_extra or {}, known=set(), at=at)
+        match item:
+            case MessageItem():
+                parts = text_parts(item.content, at=f"{at}.content", kinds=_TEXT_KINDS, ignored=self.ignored)
+                self.add_text(item.role, parts, at=at)
+            case FunctionCallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                self._assistant(_CALL, at=at).setdefault("tool_calls", []).append(call)
+            case FunctionOutputItem():
+                parts = text_parts(item.output, at=f"{at}.output", kinds=_TEXT_KINDS, ignored=self.ignored)
+                self._append({"role": "tool", "tool_call_id": item.call_id, "content": parts or ""}, at=at)
+            case ReasoningItem():
+                self._add_reasoning(item, at=at)
+            case OtherItem(type="item_reference"):
+                raise UnsupportedFeature(
+                    f"{at} is an item_reference: this server stores nothing; send the item itself.", param=at
+                )
+            case OtherItem():
+                self.ignored = [name for name in self.ignored if not name.startswith(f"{at}.")]
+                self.ignored.append(at)
+
+    def add_text(self, role: str, parts: list[dict[str, str]], *, at: str) -> None:
+        """Add a message. What comes before any other role is one system message: many templates take no second."""
+        if role == "assistant":
+            message = self._assistant(_SAYS, at=at)
+            message["content"] = parts or ""
+        elif role in ("system", "developer") and len(self.messages) == 1 and self.messages[0]["role"] in _SYSTEM:
+            self.messages[0]["content"] = [*(self.messages[0]["content"] or ()), *parts] or ""
+        else:
+            self._append({"role": role, "content": parts or ""}, at=at)
+
+    def _add_reasoning(self, item: ReasoningItem, *, at: str) -> None:
+        text = "\n".join(part.text for part in item.content or ())
+        if not text and item.encrypted_content:
+            text = unseal(item.encrypted_content) or ""
+            if not text:
+                self.ignored.append(f"{at}.encrypted_content")
+        text = text or "\n".join(part.text for part in item.summary or ())
+        if text:
+            message = self._assistant(_THINKS, at=at)
+            before = message.get("reasoning_content")
+            message["reasoning_content"] = f"{before}\n{text}" if before else text
+
+    def _assistant(self, rank: int, *, at: str) -> dict[str, Any]:
+        """Return the assistant's message that an item of this rank belongs to."""
+        is_open = self._rank is not None and (rank > self._rank or (rank == self._rank and rank != _SAYS))
+        if not is_open:
+            self._append({"role": "assistant"}, at=at)
+        self._rank = rank
+        return self.messages[-1]
+
+    def _append(self, message: dict[str, Any], *, at: str) -> None:
+        self.names[f"messages[{len(self.messages)}]"] = at
+        self.messages.append(message)
+        self._rank = None
+
+
+_SYSTEM = ("system", "developer")

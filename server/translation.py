@@ -1,0 +1,113 @@
+"""What the adapters share: another API's request as a chat request, with the way back for names.
+
+    ResponsesBody, MessagesBody ─→ Translation(ChatBody, ignored, names) ─→ prepare_chat ─→ their writers
+
+Whatever is wrong with the chat request is told in the words of the request that the client sent: `names` says which
+of its fields each field of the chat request stands for.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from engine.errors import InvalidParameter, RequestError, UnsupportedFeature
+from server.schemas import ChatBody, parse_body
+
+_SEAL = "quire1."  # the form's version: what other servers sealed is not opened
+
+
+class Translation(msgspec.Struct, frozen=True):
+    """A chat request that another API's request stands for."""
+
+    body: ChatBody
+    ignored: list[str]  # fields of the client's request that have no effect
+    names: dict[str, str]  # path in the chat request → path in the client's request
+
+
+def chat_body(fields: Mapping[str, Any], *, names: Mapping[str, str]) -> ChatBody:
+    """Return a ChatBody of the fields that are not None. Raises RequestErrors in the client's words."""
+    with client_words(names):
+        return parse_body(ChatBody, {name: value for name, value in fields.items() if value is not None})
+
+
+@contextmanager
+def client_words(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename the fields that a RequestError raised in here names: in its param, and where its message has them."""
+    try:
+        yield
+    except RequestError as error:
+        error.message = _renamed(error.message, names)
+        if error.param is not None:
+            error.param = _renamed(error.param, names)
+        raise
+
+
+def text_parts(content: Any, *, at: str, kinds: Mapping[str, str], ignored: list[str]) -> list[dict[str, str]]:
+    """Return a string or a list of text parts as the parts of a chat message, and note what of them has no effect.
+
+    `kinds`: the types of part that are text, and the key that holds it. Raises for any other part.
+    """
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    if not isinstance(content, list):
+        raise InvalidParameter(f"{at} must be a string or a list of parts.", param=at)
+    parts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise InvalidParameter(f"{at}[{i}] must be an object with a type.", param=at)
+        if kind not in kinds:
+            raise not_text(kind, at=f"{at}[{i}]", param=at)
+        text = part.get(kinds[kind])
+        if not isinstance(text, str):
+            raise InvalidParameter(f"{at}[{i}].{kinds[kind]} must be a string.", param=at)
+        ignored += named_extras(part, known={"type", kinds[kind], *HARMLESS_IN_PARTS}, at=f"{at}[{i}]")
+        parts.append({"type": "text", "text": text})
+    return parts
+
+
+# Of parts and blocks: what a part of an answer carries when it comes back in the history, and the caching that is
+# done anyway.
+HARMLESS_IN_PARTS = frozenset({"annotations", "logprobs", "citations", "cache_control", "prompt_cache_breakpoint"})
+
+
+def named_extras(fields: Mapping[str, Any], *, known: set[str], at: str) -> list[str]:
+    """Return the paths of fields that ask for something and are not known."""
+    prefix = f"{at}." if at else ""
+    return [f"{prefix}{name}" for name in sorted(fields.keys() - known) if fields[name]]
+
+
+def not_text(kind: str, *, at: str, param: str) -> UnsupportedFeature:
+    """Return the error for content that is not text."""
+    return UnsupportedFeature(f"{at} is of type {kind[:40]!r}: this model reads text only.", param=param)
+
+
+def seal(text: str) -> str:
+    """Return reasoning in an opaque form, for clients that keep it for the next request but not its text.
+
+    It is not encrypted: whoever gets it was shown the text, or could have been.
+    """
+    return _SEAL + base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def unseal(sealed: str) -> str | None:
+    """Return what seal() was given; None if this was sealed by another server, or is broken."""
+    if not sealed.startswith(_SEAL):
+        return None
+    try:
+        return base64.b64decode(sealed.removeprefix(_SEAL), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    if not names:
+        return text
+    longest_first = sorted(names, key=len, reverse=True)
+    paths = "|".join(re.escape(name) for name in longest_first)
+    return re.sub(rf"(?<![\w.\]])(?:{paths})(?!\w)", lambda match: names[match[0]], text)
