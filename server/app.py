@@ -25,11 +25,17 @@ from server.routes.completions import completions_router
 from server.routes.health import health_router
 from server.routes.models import models_router
 from server.routes.pages import pages_router
+from server.routes.responses import responses_router
 from server.schemas import ChatBody, CompletionBody
+from server.schemas_responses import ResponsesBody
 from server.service import Service, make_service
 from server.version import package_version
 
-_BODIES: dict[str, type[BaseModel]] = {"ChatBody": ChatBody, "CompletionBody": CompletionBody}
+_BODIES: dict[str, type[BaseModel]] = {
+    "ChatBody": ChatBody,
+    "CompletionBody": CompletionBody,
+    "ResponsesBody": ResponsesBody,
+}
 
 
 def create_app(config: ServerConfig, *, client: EngineClient, supervisor: Supervisor, metrics: Metrics) -> FastAPI:
@@ -38,7 +44,7 @@ def create_app(config: ServerConfig, *, client: EngineClient, supervisor: Superv
     # No slash redirects: they would be built from the client's Host header.
     # No pages of FastAPI's: they load their scripts from a public host.
     app = FastAPI(title="Quire", version=package_version(), redirect_slashes=False, docs_url=None, redoc_url=None)
-    for make_router in (chat_router, completions_router, models_router, health_router):
+    for make_router in (chat_router, completions_router, responses_router, models_router, health_router):
         app.include_router(make_router(service))
     app.include_router(pages_router())
     _handle_errors(app, service)
@@ -58,7 +64,7 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
             record.outcome = error.code
             if request.method == "POST":
                 service.count_rejected(error)
-        reply = error_reply(error, request_id=record.request_id)
+        reply = error_reply(error, request_id=record.request_id, path=request.scope["path"])
         return Response(reply.body, status_code=reply.status, media_type="application/json", headers=reply.headers)
 
     async def handle_http_exception(request: Request, error: HTTPException) -> Response:

@@ -41,6 +41,7 @@ class PreparedChat(msgspec.Struct, frozen=True):
     generation: ChatGeneration
     options: ReplyOptions
     headers: dict[str, str]  # of the answer: names what was ignored
+    ignored: list[str]  # the same names, for a route whose body has others
     tools: ToolPlan
 
 
@@ -58,7 +59,8 @@ async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) 
     check_chat(body)
     plan = plan_tools(body)
     check_tools(plan, chat_format)
-    headers = service.ignored_header(ignored_fields(body) + _ignored_by_template(body, chat_format))
+    ignored = ignored_fields(body) + _ignored_by_template(body, chat_format)
+    headers = service.ignored_header(ignored)
     prompt = await _encode(service, body, plan, limits)
     grammar = _grammar(plan, tokenizer, prompt.reasoning)
     spec = chat_spec(body, prompt.token_ids, limits=limits, defaults=service.defaults, moment=service.moment(record))
@@ -79,7 +81,7 @@ async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) 
         by_token=parser() is not None,
     )
     chat = ChatGeneration(generation, make_parser=parser, max_calls=None if plan.is_parallel else 1)
-    return PreparedChat(head, chat, reply_options(body, spec.params), headers, plan)
+    return PreparedChat(head, chat, reply_options(body, spec.params), headers, ignored, plan)
 
 
 def _grammar(plan: ToolPlan, tokenizer: Tokenizer, reasoning: ReasoningPlace) -> GrammarSpec | None:

@@ -77,6 +77,7 @@ def echo_of(body: ResponsesBody) -> ResponsesEcho:
         prompt_cache_key=body.prompt_cache_key,
         reasoning=ReasoningEcho(reasoning.effort, reasoning.summary) if reasoning else ReasoningEcho(),
         safety_identifier=body.safety_identifier,
+        temperature=body.temperature,
         text=TextEcho(format_.model_dump(by_alias=True, exclude_none=True), (text and text.verbosity) or "medium"),
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
         tools=[
@@ -86,6 +87,7 @@ def echo_of(body: ResponsesBody) -> ResponsesEcho:
             for tool in tools
         ],
         top_logprobs=body.top_logprobs or 0,
+        top_p=body.top_p,
         user=body.user,
     )
 

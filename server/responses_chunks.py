@@ -127,10 +127,12 @@ class ResponsesEcho(msgspec.Struct, kw_only=True):
     prompt_cache_key: str | None = None
     reasoning: ReasoningEcho
     safety_identifier: str | None = None
+    temperature: float | None = None  # None: the model's own, as top_p
     text: TextEcho
     tool_choice: Any = "auto"
     tools: list[FunctionTool] = []
     top_logprobs: int = 0
+    top_p: float | None = None
     user: str | None = None
 
 

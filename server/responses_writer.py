@@ -1,6 +1,6 @@
 """Chat events as an OpenAI Response, whole or as its stream of named events. Imports server only.
 
-    created ─ in_progress ─ (items, see responses_output.py)* ─ completed | incomplete | error, failed
+created ─ in_progress ─ (items, see responses_output.py)* ─ completed | incomplete | error, failed
 """
 
 import secrets
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.errors import Overloaded, RequestError, ServiceError
-from server.chat_events import ChatEvent, TextDelta
+from server.chat_events import ChatEvent
 from server.chat_generation import ChatGeneration
 from server.errors import public_message
 from server.generation import Ended
@@ -31,6 +31,7 @@ from server.responses_chunks import (
 )
 from server.responses_output import COMPLETED, IN_PROGRESS, INCOMPLETE, Logprobs, ResponsesOutput
 from server.sse import named_event
+from server.streaming import PING
 from server.writers import ReplyHead
 
 _FAILED = "failed"
@@ -39,7 +40,7 @@ _FAILED = "failed"
 class ResponsesWriter:
     """Makes one answer. `logprobs`: turns a text event's into OpenAI's, or None where they were not asked for."""
 
-    ping = b": ping\n\n"
+    ping = PING
 
     def __init__(
         self,
@@ -64,9 +65,7 @@ class ResponsesWriter:
 
     def event(self, event: ChatEvent, *, is_last: bool) -> bytes:
         """What one chat event adds to the items."""
-        if isinstance(event, Ended):
-            self._is_cut = event.finish_reason == "length"
-        return self._encode(self._output.feed(event))
+        return self._encode(self._feed(event))
 
     def closing(self) -> bytes:
         """The whole answer once more, as OpenAI sends it."""
@@ -86,12 +85,18 @@ class ResponsesWriter:
     def whole(self, events: Sequence[ChatEvent]) -> msgspec.Struct:
         """The fold of the events."""
         for event in events:
-            self.event(event, is_last=False)
+            self._feed(event)
         return self._response(INCOMPLETE if self._is_cut else COMPLETED)
+
+    def _feed(self, event: ChatEvent) -> list[msgspec.Struct]:
+        if isinstance(event, Ended):
+            self._is_cut = event.finish_reason == "length"
+        return self._output.feed(event)
 
     def _response(self, status: str) -> Response:
         params, echo = self._generation.spec.params, msgspec.structs.asdict(self._echo)
-        has_ended = status != IN_PROGRESS
+        for name, drawn_with in (("temperature", params.temperature), ("top_p", params.top_p)):
+            echo[name] = drawn_with if echo[name] is None else echo[name]
         return Response(
             id=self._head.id,
             created_at=self._head.created,
@@ -100,9 +105,7 @@ class ResponsesWriter:
             incomplete_details=IncompleteDetails("max_output_tokens") if status == INCOMPLETE else None,
             model=self._head.model,
             output=list(self._output.items),
-            temperature=params.temperature,
-            top_p=params.top_p,
-            usage=self._usage() if has_ended else None,
+            usage=None if status == IN_PROGRESS else self._usage(),
             **echo,
         )
 

@@ -41,10 +41,19 @@ def client_words(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        error.message = _renamed(error.message, names)
+        error.message = renamed(error.message, names)
         if error.param is not None:
-            error.param = _renamed(error.param, names)
+            error.param = renamed(error.param, names)
         raise
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """Return the text with paths of the chat request replaced by those they stand for."""
+    if not names:
+        return text
+    longest_first = sorted(names, key=len, reverse=True)
+    paths = "|".join(re.escape(name) for name in longest_first)
+    return re.sub(rf"(?<![\w.\]])(?:{paths})(?!\w)", lambda match: names[match[0]], text)
 
 
 def text_parts(content: Any, *, at: str, kinds: Mapping[str, str], ignored: list[str]) -> list[dict[str, str]]:
@@ -103,11 +112,3 @@ def unseal(sealed: str) -> str | None:
         return base64.b64decode(sealed.removeprefix(_SEAL), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
         return None
-
-
-def _renamed(text: str, names: Mapping[str, str]) -> str:
-    if not names:
-        return text
-    longest_first = sorted(names, key=len, reverse=True)
-    paths = "|".join(re.escape(name) for name in longest_first)
-    return re.sub(rf"(?<![\w.\]])(?:{paths})(?!\w)", lambda match: names[match[0]], text)

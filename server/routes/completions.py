@@ -14,6 +14,7 @@ from server.ignored import ignored_fields
 from server.routes.answer import answer
 from server.schemas import CompletionBody, parse_body
 from server.service import Service
+from server.sse import DataEvents
 from server.tokenizer import Tokenizer
 from server.validate import GenerationSpec, check_completion, completion_spec, reply_options
 from server.writers import ReplyHead, TextWriter
@@ -43,7 +44,12 @@ def completions_router(service: Service) -> APIRouter:
         echo = _echo_texts(body, spec, service.tokenizer) if body.echo else None
         writer = TextWriter(head, options, generation=generation, tokenizer=service.tokenizer, echo=echo)
         return await answer(
-            service, request, generation=generation, writer=writer, is_stream=options.is_stream, headers=headers
+            service,
+            request,
+            generation=generation,
+            writer=DataEvents(writer),
+            is_stream=options.is_stream,
+            headers=headers,
         )
 
     return router
