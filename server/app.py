@@ -23,10 +23,12 @@ from server.errors import ClientGone, error_from_http, error_reply
 from server.routes.chat import chat_router
 from server.routes.completions import completions_router
 from server.routes.health import health_router
+from server.routes.messages import messages_router
 from server.routes.models import models_router
 from server.routes.pages import pages_router
 from server.routes.responses import responses_router
 from server.schemas import ChatBody, CompletionBody
+from server.schemas_messages import CountTokensBody, MessagesBody
 from server.schemas_responses import ResponsesBody
 from server.service import Service, make_service
 from server.version import package_version
@@ -35,6 +37,8 @@ _BODIES: dict[str, type[BaseModel]] = {
     "ChatBody": ChatBody,
     "CompletionBody": CompletionBody,
     "ResponsesBody": ResponsesBody,
+    "MessagesBody": MessagesBody,
+    "CountTokensBody": CountTokensBody,
 }
 
 
@@ -44,7 +48,14 @@ def create_app(config: ServerConfig, *, client: EngineClient, supervisor: Superv
     # No slash redirects: they would be built from the client's Host header.
     # No pages of FastAPI's: they load their scripts from a public host.
     app = FastAPI(title="Quire", version=package_version(), redirect_slashes=False, docs_url=None, redoc_url=None)
-    for make_router in (chat_router, completions_router, responses_router, models_router, health_router):
+    for make_router in (
+        chat_router,
+        completions_router,
+        responses_router,
+        messages_router,
+        models_router,
+        health_router,
+    ):
         app.include_router(make_router(service))
     app.include_router(pages_router())
     _handle_errors(app, service)

@@ -50,8 +50,13 @@ class _Prompt(NamedTuple):
     reasoning: ReasoningPlace
 
 
-async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) -> PreparedChat:
-    """Check and encode a chat. Raises ServiceErrors: all that can be wrong with a request but what the engine finds."""
+async def prepare_chat(
+    service: Service, body: ChatBody, record: RequestRecord, *, shrinks_max_tokens: bool = False
+) -> PreparedChat:
+    """Check and encode a chat. Raises ServiceErrors: all that can be wrong with a request but what the engine finds.
+
+    `shrinks_max_tokens`: more tokens than the context has room for are no error, but fewer are made.
+    """
     limits = service.limits()
     model = service.model_name(body.model)
     tokenizer = service.tokenizer
@@ -63,7 +68,14 @@ async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) 
     headers = service.ignored_header(ignored)
     prompt = await _encode(service, body, plan, limits)
     grammar = _grammar(plan, tokenizer, prompt.reasoning)
-    spec = chat_spec(body, prompt.token_ids, limits=limits, defaults=service.defaults, moment=service.moment(record))
+    spec = chat_spec(
+        body,
+        prompt.token_ids,
+        limits=limits,
+        defaults=service.defaults,
+        moment=service.moment(record),
+        shrinks_max_tokens=shrinks_max_tokens,
+    )
     tags = chat_format.tags(has_tools=bool(plan.callable))
     visible_ids = frozenset(tokenizer.tag_ids(tags).values())
     spec = msgspec.structs.replace(spec, grammar=grammar, visible_ids=visible_ids)
@@ -98,6 +110,16 @@ def _grammar(plan: ToolPlan, tokenizer: Tokenizer, reasoning: ReasoningPlace) ->
             param="tools",
         )
     return answer_grammar([calls], chat_format.reasoning, reasoning, tag_ids=ids)
+
+
+async def count_prompt_tokens(service: Service, body: ChatBody) -> int:
+    """Return how many tokens the prompt of a chat has. Raises ServiceErrors as prepare_chat does."""
+    limits = service.limits()
+    service.model_name(body.model)
+    check_chat(body)
+    plan = plan_tools(body)
+    check_tools(plan, service.tokenizer.chat_format)
+    return len((await _encode(service, body, plan, limits)).token_ids)
 
 
 async def _encode(service: Service, body: ChatBody, plan: ToolPlan, limits: EngineReady) -> _Prompt:

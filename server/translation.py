@@ -7,7 +7,6 @@ of its fields each field of the chat request stands for.
 """
 
 import base64
-import binascii
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -110,5 +109,5 @@ def unseal(sealed: str) -> str | None:
         return None
     try:
         return base64.b64decode(sealed.removeprefix(_SEAL), altchars=b"-_", validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # not base64, or not UTF-8
         return None

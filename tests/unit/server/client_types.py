@@ -1,5 +1,6 @@
 """Answers checked against the client packages' own types, strictly, and for fields that those do not have."""
 
+import functools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +10,14 @@ import pydantic
 
 def check_type(kind: Any, value: Any, *, extras: frozenset[str] = frozenset()) -> Any:
     """Return the value as the type; fail if it does not fit exactly, or has fields the type does not know."""
-    parsed = pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    parsed = _adapter(kind).validate_json(json.dumps(value), strict=True)
     assert set(_extras(parsed)) <= extras
     return parsed
+
+
+@functools.cache
+def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(kind)
 
 
 def named_events(text: str) -> list[tuple[str, dict]]:
