@@ -32,6 +32,9 @@ _NEEDED_BLOCKS = frozenset({"image", "document", "search_result", "container_upl
 # What Claude Code puts before its system prompt, for no model to read. It differs from request to request, so with it
 # no prefix would ever be found in the cache.
 _BILLING = "x-anthropic-billing-header:"
+# The form in which Claude Code tells the model something amid a conversation, where no system message can: few
+# templates take one that is not the first.
+_REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING_SWITCHES = ("enable_thinking", "thinking")  # the names that templates have for it
 _TEXT_KINDS = {"text": "text"}
@@ -165,6 +168,11 @@ class _Messages:
         last = self.messages[-1]
         return last["role"] == "assistant" and not last.get("tool_calls")
 
+    @property
+    def _has_begun(self) -> bool:
+        """True once there is a turn."""
+        return any(message["role"] != "system" for message in self.messages)
+
     def add(self, role: str, block: Block, *, at: str, turn: str) -> None:
         """Add one block of the message at `turn`. Raises RequestErrors."""
         known = {"cache_control", "citations", "caller"}
@@ -172,7 +180,10 @@ class _Messages:
             self.ignored += named_extras(block.model_extra or {}, known=known, at=at)
         match block:
             case TextBlock():
-                self.add_text(role, [{"type": "text", "text": block.text}] if block.text else [], at=turn)
+                text = block.text
+                if role == "system" and self._has_begun:
+                    role, text = "user", _REMINDER.format(text)
+                self.add_text(role, [{"type": "text", "text": text}] if text else [], at=turn)
             case ThinkingBlock() if role == "assistant":
                 self._add_thinking(block, at=at, turn=turn)
             case ToolUseBlock() if role == "assistant":

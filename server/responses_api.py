@@ -230,12 +230,14 @@ class _Messages:
                 self.ignored.append(at)
 
     def add_text(self, role: str, parts: list[dict[str, str]], *, at: str) -> None:
-        """Add a message. What comes before any other role is one system message: many templates take no second."""
+        """Add a message. Many templates take one system message, as the first, and no two of the user in a row."""
+        last = self.messages[-1]["role"] if self.messages else None
+        is_instruction = role in _SYSTEM and last in _SYSTEM and len(self.messages) == 1
         if role == "assistant":
             message = self._assistant(_SAYS, at=at)
             message["content"] = parts or ""
-        elif role in ("system", "developer") and len(self.messages) == 1 and self.messages[0]["role"] in _SYSTEM:
-            self.messages[0]["content"] = [*(self.messages[0]["content"] or ()), *parts] or ""
+        elif is_instruction or role == last == "user":
+            self.messages[-1]["content"] = [*(self.messages[-1]["content"] or ()), *parts] or ""
         else:
             self._append({"role": role, "content": parts or ""}, at=at)
 

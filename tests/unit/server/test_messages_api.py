@@ -80,6 +80,13 @@ def test_a_billing_header_is_not_shown_to_the_model():
     assert [m["role"] for m in messages(HI, system=blocks[:1])] == ["user"]
 
 
+def test_a_later_system_message_is_a_reminder_in_the_users_turn():
+    later = {"role": "system", "content": "be brief"}
+    reminder = "<system-reminder>\nbe brief\n</system-reminder>"
+    assert messages(HI, later) == [{"role": "user", "content": text("hi", reminder)}]
+    assert messages(HI, assistant(*text("a")), later)[-1] == {"role": "user", "content": text(reminder)}
+
+
 def test_turns_of_one_role_are_one_turn():
     assert messages(HI, user(*text("a", "b")), assistant(*text("c")), {"role": "assistant", "content": "d"}, HI) == [
         {"role": "user", "content": text("hi", "a", "b")},
