@@ -152,7 +152,7 @@ def test_log_probabilities_are_asked_for_by_include_or_by_number():
 def test_tools_are_functions_and_others_are_skipped_by_name():
     translation = translate(tools=[WEB, TOOL, {"type": "custom", "name": "patch"}], tool_choice="required")
     function = {key: value for key, value in TOOL.items() if key != "type"}
-    assert translation.body.tools == [{"type": "function", "function": function}]
+    assert [tool.model_dump() for tool in translation.body.tools] == [{"type": "function", "function": function}]
     assert translation.body.tool_choice == "required"
     assert translation.ignored == ["tools[0]", "tools[2]"]
 
@@ -171,7 +171,7 @@ def test_a_tool_choice_has_chats_form(choice, expected):
     assert body.tool_choice == expected
     assert body.parallel_tool_calls is False
     allowed = ["f"] if isinstance(choice, dict) and choice["type"] == "allowed_tools" else ["f", "g"]
-    assert [tool["function"]["name"] for tool in body.tools] == allowed
+    assert [tool.function.name for tool in body.tools] == allowed
 
 
 def test_a_choice_among_no_tools_asks_for_nothing():
