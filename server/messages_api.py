@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import InvalidParameter, UnsupportedFeature
+from engine.errors import InvalidParameter
 from server.schemas_messages import (
     Block,
     ClientTool,
@@ -23,7 +23,7 @@ from server.schemas_messages import (
     client_tool,
     content_blocks,
 )
-from server.translation import Translation, chat_body, named_extras, not_text, text_parts, unseal
+from server.translation import Translation, Turn, chat_body, named_extras, names_of, not_text, text_parts, unseal
 
 _FIELDS = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
 _FIELDS |= {"response_format": "output_config.format", "parallel_tool_calls": "tool_choice.disable_parallel_tool_use"}
@@ -77,20 +77,24 @@ def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs
             del parts[0]
         if parts:
             messages.add_text("system", parts, at="system")
+    num_blocks = 0
     for i, message in enumerate(body.messages):
         at = f"messages[{i}]"
         messages.ignored += named_extras(message.model_extra or {}, known=set(), at=at)
-        for j, block in enumerate(content_blocks(message.content, at=f"{at}.content")):
-            messages.add(message.role, block, at=f"{at}.content[{j}]", turn=at)
-    if not messages.messages:
+        blocks = content_blocks(message.content, at=f"{at}.content", num_before=num_blocks)
+        num_blocks += len(blocks)
+        for j, block in enumerate(blocks):
+            messages.add(message.role, block, at=f"{at}.content[{j}]", turn_at=at)
+    if not messages.turns:
         raise InvalidParameter("messages has no text, tool use or tool result.", param="messages")
-    names = _FIELDS | messages.names
+    last = messages.turns[-1]
+    names = _FIELDS | names_of(messages.turns)
     tools, skipped = _tools(body, names)
     config = body.output_config
     fields |= {
         "model": body.model,
-        "messages": messages.finish(),
-        "continue_final_message": messages.is_continued or None,
+        "messages": [turn.message() for turn in messages.turns],
+        "continue_final_message": (last.role == "assistant" and not last.calls) or None,
         "tools": tools or None,
         "chat_template_kwargs": {**dict.fromkeys(_THINKING_SWITCHES, thinks(body)), **template_kwargs},
         "reasoning_effort": config.effort if config is not None else None,
@@ -158,38 +162,25 @@ class _Messages:
     """The chat messages of the blocks added so far."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.turns: list[Turn] = []
         self.ignored: list[str] = []
-        self.names: dict[str, str] = {}
 
-    @property
-    def is_continued(self) -> bool:
-        """True if the last message is the assistant's, and open."""
-        last = self.messages[-1]
-        return last["role"] == "assistant" and not last.get("tool_calls")
-
-    @property
-    def _has_begun(self) -> bool:
-        """True once there is a turn."""
-        return any(message["role"] != "system" for message in self.messages)
-
-    def add(self, role: str, block: Block, *, at: str, turn: str) -> None:
-        """Add one block of the message at `turn`. Raises RequestErrors."""
-        known = {"cache_control", "citations", "caller"}
+    def add(self, role: str, block: Block, *, at: str, turn_at: str) -> None:
+        """Add one block of the message at `turn_at`. Raises RequestErrors."""
         if not isinstance(block, OtherBlock):
-            self.ignored += named_extras(block.model_extra or {}, known=known, at=at)
+            self.ignored += named_extras(block.model_extra or {}, known=set(), at=at)
         match block:
             case TextBlock():
                 text = block.text
-                if role == "system" and self._has_begun:
+                if role == "system" and self.turns and self.turns[-1].role != "system":
                     role, text = "user", _REMINDER.format(text)
-                self.add_text(role, [{"type": "text", "text": text}] if text else [], at=turn)
+                self.add_text(role, [{"type": "text", "text": text}] if text else [], at=turn_at)
             case ThinkingBlock() if role == "assistant":
-                self._add_thinking(block, at=at, turn=turn)
+                self._add_thinking(block, at=at, turn_at=turn_at)
             case ToolUseBlock() if role == "assistant":
                 function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
                 call = {"id": block.id, "type": "function", "function": function}
-                self._open("assistant", at=turn).setdefault("tool_calls", []).append(call)
+                self._open("assistant", at=turn_at).calls.append(call)
             case ToolResultBlock() if role == "user":
                 self._add_result(block, at=at)
             case OtherBlock(type=kind) if kind in _NEEDED_BLOCKS:
@@ -200,47 +191,34 @@ class _Messages:
                 raise InvalidParameter(f"{at} is a {block.type} block, which a {role} message cannot have.", param=at)
 
     def add_text(self, role: str, parts: list[dict[str, str]], *, at: str) -> None:
-        """Add text to the open message of its role, or to a new one."""
-        message = self._open(role, at=at)
-        if role == "assistant" and message.get("tool_calls"):  # text after calls: a turn of its own
-            message = self._append({"role": role}, at=at)
-        message["content"] = [*(message.get("content") or ()), *parts]
+        """Add text to the open turn of its role, or to a new one."""
+        turn = self._open(role, at=at)
+        if turn.calls:  # text after calls is a turn of its own
+            turn = self._append(Turn(role=role, at=at))
+        turn.parts.extend(parts)
 
-    def finish(self) -> list[dict[str, Any]]:
-        """Return the messages; those without text have an empty one."""
-        for message in self.messages:
-            if not message.get("content") and not (message["role"] == "assistant" and message.get("tool_calls")):
-                message["content"] = ""
-        return self.messages
-
-    def _add_thinking(self, block: ThinkingBlock, *, at: str, turn: str) -> None:
+    def _add_thinking(self, block: ThinkingBlock, *, at: str, turn_at: str) -> None:
         text = block.thinking or unseal(block.signature or "")
         if not text:
             self.ignored.append(at)
             return
-        message = self._open("assistant", at=turn)
-        if message.get("content") or message.get("tool_calls"):  # thoughts begin a turn
-            message = self._append({"role": "assistant"}, at=turn)
-        before = message.get("reasoning_content")
-        message["reasoning_content"] = f"{before}\n{text}" if before else text
+        turn = self._open("assistant", at=turn_at)
+        if turn.parts or turn.calls:  # thoughts begin a turn
+            turn = self._append(Turn(role="assistant", at=turn_at))
+        turn.thoughts.append(text)
 
     def _add_result(self, block: ToolResultBlock, *, at: str) -> None:
         content = "" if block.content is None else block.content
-        for i, part in enumerate(content if isinstance(content, list) else ()):
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind not in _TEXT_KINDS and kind not in _NEEDED_BLOCKS:
-                raise UnsupportedFeature(f"{at}.content[{i}] is of type {kind[:40]!r}, which is not served.", param=at)
         parts = text_parts(content, at=f"{at}.content", kinds=_TEXT_KINDS, ignored=self.ignored)
         if block.is_error:
             self.ignored.append(f"{at}.is_error")  # templates know no failed calls: the text must say it
-        self._append({"role": "tool", "tool_call_id": block.tool_use_id, "content": parts or ""}, at=at)
+        self._append(Turn(role="tool", at=at, parts=parts, call_id=block.tool_use_id))
 
-    def _open(self, role: str, *, at: str) -> dict[str, Any]:
-        if self.messages and self.messages[-1]["role"] == role:
-            return self.messages[-1]
-        return self._append({"role": role}, at=at)
+    def _open(self, role: str, *, at: str) -> Turn:
+        if self.turns and self.turns[-1].role == role:
+            return self.turns[-1]
+        return self._append(Turn(role=role, at=at))
 
-    def _append(self, message: dict[str, Any], *, at: str) -> dict[str, Any]:
-        self.names[f"messages[{len(self.messages)}]"] = at
-        self.messages.append(message)
-        return message
+    def _append(self, turn: Turn) -> Turn:
+        self.turns.append(turn)
+        return turn

@@ -22,14 +22,17 @@ from server.schemas_responses import (
     function_tool,
     input_items,
 )
-from server.translation import Translation, chat_body, named_extras, text_parts, unseal
+from server.translation import Translation, Turn, chat_body, named_extras, names_of, text_parts, unseal
 
 SEALED_REASONING, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 
 _TEXT_KINDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _FIELDS = {"max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
 _FIELDS |= {"reasoning_effort": "reasoning.effort", "messages": "input"}
-_CALL, _SAYS, _THINKS = 2, 1, 0  # the order of an assistant's items within one message
+_SYSTEM = ("system", "developer")
+_CHOICES = (None, "auto", "none", "required")
+_FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
+_THINKS, _SAYS, _CALL = 0, 1, 2  # the order of an assistant's items within one turn
 
 
 def translate_responses(body: ResponsesBody) -> Translation:
@@ -40,12 +43,14 @@ def translate_responses(body: ResponsesBody) -> Translation:
         messages.add_text("system", [{"type": "text", "text": body.instructions}], at="instructions")
     for i, item in enumerate(input_items(body)):
         messages.add(item, at=f"input[{i}]")
+    if not messages.turns:
+        raise InvalidParameter("input has no message, call, output or reasoning.", param="input")
     tools = _Tools(body)
-    names = _FIELDS | messages.names | tools.names
+    names = _FIELDS | names_of(messages.turns) | tools.names
     has_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     fields = {
         "model": body.model,
-        "messages": messages.messages,
+        "messages": [turn.message() for turn in messages.turns],
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -154,7 +159,7 @@ class _Tools:
         self.ignored: list[str] = []
         self.names: dict[str, str] = {}
         self.choice: Any = body.tool_choice
-        allowed = self._read_choice(body.tool_choice) if isinstance(body.tool_choice, dict) else None
+        allowed = self._read_choice(body.tool_choice) if body.tool_choice not in _CHOICES else None
         for i, value in enumerate(body.tools or ()):
             tool = function_tool(value, at=f"tools[{i}]")
             if tool is None:
@@ -170,8 +175,10 @@ class _Tools:
         self.tools.append({"type": "function", "function": tool.model_dump(include=_FUNCTION_KEYS, exclude_none=True)})
         self.ignored += named_extras(tool.model_extra or {}, known=set(), at=at)
 
-    def _read_choice(self, choice: dict[str, Any]) -> set[str] | None:
+    def _read_choice(self, choice: Any) -> set[str] | None:
         """Set the choice in chat's form; return the names of the tools that are allowed, if not all are."""
+        if not isinstance(choice, dict):
+            raise InvalidParameter("tool_choice must be auto, none, required or an object.", param="tool_choice")
         kind, name = choice.get("type"), choice.get("name")
         if kind == "function":
             if not isinstance(name, str):
@@ -193,21 +200,18 @@ class _Tools:
         return {str(tool.get("name")) for tool in tools if isinstance(tool, dict)}
 
 
-_FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
-
-
 class _Messages:
     """The chat messages of the items added so far."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.turns: list[Turn] = []
         self.ignored: list[str] = []
-        self.names: dict[str, str] = {}
-        self._rank: int | None = None  # of the last item in the assistant's open message
+        self._rank: int | None = None  # of the last item in the assistant's open turn
 
     def add(self, item: InputItem, *, at: str) -> None:
         """Add one item. Raises RequestErrors."""
-        self.ignored += named_extras(item.model_extra or {}, known=set(), at=at)
+        if not isinstance(item, OtherItem):
+            self.ignored += named_extras(item.model_extra or {}, known=set(), at=at)
         match item:
             case MessageItem():
                 parts = text_parts(item.content, at=f"{at}.content", kinds=_TEXT_KINDS, ignored=self.ignored)
@@ -215,10 +219,10 @@ class _Messages:
             case FunctionCallItem():
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
-                self._assistant(_CALL, at=at).setdefault("tool_calls", []).append(call)
+                self._assistant(_CALL, at=at).calls.append(call)
             case FunctionOutputItem():
                 parts = text_parts(item.output, at=f"{at}.output", kinds=_TEXT_KINDS, ignored=self.ignored)
-                self._append({"role": "tool", "tool_call_id": item.call_id, "content": parts or ""}, at=at)
+                self._append(Turn(role="tool", at=at, parts=parts, call_id=item.call_id))
             case ReasoningItem():
                 self._add_reasoning(item, at=at)
             case OtherItem(type="item_reference"):
@@ -226,20 +230,18 @@ class _Messages:
                     f"{at} is an item_reference: this server stores nothing; send the item itself.", param=at
                 )
             case OtherItem():
-                self.ignored = [name for name in self.ignored if not name.startswith(f"{at}.")]
                 self.ignored.append(at)
 
     def add_text(self, role: str, parts: list[dict[str, str]], *, at: str) -> None:
         """Add a message. Many templates take one system message, as the first, and no two of the user in a row."""
-        last = self.messages[-1]["role"] if self.messages else None
-        is_instruction = role in _SYSTEM and last in _SYSTEM and len(self.messages) == 1
+        last = self.turns[-1].role if self.turns else None
+        is_instruction = role in _SYSTEM and last in _SYSTEM and len(self.turns) == 1
         if role == "assistant":
-            message = self._assistant(_SAYS, at=at)
-            message["content"] = parts or ""
+            self._assistant(_SAYS, at=at).parts.extend(parts)
         elif is_instruction or role == last == "user":
-            self.messages[-1]["content"] = [*(self.messages[-1]["content"] or ()), *parts] or ""
+            self.turns[-1].parts.extend(parts)
         else:
-            self._append({"role": role, "content": parts or ""}, at=at)
+            self._append(Turn(role=role, at=at, parts=parts))
 
     def _add_reasoning(self, item: ReasoningItem, *, at: str) -> None:
         text = "\n".join(part.text for part in item.content or ())
@@ -249,22 +251,16 @@ class _Messages:
                 self.ignored.append(f"{at}.encrypted_content")
         text = text or "\n".join(part.text for part in item.summary or ())
         if text:
-            message = self._assistant(_THINKS, at=at)
-            before = message.get("reasoning_content")
-            message["reasoning_content"] = f"{before}\n{text}" if before else text
+            self._assistant(_THINKS, at=at).thoughts.append(text)
 
-    def _assistant(self, rank: int, *, at: str) -> dict[str, Any]:
-        """Return the assistant's message that an item of this rank belongs to."""
+    def _assistant(self, rank: int, *, at: str) -> Turn:
+        """Return the assistant's turn that an item of this rank belongs to."""
         is_open = self._rank is not None and (rank > self._rank or (rank == self._rank and rank != _SAYS))
         if not is_open:
-            self._append({"role": "assistant"}, at=at)
+            self._append(Turn(role="assistant", at=at))
         self._rank = rank
-        return self.messages[-1]
+        return self.turns[-1]
 
-    def _append(self, message: dict[str, Any], *, at: str) -> None:
-        self.names[f"messages[{len(self.messages)}]"] = at
-        self.messages.append(message)
+    def _append(self, turn: Turn) -> None:
+        self.turns.append(turn)
         self._rank = None
-
-
-_SYSTEM = ("system", "developer")

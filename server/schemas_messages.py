@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.errors import InvalidParameter
 from server.schemas import MAX_MESSAGES, MAX_TOKENS, MAX_TOOLS, Json, Label, Stop, TextOrParts, parse_body
 
-MAX_BLOCKS = 8192
+MAX_BLOCKS = 32_768  # of one request
 MAX_NAME_CHARS = 256
 
 _STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -186,14 +186,17 @@ class MessagesBody(CountTokensBody):
     chat_template_kwargs: dict[str, Json] | None = None
 
 
-def content_blocks(content: Any, *, at: str) -> list[Block]:
-    """Return content as checked blocks; a string is one text block. Raises InvalidParameter."""
+def content_blocks(content: Any, *, at: str, num_before: int) -> list[Block]:
+    """Return content as checked blocks; a string is one text block. Raises InvalidParameter.
+
+    `num_before`: blocks of the messages before this one.
+    """
     if isinstance(content, str):
         return [TextBlock(type="text", text=content)]
     if not isinstance(content, list):
         raise InvalidParameter(f"{at} must be a string or a list of blocks.", param=at)
-    if len(content) > MAX_BLOCKS:
-        raise InvalidParameter(f"{at} has {len(content)} blocks, the limit is {MAX_BLOCKS}.", param=at)
+    if num_before + len(content) > MAX_BLOCKS:
+        raise InvalidParameter(f"messages has more than {MAX_BLOCKS} blocks, the limit of a request.", param="messages")
     return [_block(value, at=f"{at}[{i}]") for i, value in enumerate(content)]
 
 

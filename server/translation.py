@@ -8,7 +8,7 @@ of its fields each field of the chat request stands for.
 
 import base64
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,8 @@ import msgspec
 from engine.errors import InvalidParameter, RequestError, UnsupportedFeature
 from server.schemas import ChatBody, parse_body
 
+_PATH = re.compile(r"(?<![\w.\]])[a-z]\w*(?:\[\d+\]|\.\w+)*")
+_PATH_ENDS = re.compile(r"[.\[]")
 _SEAL = "quire1."  # the form's version: what other servers sealed is not opened
 
 
@@ -26,6 +28,35 @@ class Translation(msgspec.Struct, frozen=True):
     body: ChatBody
     ignored: list[str]  # fields of the client's request that have no effect
     names: dict[str, str]  # path in the chat request → path in the client's request
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """One message of the chat request while it is put together. `at`: where the client's request has its beginning."""
+
+    role: str
+    at: str
+    parts: list[dict[str, str]] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    call_id: str | None = None  # whose result this is
+
+    def message(self) -> dict[str, Any]:
+        """Return the message."""
+        message: dict[str, Any] = {"role": self.role}
+        if self.parts or not self.calls:
+            message["content"] = self.parts or ""
+        if self.thoughts:
+            message["reasoning_content"] = "\n".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.call_id is not None:
+            message["tool_call_id"] = self.call_id
+        return message
+
+
+def names_of(turns: Sequence[Turn]) -> dict[str, str]:
+    """Return which part of the client's request each message stands for."""
+    return {f"messages[{i}]": turn.at for i, turn in enumerate(turns)}
 
 
 def chat_body(fields: Mapping[str, Any], *, names: Mapping[str, str]) -> ChatBody:
@@ -47,12 +78,17 @@ def client_words(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
-    """Return the text with paths of the chat request replaced by those they stand for."""
-    if not names:
-        return text
-    longest_first = sorted(names, key=len, reverse=True)
-    paths = "|".join(re.escape(name) for name in longest_first)
-    return re.sub(rf"(?<![\w.\]])(?:{paths})(?!\w)", lambda match: names[match[0]], text)
+    """Return the text with each path of the chat request replaced by what it, or its longest part, stands for."""
+
+    def replace(match: re.Match[str]) -> str:
+        path = match[0]
+        ends = [end.start() for end in _PATH_ENDS.finditer(path)]
+        for end in (len(path), *reversed(ends)):
+            if path[:end] in names:
+                return names[path[:end]] + path[end:]
+        return path
+
+    return _PATH.sub(replace, text)
 
 
 def text_parts(content: Any, *, at: str, kinds: Mapping[str, str], ignored: list[str]) -> list[dict[str, str]]:
@@ -74,7 +110,8 @@ def text_parts(content: Any, *, at: str, kinds: Mapping[str, str], ignored: list
         text = part.get(kinds[kind])
         if not isinstance(text, str):
             raise InvalidParameter(f"{at}[{i}].{kinds[kind]} must be a string.", param=at)
-        ignored += named_extras(part, known={"type", kinds[kind], *HARMLESS_IN_PARTS}, at=f"{at}[{i}]")
+        if len(part) > 2:
+            ignored += named_extras(part, known={"type", kinds[kind], *HARMLESS_IN_PARTS}, at=f"{at}[{i}]")
         parts.append({"type": "text", "text": text})
     return parts
 

@@ -227,6 +227,12 @@ def test_what_is_not_text_is_refused(turns):
     assert "reads text only" in error.message
 
 
+def test_a_request_has_so_many_blocks_and_no_more():
+    many = text(*["a"] * 20_000)
+    assert len(messages(user(*many))[0]["content"]) == 20_000
+    assert "32768" in error_of(messages=[user(*many), assistant(*many)]).message
+
+
 def test_fields_without_effect_are_named():
     search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
     translation = translate(

@@ -214,6 +214,7 @@ def test_what_would_need_a_store_is_refused(fields):
     [
         ({"input": []}, "input"),
         ({"input": 3}, "input"),
+        ({"input": [{"type": "web_search_call"}]}, "input"),
         ({"input": ["x"]}, "input[0]"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
