@@ -51,7 +51,12 @@ class _Prompt(NamedTuple):
 
 
 async def prepare_chat(
-    service: Service, body: ChatBody, record: RequestRecord, *, shrinks_max_tokens: bool = False
+    service: Service,
+    body: ChatBody,
+    record: RequestRecord,
+    *,
+    id_prefix: str = "chatcmpl-",
+    shrinks_max_tokens: bool = False,
 ) -> PreparedChat:
     """Check and encode a chat. Raises ServiceErrors: all that can be wrong with a request but what the engine finds.
 
@@ -79,7 +84,7 @@ async def prepare_chat(
     tags = chat_format.tags(has_tools=bool(plan.callable))
     visible_ids = frozenset(tokenizer.tag_ids(tags).values())
     spec = msgspec.structs.replace(spec, grammar=grammar, visible_ids=visible_ids)
-    head = ReplyHead(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), model)
+    head = ReplyHead(f"{id_prefix}{secrets.token_hex(16)}", int(time.time()), model)
 
     def parser() -> PartsParser | None:
         return make_parser(chat_format, tools=plan.callable, is_reasoning=prompt.reasoning == "open")

@@ -1,7 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
 
-import secrets
-
 import msgspec
 from fastapi import APIRouter, Request, Response
 
@@ -16,7 +14,6 @@ from server.schemas import parse_body
 from server.schemas_messages import CountTokensBody, MessagesBody
 from server.service import Service
 from server.translation import client_words, renamed
-from server.writers import ReplyHead
 
 
 def messages_router(service: Service) -> APIRouter:
@@ -30,10 +27,10 @@ def messages_router(service: Service) -> APIRouter:
         body = parse_body(MessagesBody, await read_json(request))
         translation = translate_messages(body)
         with client_words(translation.names):
-            chat = await prepare_chat(service, translation.body, record, shrinks_max_tokens=True)
+            chat = await prepare_chat(service, translation.body, record, id_prefix="msg_", shrinks_max_tokens=True)
         ignored = [*translation.ignored, *(renamed(name, translation.names) for name in chat.ignored)]
         writer = MessagesWriter(
-            ReplyHead(f"msg_{secrets.token_hex(16)}", chat.head.created, chat.head.model),
+            chat.head,
             generation=chat.generation,
             max_tokens=body.max_tokens,
             omits_thinking=body.thinking is not None and body.thinking.display == "omitted",

@@ -1,7 +1,5 @@
 """POST /v1/responses, and a clear 404 for what would need stored answers."""
 
-import secrets
-
 from fastapi import APIRouter, Request, Response
 
 from server.access import record_of
@@ -20,7 +18,6 @@ from server.schemas_responses import ResponsesBody
 from server.service import Service
 from server.tokenizer import Tokenizer
 from server.translation import client_words, renamed
-from server.writers import ReplyHead
 
 
 def responses_router(service: Service) -> APIRouter:
@@ -33,10 +30,10 @@ def responses_router(service: Service) -> APIRouter:
         body = parse_body(ResponsesBody, await read_json(request))
         translation = translate_responses(body)
         with client_words(translation.names):
-            chat = await prepare_chat(service, translation.body, record_of(request.scope))
+            chat = await prepare_chat(service, translation.body, record_of(request.scope), id_prefix="resp_")
         ignored = [*translation.ignored, *(renamed(name, translation.names) for name in chat.ignored)]
         writer = ResponsesWriter(
-            ReplyHead(f"resp_{secrets.token_hex(24)}", chat.head.created, chat.head.model),
+            chat.head,
             echo_of(body),
             generation=chat.generation,
             logprobs=_logprobs(chat, service.tokenizer),
