@@ -23,7 +23,7 @@ from server.parsers.detect import ChatFormat, make_parser
 from server.parsers.parts import PartsParser
 from server.parsers.reasoning import ReasoningPlace, reasoning_place
 from server.parsers.tool_grammar import answer_grammar, tool_grammar
-from server.schemas import ChatBody
+from server.schemas import MAX_TOKENS, ChatBody
 from server.service import Service
 from server.tokenizer import TEMPLATE_DEADLINE_S, Tokenizer
 from server.tools import ToolPlan, check_tools, plan_tools
@@ -117,14 +117,13 @@ def _grammar(plan: ToolPlan, tokenizer: Tokenizer, reasoning: ReasoningPlace) ->
     return answer_grammar([calls], chat_format.reasoning, reasoning, tag_ids=ids)
 
 
-async def count_prompt_tokens(service: Service, body: ChatBody) -> int:
-    """Return how many tokens the prompt of a chat has. Raises ServiceErrors as prepare_chat does."""
-    limits = service.limits()
-    service.model_name(body.model)
+async def encode_chat(service: Service, body: ChatBody) -> list[int]:
+    """Return the token ids of a chat's prompt, also of one that does not fit the context. Raises ServiceErrors."""
     check_chat(body)
     plan = plan_tools(body)
     check_tools(plan, service.tokenizer.chat_format)
-    return len((await _encode(service, body, plan, limits)).token_ids)
+    limits = msgspec.structs.replace(service.limits(), max_model_len=MAX_TOKENS)
+    return (await _encode(service, body, plan, limits)).token_ids
 
 
 async def _encode(service: Service, body: ChatBody, plan: ToolPlan, limits: EngineReady) -> _Prompt:

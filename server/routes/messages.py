@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.access import record_of
 from server.body import read_json
-from server.chat_request import count_prompt_tokens, prepare_chat
+from server.chat_request import encode_chat, prepare_chat
 from server.messages_api import translate_count, translate_messages
 from server.messages_chunks import TokenCount
 from server.messages_writer import MessagesWriter
@@ -50,9 +50,10 @@ def messages_router(service: Service) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         service.limits()
         body = parse_body(CountTokensBody, await read_json(request))
+        service.model_name(body.model)
         translation = translate_count(body)
         with client_words(translation.names):
-            num_tokens = await count_prompt_tokens(service, translation.body)
+            num_tokens = len(await encode_chat(service, translation.body))
         headers = {**service.ignored_header(translation.ignored), "request-id": record_of(request.scope).request_id}
         return Response(msgspec.json.encode(TokenCount(num_tokens)), media_type="application/json", headers=headers)
 

@@ -75,6 +75,9 @@ def test_a_count_is_what_the_message_will_cost(harness):
     assert app.client.submitted == []
     message(app, **fields)
     assert count.input_tokens == len(app.client.submitted[0].prompt_token_ids)
+    long = [{"role": "user", "content": "Hello " * 500}]  # beyond the context: that is what one counts for
+    assert app.post(COUNT, {"model": "tiny", "messages": long}).json()["input_tokens"] > 500
+    check_anthropic_error(app.post(COUNT, {"model": "claude", "messages": long}), 404, "not_found_error")
 
 
 def test_the_stop_sequence_that_was_found_is_told(harness):
