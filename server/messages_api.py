@@ -26,7 +26,8 @@ from server.schemas_messages import (
 from server.translation import Translation, Turn, chat_body, named_extras, names_of, not_text, text_parts, unseal
 
 _FIELDS = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
-_FIELDS |= {"response_format": "output_config.format", "parallel_tool_calls": "tool_choice.disable_parallel_tool_use"}
+_FIELDS |= {"response_format": "output_config.format", "response_format.json_schema": "output_config.format"}
+_FIELDS |= {"parallel_tool_calls": "tool_choice.disable_parallel_tool_use"}
 # Leaving one of these out would change the question; what else is not served is the trace of somebody's server tools.
 _NEEDED_BLOCKS = frozenset({"image", "document", "search_result", "container_upload"})
 # What Claude Code puts before its system prompt, for no model to read. It differs from request to request, so with it

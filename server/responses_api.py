@@ -28,7 +28,7 @@ SEALED_REASONING, LOGPROBS = "reasoning.encrypted_content", "message.output_text
 
 _TEXT_KINDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _FIELDS = {"max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
-_FIELDS |= {"reasoning_effort": "reasoning.effort", "messages": "input"}
+_FIELDS |= {"response_format.json_schema": "text.format", "reasoning_effort": "reasoning.effort", "messages": "input"}
 _SYSTEM = ("system", "developer")
 _CHOICES = (None, "auto", "none", "required")
 _FUNCTION_KEYS = {"name", "description", "parameters", "strict"}

@@ -278,6 +278,7 @@ def test_the_chat_requests_faults_are_told_in_the_clients_words():
         "messages": "input",
         "tools[0].function.parameters": "tools[1].parameters",
         "reasoning_effort": "reasoning.effort",
+        "response_format.json_schema.schema": "text.format.schema",
         "the tools and chats": "the tools and chats",
     }
     for chat, client in told.items():
