@@ -1,5 +1,6 @@
 """The whole house answers through /v1/responses and /v1/messages: the real clients, the demo model, the same tokens."""
 
+import json
 from collections.abc import Iterator
 
 import anthropic
@@ -10,6 +11,10 @@ from tests.integration.daemon import Daemon, wait_for
 
 MODEL = "quire-demo"
 QUESTION = "What is a page?"
+WEATHER = "What is the weather in Paris?"
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL = {"name": "get_weather", "description": "Get the weather of a city"}
+RESULT = '{"temperature": 21, "sky": "sunny"}'
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +71,46 @@ def test_usage_tells_what_was_cached_and_a_count_what_it_will_be(
     usage = client.responses.create(**response(input=long)).usage
     assert usage.input_tokens == count.input_tokens
     assert usage.input_tokens_details.cached_tokens > 0
+
+
+def test_the_demo_model_thinks_calls_and_reads_the_result_as_responses(client: openai.OpenAI) -> None:
+    tools = [{"type": "function", **TOOL, "parameters": CITY}]
+    more = {"tools": tools, "reasoning": {"effort": "low"}, "max_output_tokens": 200, "extra_body": {}}
+    history: list = [{"role": "user", "content": WEATHER}]
+    plain = client.responses.create(**response(input=history, **more))
+    with client.responses.stream(**response(input=history, **more)) as stream:
+        streamed = stream.get_final_response()
+    for answer in (plain, streamed):
+        thought, call = answer.output
+        assert (thought.type, call.type, call.name) == ("reasoning", "function_call", "get_weather")
+        assert json.loads(call.arguments) == {"city": "Paris"}
+        assert 0 < answer.usage.output_tokens_details.reasoning_tokens < answer.usage.output_tokens
+    assert streamed.output[0].content == plain.output[0].content
+    history += plain.output
+    history.append({"type": "function_call_output", "call_id": plain.output[-1].call_id, "output": RESULT})
+    last = client.responses.create(**response(input=history, **more))
+    assert last.output[-1].type == "message"
+    assert last.output_text
+
+
+def test_the_demo_model_thinks_calls_and_reads_the_result_as_messages(claude: anthropic.Anthropic) -> None:
+    more = {"tools": [{**TOOL, "input_schema": CITY}], "thinking": {"type": "adaptive"}, "max_tokens": 200}
+    history: list = [{"role": "user", "content": WEATHER}]
+    plain = claude.messages.create(**message(messages=history, **more))
+    with claude.messages.stream(**message(messages=history, **more)) as stream:
+        streamed = stream.get_final_message()
+    for answer in (plain, streamed):
+        thought, call = answer.content
+        assert (thought.type, call.type, call.name, answer.stop_reason) == (
+            *("thinking", "tool_use", "get_weather", "tool_use"),
+        )
+        assert call.input == {"city": "Paris"}
+    assert streamed.content[0] == plain.content[0]
+    result = {"type": "tool_result", "tool_use_id": plain.content[-1].id, "content": RESULT}
+    history += [{"role": "assistant", "content": plain.content}, {"role": "user", "content": [result]}]
+    last = claude.messages.create(**message(messages=history, **more))
+    assert (last.content[-1].type, last.stop_reason) == ("text", "end_turn")
+    assert last.content[-1].text
 
 
 def test_a_client_that_leaves_a_stream_ends_its_request(daemon: Daemon, client: openai.OpenAI) -> None:
