@@ -15,21 +15,23 @@ import msgspec
 from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
 from server.chunks import ChatTokenLogprob
 from server.responses_chunks import (
-    ArgumentsDelta,
-    ArgumentsDone,
     FunctionCallOutput,
-    ItemAdded,
-    ItemDone,
     MessageOutput,
     OutputItem,
     OutputText,
-    OutputTextDelta,
-    OutputTextDone,
     Part,
-    PartAdded,
-    PartDone,
     ReasoningOutput,
     ReasoningText,
+)
+from server.responses_events import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    ItemAdded,
+    ItemDone,
+    OutputTextDelta,
+    OutputTextDone,
+    PartAdded,
+    PartDone,
     ReasoningTextDelta,
     ReasoningTextDone,
 )

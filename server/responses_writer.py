@@ -15,19 +15,21 @@ from server.chat_generation import ChatGeneration
 from server.errors import public_message
 from server.generation import Ended
 from server.responses_chunks import (
-    ErrorEvent,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
     Response,
+    ResponseFault,
+    ResponsesEcho,
+    ResponsesUsage,
+)
+from server.responses_events import (
+    ErrorEvent,
     ResponseCompleted,
     ResponseCreated,
     ResponseFailed,
-    ResponseFault,
     ResponseIncomplete,
     ResponseInProgress,
-    ResponsesEcho,
-    ResponsesUsage,
 )
 from server.responses_output import COMPLETED, IN_PROGRESS, INCOMPLETE, Logprobs, ResponsesOutput
 from server.sse import named_event

@@ -1,14 +1,12 @@
 """A Responses request as a chat request: every rule of the translation, and what is refused or named as ignored."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter, RequestError, UnsupportedFeature
 from server.responses_api import echo_of, translate_responses
 from server.schemas import ChatBody, parse_body
 from server.schemas_responses import ResponsesBody
-from server.translation import Translation, client_words, seal, unseal
+from server.translation import Translation, client_words, seal
 
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 WEB = {"type": "web_search"}
@@ -117,17 +115,6 @@ def test_reasoning_is_read_from_its_text_its_seal_or_its_summary():
     assert foreign.ignored == ["input[0].encrypted_content"]
 
 
-@given(st.text(st.characters(codec="utf-8")))
-def test_what_is_sealed_can_be_opened(value):
-    assert unseal(seal(value)) == value
-
-
-@given(st.text())
-def test_opening_what_others_sealed_gives_nothing(value):
-    assert unseal("gAAAAA" + value) is None
-    assert isinstance(unseal("quire1." + value), str | None)  # broken, but no failure of ours
-
-
 def test_options_have_their_names_in_chat():
     body = translate(
         max_output_tokens=5, temperature=0.5, top_p=0.25, seed=3, stream=True, model="m", chat_template_kwargs={"a": 1}
@@ -176,7 +163,7 @@ def test_a_tool_choice_has_chats_form(choice, expected):
 
 def test_a_choice_among_no_tools_asks_for_nothing():
     body = translate(tools=[WEB], tool_choice="auto", parallel_tool_calls=True).body
-    assert (body.tools, body.tool_choice, body.parallel_tool_calls) == (None, None, None)
+    assert body.tools is body.tool_choice is body.parallel_tool_calls is None
 
 
 def test_a_text_format_is_a_response_format():
