@@ -12,7 +12,6 @@ class TextContent(msgspec.Struct, tag_field="type", tag="text", kw_only=True):
     """A block: what the model says."""
 
     text: str = ""
-    citations: None = None
 
 
 class ThinkingContent(msgspec.Struct, tag_field="type", tag="thinking", kw_only=True):

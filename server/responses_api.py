@@ -97,6 +97,11 @@ def echo_of(body: ResponsesBody) -> ResponsesEcho:
     )
 
 
+def asks_for_summary(body: ResponsesBody) -> bool:
+    """Tell whether reasoning is to be given as its own summary: many clients show nothing but summaries."""
+    return body.reasoning is not None and bool(body.reasoning.summary or body.reasoning.generate_summary)
+
+
 def _refuse_what_needs_a_store(body: ResponsesBody) -> None:
     refused = (
         ("previous_response_id", body.previous_response_id, "send the whole conversation as input"),
@@ -138,8 +143,6 @@ def _ignored(body: ResponsesBody) -> list[str]:
         ignored += named_extras(body.text.format.model_extra or {}, known=set(), at="text.format")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         ignored.append("text.verbosity")
-    if body.reasoning is not None and (body.reasoning.summary or body.reasoning.generate_summary):
-        ignored.append("reasoning.summary")  # reasoning is given whole, and not summed up
     options = body.stream_options
     if options is not None:
         chat_only = {"include_usage": options.include_usage, "continuous_usage_stats": options.continuous_usage_stats}
@@ -227,7 +230,9 @@ class _Messages:
                 self._add_reasoning(item, at=at)
             case OtherItem(type="item_reference"):
                 raise UnsupportedFeature(
-                    f"{at} is an item_reference: this server stores nothing; send the item itself.", param=at
+                    f"{at} is an item_reference: this server stores nothing; send the item itself "
+                    "(some clients do so once the request has store = false).",
+                    param=at,
                 )
             case OtherItem():
                 self.ignored.append(at)

@@ -24,6 +24,12 @@ class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text", kw_o
     text: str = ""
 
 
+class SummaryText(msgspec.Struct, tag_field="type", tag="summary_text", kw_only=True):
+    """The text of a reasoning item where a summary was asked for."""
+
+    text: str = ""
+
+
 class MessageOutput(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
     """An item: what the model says."""
 
@@ -38,7 +44,7 @@ class ReasoningOutput(msgspec.Struct, tag_field="type", tag="reasoning", kw_only
 
     id: str
     status: str
-    summary: list[None] = []
+    summary: list[SummaryText] = []
     content: list[ReasoningText] = []
     encrypted_content: str | None = None
 

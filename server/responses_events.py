@@ -6,7 +6,7 @@ sequence_number is set by the writer, in the order in which events are sent.
 import msgspec
 
 from server.chunks import ChatTokenLogprob
-from server.responses_chunks import OutputItem, Part, Response
+from server.responses_chunks import OutputItem, Part, Response, SummaryText
 
 
 class ResponseCreated(msgspec.Struct, tag_field="type", tag="response.created", kw_only=True):
@@ -128,6 +128,46 @@ class ReasoningTextDone(msgspec.Struct, tag_field="type", tag="response.reasonin
     item_id: str
     output_index: int
     content_index: int = 0
+    text: str
+
+
+class SummaryPartAdded(msgspec.Struct, tag_field="type", tag="response.reasoning_summary_part.added", kw_only=True):
+    """The summary of a reasoning item begins."""
+
+    sequence_number: int = 0
+    item_id: str
+    output_index: int
+    summary_index: int = 0
+    part: SummaryText
+
+
+class SummaryPartDone(msgspec.Struct, tag_field="type", tag="response.reasoning_summary_part.done", kw_only=True):
+    """The summary of a reasoning item is whole."""
+
+    sequence_number: int = 0
+    item_id: str
+    output_index: int
+    summary_index: int = 0
+    part: SummaryText
+
+
+class SummaryTextDelta(msgspec.Struct, tag_field="type", tag="response.reasoning_summary_text.delta", kw_only=True):
+    """New text of a summary."""
+
+    sequence_number: int = 0
+    item_id: str
+    output_index: int
+    summary_index: int = 0
+    delta: str
+
+
+class SummaryTextDone(msgspec.Struct, tag_field="type", tag="response.reasoning_summary_text.done", kw_only=True):
+    """The whole text of a summary."""
+
+    sequence_number: int = 0
+    item_id: str
+    output_index: int
+    summary_index: int = 0
     text: str
 
 

@@ -22,6 +22,7 @@ from server.responses_chunks import (
     Part,
     ReasoningOutput,
     ReasoningText,
+    SummaryText,
 )
 from server.responses_events import (
     ArgumentsDelta,
@@ -34,6 +35,10 @@ from server.responses_events import (
     PartDone,
     ReasoningTextDelta,
     ReasoningTextDone,
+    SummaryPartAdded,
+    SummaryPartDone,
+    SummaryTextDelta,
+    SummaryTextDone,
 )
 from server.translation import seal
 
@@ -43,13 +48,19 @@ Logprobs = Callable[[TextDelta], list[ChatTokenLogprob]]
 
 
 class ResponsesOutput:
-    """The items so far. `make_id` gives an id for a prefix; `is_sealed`: reasoning is also given sealed."""
+    """The items so far. `make_id` gives an id for a prefix.
 
-    def __init__(self, *, make_id: Callable[[str], str], logprobs: Logprobs | None, is_sealed: bool) -> None:
+    `is_sealed`: reasoning is also given sealed; `is_summary`: it is given as its own summary, not as content.
+    """
+
+    def __init__(
+        self, *, make_id: Callable[[str], str], logprobs: Logprobs | None, is_sealed: bool, is_summary: bool
+    ) -> None:
         self.items: list[OutputItem] = []
         self._make_id = make_id
         self._logprobs = logprobs
         self._is_sealed = is_sealed
+        self._is_summary = is_summary
         self._open: OutputItem | None = None
         self._texts: list[str] = []  # of the open item
         self._entries: list[ChatTokenLogprob] = []  # the log-probabilities of the open message
@@ -89,12 +100,7 @@ class ResponsesOutput:
                     PartDone(item_id=item.id, output_index=index, part=item.content[0]),
                 ]
             case ReasoningOutput():
-                item.content = [ReasoningText(text=text)]
-                item.encrypted_content = seal(text) if self._is_sealed else None
-                events = [
-                    ReasoningTextDone(item_id=item.id, output_index=index, text=text),
-                    PartDone(item_id=item.id, output_index=index, part=item.content[0]),
-                ]
+                events = self._close_reasoning(item, text, index)
             case FunctionCallOutput():
                 item.arguments = text or "{}"
                 done = ArgumentsDone(item_id=item.id, output_index=index, name=item.name, arguments=item.arguments)
@@ -122,11 +128,31 @@ class ResponsesOutput:
         events = []
         if not isinstance(self._open, ReasoningOutput):
             item = ReasoningOutput(id=self._make_id("rs"), status=IN_PROGRESS)
-            events = [*self.close(COMPLETED), *self._begin(item), self._part_added(item, ReasoningText())]
+            events = [*self.close(COMPLETED), *self._begin(item), self._reasoning_part_added(item)]
         assert self._open is not None
         self._early_entries = []
         self._texts.append(text)
-        return [*events, ReasoningTextDelta(item_id=self._open.id, output_index=len(self.items), delta=text)]
+        kind = SummaryTextDelta if self._is_summary else ReasoningTextDelta
+        return [*events, kind(item_id=self._open.id, output_index=len(self.items), delta=text)]
+
+    def _reasoning_part_added(self, item: ReasoningOutput) -> msgspec.Struct:
+        if self._is_summary:
+            return SummaryPartAdded(item_id=item.id, output_index=len(self.items), part=SummaryText())
+        return self._part_added(item, ReasoningText())
+
+    def _close_reasoning(self, item: ReasoningOutput, text: str, index: int) -> list[msgspec.Struct]:
+        item.encrypted_content = seal(text) if self._is_sealed else None
+        if self._is_summary:
+            item.summary = [SummaryText(text=text)]
+            return [
+                SummaryTextDone(item_id=item.id, output_index=index, text=text),
+                SummaryPartDone(item_id=item.id, output_index=index, part=item.summary[0]),
+            ]
+        item.content = [ReasoningText(text=text)]
+        return [
+            ReasoningTextDone(item_id=item.id, output_index=index, text=text),
+            PartDone(item_id=item.id, output_index=index, part=item.content[0]),
+        ]
 
     def _feed_arguments(self, text: str) -> list[msgspec.Struct]:
         assert isinstance(self._open, FunctionCallOutput), "arguments outside of a call"

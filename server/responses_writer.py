@@ -52,11 +52,14 @@ class ResponsesWriter:
         generation: ChatGeneration,
         logprobs: Logprobs | None,
         is_sealed: bool,
+        is_summary: bool,
     ) -> None:
         self._head = head
         self._echo = echo
         self._generation = generation
-        self._output = ResponsesOutput(make_id=make_item_id, logprobs=logprobs, is_sealed=is_sealed)
+        self._output = ResponsesOutput(
+            make_id=make_item_id, logprobs=logprobs, is_sealed=is_sealed, is_summary=is_summary
+        )
         self._num_events = 0
         self._is_cut = False
 

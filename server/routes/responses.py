@@ -9,7 +9,7 @@ from server.chat_request import PreparedChat, prepare_chat
 from server.chat_writer import token_logprobs
 from server.chunks import ChatTokenLogprob
 from server.errors import NotFound
-from server.responses_api import SEALED_REASONING, echo_of, translate_responses
+from server.responses_api import SEALED_REASONING, asks_for_summary, echo_of, translate_responses
 from server.responses_output import Logprobs
 from server.responses_writer import ResponsesWriter
 from server.routes.answer import answer
@@ -38,6 +38,7 @@ def responses_router(service: Service) -> APIRouter:
             generation=chat.generation,
             logprobs=_logprobs(chat, service.tokenizer),
             is_sealed=SEALED_REASONING in (body.include or ()),
+            is_summary=asks_for_summary(body),
         )
         return await answer(
             service,

@@ -58,6 +58,15 @@ def test_a_response_has_reasoning_text_and_calls(ask, tokens_per_delta):
         assert answer.usage.output_tokens_details.reasoning_tokens > 0
 
 
+def test_a_summary_is_the_reasoning_itself(ask):
+    _, client, _ = ask(THOUGHT + "Hello")
+    reply = client.responses.with_raw_response.create(model="tiny", input="hi", reasoning={"summary": "auto"})
+    thought, message = reply.parse().output
+    assert ([part.text.strip() for part in thought.summary], thought.content) == (["Rain?"], [])
+    assert message.content[0].text == "Hello"
+    assert "x-quire-ignored" not in reply.headers
+
+
 def test_a_response_goes_on_after_its_calls(ask):
     app, client, _ = ask(THOUGHT + CALL)
     fields = {"model": "tiny", "tools": [RESPONSES_TOOL], "include": ["reasoning.encrypted_content"]}

@@ -65,7 +65,7 @@ def test_thinking_text_and_tools_are_blocks_one_after_the_other():
     answer = whole(events_of(script, "tool_calls"))
     assert answer["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": "quire"},
-        {"type": "text", "text": "ok", "citations": None},
+        {"type": "text", "text": "ok"},
         {"type": "tool_use", "id": "call_0", "name": "f", "input": {"a": 1}},
         {"type": "tool_use", "id": "call_1", "name": "g", "input": {}},
     ]

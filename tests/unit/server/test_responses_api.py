@@ -231,14 +231,14 @@ def test_fields_without_effect_are_named():
         truncation="auto",
         include=["file_search_call.results", "reasoning.encrypted_content"],
         text={"verbosity": "low"},
-        reasoning={"summary": "auto"},
+        reasoning={"summary": "auto", "pace": "slow"},
         max_tool_calls=3,
         stream_options={"include_obfuscation": True},
         input=[{"role": "user", "content": "a", "mood": "good"}, {"type": "web_search_call", "id": "w"}],
         tools=[TOOL | {"defer_loading": True}],
     )
     assert sorted(translation.ignored) == [
-        *("include[0]", "input[0].mood", "input[1]", "max_tool_calls", "reasoning.summary", "store"),
+        *("include[0]", "input[0].mood", "input[1]", "max_tool_calls", "reasoning.pace", "store"),
         *("stream_options.include_obfuscation", "text.verbosity", "tools[0].defer_loading", "truncation"),
     ]
 

@@ -29,9 +29,11 @@ ARGUMENTS, ARGUMENTS_DONE = "response.function_call_arguments.delta", "response.
 OPENING = ["response.created", "response.in_progress"]
 
 
-def make_writer(*, logprobs=None, is_sealed: bool = False, **counts: int) -> ResponsesWriter:
+def make_writer(*, logprobs=None, is_sealed: bool = False, is_summary: bool = False, **counts: int) -> ResponsesWriter:
     echo = ResponsesEcho(reasoning=ReasoningEcho(), text=TextEcho({"type": "text"}))
-    return ResponsesWriter(HEAD, echo, generation=ScriptedChat(**counts), logprobs=logprobs, is_sealed=is_sealed)
+    return ResponsesWriter(
+        HEAD, echo, generation=ScriptedChat(**counts), logprobs=logprobs, is_sealed=is_sealed, is_summary=is_summary
+    )
 
 
 def stream(events: list, writer: ResponsesWriter | None = None) -> list[tuple[str, dict]]:
@@ -130,6 +132,20 @@ def test_reasoning_is_sealed_if_asked_for():
     assert unseal(item["encrypted_content"]) == "hm 日本"
     [item] = whole(events_of([Said("reasoning", ("hm",))]))["output"]
     assert item["encrypted_content"] is None
+
+
+def test_reasoning_is_its_own_summary_if_one_is_asked_for():
+    """Codex and others show summaries alone."""
+    script = [Said("reasoning", ("a", "b")), Said("text", ("ok",))]
+    events = stream(events_of(script), make_writer(is_summary=True))
+    for _, event in events:
+        check_type(ResponseStreamEvent, event, extras=EXTRAS)
+    part, text = "response.reasoning_summary_part", "response.reasoning_summary_text"
+    assert [name for name, _ in events][2:9] == [
+        *(ADDED, f"{part}.added", f"{text}.delta", f"{text}.delta", f"{text}.done", f"{part}.done", DONE),
+    ]
+    item = events[-1][1]["response"]["output"][0]
+    assert (item["summary"], item["content"]) == ([{"type": "summary_text", "text": "ab"}], [])
 
 
 def test_log_probabilities_of_tokens_without_text_are_not_lost():
