@@ -94,7 +94,7 @@ class AccessLog:
             logger.exception("unhandled error request_id=%s", record.request_id)
             record.outcome = "internal_error"
             if not record.has_started:
-                await _send_internal_error(send_with_id, record.request_id)
+                await _send_internal_error(send_with_id, record.request_id, path=scope["path"])
         finally:
             self._tracker.remove(record)
             if scope["method"] not in ("GET", "HEAD"):
@@ -128,8 +128,8 @@ def _request_id(scope: Scope) -> str:
     return make_request_id()
 
 
-async def _send_internal_error(send: Send, request_id: str) -> None:
-    reply = error_reply(ServiceError("internal error"), request_id=request_id)
+async def _send_internal_error(send: Send, request_id: str, *, path: str) -> None:
+    reply = error_reply(ServiceError("internal error"), request_id=request_id, path=path)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(reply.body)).encode())]
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})

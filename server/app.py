@@ -27,17 +27,30 @@ from server.open_requests import OpenRequests
 from server.routes.chat import chat_router
 from server.routes.completions import completions_router
 from server.routes.health import metrics_router, public_router
+from server.routes.messages import messages_router
 from server.routes.models import models_router
 from server.routes.pages import pages_router
 from server.routes.requests import requests_router
+from server.routes.responses import responses_router
 from server.routes.tokens import tokens_router
 from server.schemas import ChatBody, CompletionBody
+from server.schemas_messages import CountTokensBody, MessagesBody
+from server.schemas_responses import ResponsesBody
 from server.schemas_tokens import DetokenizeBody, TokenizeBody
 from server.service import Service, make_service
 from server.version import package_version
 
 _BODIES: dict[str, type[BaseModel]] = {
-    model.__name__: model for model in (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+    model.__name__: model
+    for model in (
+        ChatBody,
+        CompletionBody,
+        ResponsesBody,
+        MessagesBody,
+        CountTokensBody,
+        TokenizeBody,
+        DetokenizeBody,
+    )
 }
 
 
@@ -63,7 +76,15 @@ def create_app(
     )
     public = public_router(service)
     app.include_router(public)  # first, so that what KeyGuard finds to be public is answered by it
-    for make_router in (chat_router, completions_router, tokens_router, models_router, metrics_router):
+    for make_router in (
+        chat_router,
+        completions_router,
+        responses_router,
+        messages_router,
+        tokens_router,
+        models_router,
+        metrics_router,
+    ):
         app.include_router(make_router(service))
     app.include_router(requests_router(service, open_requests))
     app.include_router(pages_router())
@@ -95,7 +116,7 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
             record.outcome = error.code
             if request.method == "POST":
                 service.count_rejected(error)
-        reply = error_reply(error, request_id=record.request_id)
+        reply = error_reply(error, request_id=record.request_id, path=request.scope["path"])
         return Response(reply.body, status_code=reply.status, media_type="application/json", headers=reply.headers)
 
     async def handle_http_exception(request: Request, error: HTTPException) -> Response:

@@ -98,7 +98,7 @@ class _Choice:
                 self.finish_reason = event.finish_reason
                 if event.finish_reason == "stop" and self._num_calls:
                     self.finish_reason = "tool_calls"
-                events.append(Ended(self._index, self.finish_reason))
+                events.append(Ended(self._index, self.finish_reason, event.stop_string))
             elif self._parser is None:
                 _add_text(events, TextDelta(self._index, event.text, event.token_ids, event.logprobs))
             else:

@@ -43,6 +43,7 @@ class PreparedChat(msgspec.Struct, frozen=True):
     generation: ChatGeneration
     options: ReplyOptions
     headers: dict[str, str]  # of the answer: names what was ignored
+    ignored: list[str]  # the same names, for a route whose body has others
     tools: ToolPlan
 
 
@@ -51,8 +52,18 @@ class _Prompt(NamedTuple):
     reasoning: ReasoningPlace
 
 
-async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) -> PreparedChat:
-    """Check and encode a chat. Raises ServiceErrors: all that can be wrong with a request but what the engine finds."""
+async def prepare_chat(
+    service: Service,
+    body: ChatBody,
+    record: RequestRecord,
+    *,
+    id_prefix: str = "chatcmpl-",
+    shrinks_max_tokens: bool = False,
+) -> PreparedChat:
+    """Check and encode a chat. Raises ServiceErrors: all that can be wrong with a request but what the engine finds.
+
+    `shrinks_max_tokens`: more tokens than the context has room for are no error, but fewer are made.
+    """
     limits = service.limits()
     model = service.model_name(body.model)
     tokenizer = service.tokenizer
@@ -60,7 +71,8 @@ async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) 
     check_chat(body)
     plan = plan_tools(body)
     check_tools(plan, chat_format)
-    headers = service.ignored_header(ignored_fields(body) + _ignored_by_template(body, chat_format))
+    ignored = ignored_fields(body) + _ignored_by_template(body, chat_format)
+    headers = service.ignored_header(ignored)
     prompt = await _encode(service, body, plan, limits)
     grammar = await service.grammars.checked(_asked_grammar(body, plan, tokenizer, prompt.reasoning))
     spec = chat_spec(
@@ -70,11 +82,12 @@ async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) 
         defaults=service.defaults,
         moment=service.moment(record),
         grammar=grammar,
+        shrinks_max_tokens=shrinks_max_tokens,
     )
     tags = chat_format.tags(has_tools=bool(plan.callable))
     visible_ids = frozenset(tokenizer.tag_ids(tags).values())
     spec = msgspec.structs.replace(spec, visible_ids=visible_ids)
-    head = ReplyHead(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), model)
+    head = ReplyHead(f"{id_prefix}{secrets.token_hex(16)}", int(time.time()), model)
 
     def parser() -> PartsParser | None:
         return make_parser(chat_format, tools=plan.callable, is_reasoning=prompt.reasoning == "open")
@@ -88,7 +101,7 @@ async def prepare_chat(service: Service, body: ChatBody, record: RequestRecord) 
         by_token=parser() is not None,
     )
     chat = ChatGeneration(generation, make_parser=parser, max_calls=None if plan.is_parallel else 1)
-    return PreparedChat(head, chat, reply_options(body, spec.params), headers, plan)
+    return PreparedChat(head, chat, reply_options(body, spec.params), headers, ignored, plan)
 
 
 def _asked_grammar(body: ChatBody, plan: ToolPlan, tokenizer: Tokenizer, reasoning: ReasoningPlace) -> Asked | None:

@@ -133,16 +133,24 @@ class ChatWriter:
     ) -> ChatLogprobs | None:
         if logprobs is None:
             return None
-        content = []
-        for token_id, entry in zip(source.token_ids, logprobs, strict=True):
-            data = self._tokenizer.token_bytes(token_id)
-            tops = [self._top(id_, value) for id_, value in top_entries(entry, self._options.logprobs or 0)]
-            content.append(ChatTokenLogprob(_text(data), finite_logprob(entry.logprob), list(data), tops))
-        return ChatLogprobs(content)
+        num_top = self._options.logprobs or 0
+        return ChatLogprobs(token_logprobs(source.token_ids, logprobs, tokenizer=self._tokenizer, num_top=num_top))
 
-    def _top(self, token_id: int, logprob: float) -> TopLogprob:
-        data = self._tokenizer.token_bytes(token_id)
-        return TopLogprob(_text(data), finite_logprob(logprob), list(data))
+
+def token_logprobs(
+    token_ids: Sequence[int], entries: Sequence[TokenLogprobs], *, tokenizer: Tokenizer, num_top: int
+) -> list[ChatTokenLogprob]:
+    """Return the log-probabilities of tokens, each with `num_top` alternatives."""
+    content = []
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        data = tokenizer.token_bytes(token_id)
+        tops = [_top(tokenizer.token_bytes(id_), value) for id_, value in top_entries(entry, num_top)]
+        content.append(ChatTokenLogprob(_text(data), finite_logprob(entry.logprob), list(data), tops))
+    return content
+
+
+def _top(data: bytes, logprob: float) -> TopLogprob:
+    return TopLogprob(_text(data), finite_logprob(logprob), list(data))
 
 
 def _text_delta(event: TextDelta | ReasoningDelta) -> ChatDelta:

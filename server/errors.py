@@ -1,4 +1,6 @@
-"""Errors on their way out: the HTTP status, headers and OpenAI body of every failure. Status is decided only here.
+"""Errors on their way out: the HTTP status, headers and body of every failure. Status is decided only here.
+
+The body is OpenAI's; on the paths of Anthropic's API it is Anthropic's.
 
 Beside engine/errors.py's tree there are the errors that exist only in HTTP:
 
@@ -22,6 +24,7 @@ from engine.errors import (
     EngineError,
     OutOfMemory,
     Overloaded,
+    PromptTooLong,
     RequestAborted,
     RequestError,
     ServiceError,
@@ -31,6 +34,10 @@ from engine.errors import (
 _MAX_MESSAGE_CHARS = 700  # with _MAX_PARAM_CHARS: every error body stays under 4 KB
 _MAX_PARAM_CHARS = 100
 _DEAD_RETRY_AFTER_S = 2
+_ANTHROPIC_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
+_ANTHROPIC_TYPES |= {404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error"}
+_ANTHROPIC_TYPES |= {413: "request_too_large", 415: "invalid_request_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES |= {431: "invalid_request_error", 503: "overloaded_error"}
 
 
 class HttpError(ServiceError):
@@ -186,6 +193,20 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
+class AnthropicDetail(msgspec.Struct):
+    """Anthropic's error object."""
+
+    type: str
+    message: str
+
+
+class AnthropicBody(msgspec.Struct, tag_field="type", tag="error"):
+    """Anthropic's error body, which is an event of its streams as well."""
+
+    error: AnthropicDetail
+    request_id: str
+
+
 class ErrorReply(msgspec.Struct):
     """A whole HTTP answer for an error."""
 
@@ -211,17 +232,36 @@ def error_status(error: ServiceError) -> int:
             return 500
 
 
-def error_body(error: ServiceError, *, request_id: str) -> bytes:
-    """Return the JSON of an error. Our own faults say no more than the request id."""
-    status = error_status(error)
+def public_message(error: ServiceError, *, request_id: str) -> str:
+    """Return what a client may hear, cut and cleaned. Our own faults say no more than the request id."""
     message = error.message
-    if status == 500 and not isinstance(error, EngineError):
+    if error_status(error) == 500 and not isinstance(error, EngineError):
         message = f"The server had an internal error; the request id is {request_id}."
-    return _body(message, kind=_error_type(status), param=error.param, code=error.code)
+    return _printable(message, _MAX_MESSAGE_CHARS)
 
 
-def error_reply(error: ServiceError, *, request_id: str) -> ErrorReply:
-    """Return status, body and headers of an error."""
+def error_body(error: ServiceError, *, request_id: str) -> bytes:
+    """Return the JSON of an error, as OpenAI has it."""
+    param = None if error.param is None else _printable(error.param, _MAX_PARAM_CHARS)
+    kind, message = _error_type(error_status(error)), public_message(error, request_id=request_id)
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, param, error.code)))
+
+
+def anthropic_body(error: ServiceError, *, request_id: str) -> AnthropicBody:
+    """Return an error as Anthropic has it. Clients know a prompt that does not fit by the words it begins with."""
+    message = public_message(error, request_id=request_id)
+    if isinstance(error, PromptTooLong):
+        message = f"prompt is too long: {message}"
+    return AnthropicBody(AnthropicDetail(_ANTHROPIC_TYPES.get(error_status(error), "api_error"), message), request_id)
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Tell whether the clients of a path expect Anthropic's errors."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def error_reply(error: ServiceError, *, request_id: str, path: str = "") -> ErrorReply:
+    """Return status, body and headers of an error on a path."""
     status = error_status(error)
     headers: dict[str, str] = dict(error.headers) if isinstance(error, HttpError) else {}
     if isinstance(error, Overloaded):
@@ -230,6 +270,9 @@ def error_reply(error: ServiceError, *, request_id: str) -> ErrorReply:
         headers["retry-after"] = str(_DEAD_RETRY_AFTER_S)
     if status < 500 and status != 429:
         headers["x-should-retry"] = "false"  # read by the openai clients, which else retry 408 and 409
+    if speaks_anthropic(path):
+        headers["request-id"] = request_id  # what the anthropic clients read
+        return ErrorReply(status, msgspec.json.encode(anthropic_body(error, request_id=request_id)), headers)
     return ErrorReply(status, error_body(error, request_id=request_id), headers)
 
 
@@ -251,11 +294,6 @@ def _error_type(status: int) -> str:
     if status == 503:
         return "service_unavailable_error"
     return "server_error" if status >= 500 else "invalid_request_error"
-
-
-def _body(message: str, *, kind: str, param: str | None, code: str) -> bytes:
-    param = None if param is None else _printable(param, _MAX_PARAM_CHARS)
-    return msgspec.json.encode(ErrorBody(ErrorDetail(_printable(message, _MAX_MESSAGE_CHARS), kind, param, code)))
 
 
 def _printable(text: str, max_chars: int) -> str:

@@ -38,6 +38,7 @@ class Ended(msgspec.Struct):
 
     index: int
     finish_reason: str
+    stop_string: str | None = None  # the one that was found
 
 
 Event = Piece | Ended
@@ -231,7 +232,7 @@ class _Child:
         if finish_reason:
             self.finish_reason = finish_reason
             self._metrics.observe("e2e_request_latency_seconds", self.last_s - self._spec.arrival_s)
-            events.append(Ended(self.index, finish_reason))
+            events.append(Ended(self.index, finish_reason, self._stop.matched if self._stop is not None else None))
         return events
 
     def _pieces(self, delta: Delta, texts: list[str], tail: str, num_used: int) -> list[Event]:

@@ -48,7 +48,7 @@ class KeyGuard:
         record.outcome = error.code
         if scope["method"] == "POST":
             self._on_refusal(error)
-        reply = error_reply(error, request_id=record.request_id)
+        reply = error_reply(error, request_id=record.request_id, path=scope["path"])
         headers = {"content-type": "application/json", "content-length": str(len(reply.body)), **reply.headers}
         lines = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": reply.status, "headers": lines})

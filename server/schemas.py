@@ -222,17 +222,20 @@ class CompletionBody(_CommonBody):
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def parse_body(model: type[Body], value: Any) -> Body:
-    """Check a decoded JSON object against a schema. Raises InvalidParameter for its first fault."""
+def parse_body(model: type[Body], value: Any, *, at: str = "") -> Body:
+    """Check a decoded JSON object against a schema. Raises InvalidParameter for its first fault.
+
+    `at` is the path of the object in the request's body, if it is not the body itself.
+    """
     try:
         return model.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        raise _invalid(first["loc"], kind=first["type"], message=first["msg"], value=first["input"]) from None
+        raise _invalid(first["loc"], at=at, kind=first["type"], message=first["msg"], value=first["input"]) from None
 
 
-def _invalid(loc: tuple[int | str, ...], *, kind: str, message: str, value: Any) -> InvalidParameter:
-    field = ""
+def _invalid(loc: tuple[int | str, ...], *, at: str, kind: str, message: str, value: Any) -> InvalidParameter:
+    field = at
     for part in loc:
         field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else part
     field = field or "body"

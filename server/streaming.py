@@ -16,7 +16,7 @@ from server.errors import ClientGone
 
 PING_INTERVAL_S = 15.0
 SSE_DONE = b"data: [DONE]\n\n"
-_PING = b": ping\n\n"
+PING = b": ping\n\n"
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ async def cancel(task: asyncio.Task[Any]) -> None:
 
 
 class EventStreamResponse(Response):
-    """Sends events as they come, `: ping` while they do not, and ends the source when the client leaves.
+    """Sends events as they come, `ping` while they do not, and ends the source when the client leaves.
 
     `events` yields whole events as bytes; `on_disconnect` tells of a client that left; `close` is always awaited at
     the end, also when `events` was never begun (a generator that was not has no `finally`).
@@ -65,6 +65,7 @@ class EventStreamResponse(Response):
         headers: Mapping[str, str],
         on_disconnect: Callable[[], None],
         close: Callable[[], Awaitable[None]],
+        ping: bytes = PING,
         ping_interval_s: float = PING_INTERVAL_S,
     ) -> None:
         self.status_code = 200
@@ -74,6 +75,7 @@ class EventStreamResponse(Response):
         self._events = events
         self._on_disconnect = on_disconnect
         self._close = close
+        self._ping = ping
         self._ping_interval_s = ping_interval_s
         self._last_sent_s = time.monotonic()
 
@@ -109,7 +111,7 @@ class EventStreamResponse(Response):
                 wait_s = self._last_sent_s + self._ping_interval_s - time.monotonic()
                 if wait_s <= 0:
                     self._last_sent_s = time.monotonic()
-                    await send({"type": "http.response.body", "body": _PING, "more_body": True})
+                    await send({"type": "http.response.body", "body": self._ping, "more_body": True})
                 elif await _is_done_within(gone, wait_s):
                     return
         finally:

@@ -106,10 +106,13 @@ def chat_spec(
     defaults: GenerationDefaults,
     moment: Moment,
     grammar: GrammarSpec | None = None,
+    shrinks_max_tokens: bool = False,
 ) -> GenerationSpec:
     """Check a chat request against the model's limits; without max_tokens the rest of the context is its own."""
     name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     asked = body.max_completion_tokens or body.max_tokens
+    if shrinks_max_tokens and asked is not None:
+        asked = min(asked, max(limits.max_model_len - len(token_ids), 1))
     max_tokens = _fit(
         len(token_ids), asked=asked, asked_by=name, default=limits.max_model_len, limits=limits, param="messages"
     )

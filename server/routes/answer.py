@@ -12,11 +12,10 @@ from fastapi import Request, Response
 from engine.errors import ServiceError
 from engine.protocol import TokenLogprobs
 from server.access import RequestRecord, record_of
-from server.errors import error_body
 from server.generation import Ended, Stats
 from server.service import Service
-from server.streaming import SSE_DONE, EventStreamResponse, cancel, run_while_connected, wait_or_gone
-from server.writers import Writer, sse_event
+from server.sse import StreamWriter
+from server.streaming import EventStreamResponse, cancel, run_while_connected, wait_or_gone
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ async def answer(
     request: Request,
     *,
     generation: Source[E],
-    writer: Writer[E],
+    writer: StreamWriter[E],
     is_stream: bool,
     headers: Mapping[str, str],
 ) -> Response:
@@ -98,7 +97,7 @@ async def answer(
         await source.aclose()
 
     stream = _stream(generation, writer, source=source, first=first, record=record)
-    return EventStreamResponse(stream, headers=headers, on_disconnect=on_disconnect, close=close)
+    return EventStreamResponse(stream, headers=headers, on_disconnect=on_disconnect, close=close, ping=writer.ping)
 
 
 async def _collect(generation: Source[E]) -> list[E]:
@@ -108,38 +107,30 @@ async def _collect(generation: Source[E]) -> list[E]:
 
 async def _stream(
     generation: Source[E],
-    writer: Writer[E],
+    writer: StreamWriter[E],
     *,
     source: AsyncGenerator[E, None],
     first: "asyncio.Task[E]",
     record: RequestRecord,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the whole stream; an error becomes an event of its own, and [DONE] comes in any case."""
+    """Yield the whole stream; an error ends it in the writer's own form."""
     num_open = generation.num_choices
     try:
-        for chunk in writer.opening():
-            yield sse_event(chunk)
+        if opening := writer.opening():
+            yield opening
         event = await first
         while True:
             num_open -= isinstance(event, Ended)
-            chunk = writer.chunk(event, is_last=num_open == 0)
-            if chunk is not None:
-                yield sse_event(chunk)
+            if shown := writer.event(event, is_last=num_open == 0):
+                yield shown
             if num_open == 0:
                 break
             event = await anext(source)
-        closing = writer.closing()
-        if closing is not None:
-            yield sse_event(closing)
+        yield writer.closing()
     except ServiceError as error:
         record.outcome = error.code
-        yield _error_event(error, record)
+        yield writer.failed(error, request_id=record.request_id)
     except Exception:
         logger.exception("stream failed request_id=%s", record.request_id)
         record.outcome = ServiceError.code
-        yield _error_event(ServiceError("internal error"), record)
-    yield SSE_DONE
-
-
-def _error_event(error: ServiceError, record: RequestRecord) -> bytes:
-    return b"data: " + error_body(error, request_id=record.request_id) + b"\n\n"
+        yield writer.failed(ServiceError("internal error"), request_id=record.request_id)

@@ -9,6 +9,7 @@ from server.chat_writer import ChatWriter
 from server.routes.answer import answer
 from server.schemas import ChatBody, parse_body
 from server.service import Service
+from server.sse import DataEvents
 
 
 def chat_router(service: Service) -> APIRouter:
@@ -25,7 +26,7 @@ def chat_router(service: Service) -> APIRouter:
             service,
             request,
             generation=chat.generation,
-            writer=writer,
+            writer=DataEvents(writer),
             is_stream=chat.options.is_stream,
             headers=chat.headers,
         )

@@ -8,6 +8,7 @@ from server.completion_request import prepare_completion
 from server.routes.answer import answer
 from server.schemas import CompletionBody, parse_body
 from server.service import Service
+from server.sse import DataEvents
 from server.tokenizer import Tokenizer
 from server.validate import GenerationSpec
 from server.writers import TextWriter
@@ -29,7 +30,7 @@ def completions_router(service: Service) -> APIRouter:
             service,
             request,
             generation=generation,
-            writer=writer,
+            writer=DataEvents(writer),
             is_stream=options.is_stream,
             headers=completion.headers,
         )

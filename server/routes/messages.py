@@ -1,0 +1,60 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from server.access import record_of
+from server.body import read_json
+from server.chat_request import encode_chat, prepare_chat
+from server.messages_api import translate_count, translate_messages
+from server.messages_chunks import TokenCount
+from server.messages_writer import MessagesWriter
+from server.routes.answer import answer
+from server.schemas import parse_body
+from server.schemas_messages import CountTokensBody, MessagesBody
+from server.service import Service
+from server.translation import client_words, renamed
+
+
+def messages_router(service: Service) -> APIRouter:
+    """Return the routes, bound to one worker's service."""
+    router = APIRouter()
+
+    @router.post("/v1/messages", summary="Message", openapi_extra={"x-body": MessagesBody.__name__})
+    async def create_message(request: Request) -> Response:
+        service.check_room()  # before the body is read
+        record = record_of(request.scope)
+        body = parse_body(MessagesBody, await read_json(request))
+        translation = translate_messages(body)
+        with client_words(translation.names):
+            chat = await prepare_chat(service, translation.body, record, id_prefix="msg_", shrinks_max_tokens=True)
+        ignored = [*translation.ignored, *(renamed(name, translation.names) for name in chat.ignored)]
+        writer = MessagesWriter(
+            chat.head,
+            generation=chat.generation,
+            max_tokens=body.max_tokens,
+            omits_thinking=body.thinking is not None and body.thinking.display == "omitted",
+        )
+        return await answer(
+            service,
+            request,
+            generation=chat.generation,
+            writer=writer,
+            is_stream=chat.options.is_stream,
+            headers={**service.ignored_header(ignored), "request-id": record.request_id},
+        )
+
+    @router.post(
+        "/v1/messages/count_tokens", summary="Count a prompt", openapi_extra={"x-body": CountTokensBody.__name__}
+    )
+    async def count_tokens(request: Request) -> Response:
+        service.limits()
+        body = parse_body(CountTokensBody, await read_json(request))
+        service.model_name(body.model)
+        translation = translate_count(body)
+        with client_words(translation.names):
+            num_tokens = len(await encode_chat(service, translation.body))
+        headers = {**service.ignored_header(translation.ignored), "request-id": record_of(request.scope).request_id}
+        return Response(msgspec.json.encode(TokenCount(num_tokens)), media_type="application/json", headers=headers)
+
+    return router

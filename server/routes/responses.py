@@ -1,0 +1,67 @@
+"""POST /v1/responses, and a clear 404 for what would need stored answers."""
+
+from fastapi import APIRouter, Request, Response
+
+from server.access import record_of
+from server.body import read_json
+from server.chat_events import TextDelta
+from server.chat_request import PreparedChat, prepare_chat
+from server.chat_writer import token_logprobs
+from server.chunks import ChatTokenLogprob
+from server.errors import NotFound
+from server.responses_api import SEALED_REASONING, asks_for_summary, echo_of, translate_responses
+from server.responses_output import Logprobs
+from server.responses_writer import ResponsesWriter
+from server.routes.answer import answer
+from server.schemas import parse_body
+from server.schemas_responses import ResponsesBody
+from server.service import Service
+from server.tokenizer import Tokenizer
+from server.translation import client_words, renamed
+
+
+def responses_router(service: Service) -> APIRouter:
+    """Return the routes, bound to one worker's service."""
+    router = APIRouter()
+
+    @router.post("/v1/responses", summary="Response", openapi_extra={"x-body": ResponsesBody.__name__})
+    async def create_response(request: Request) -> Response:
+        service.check_room()  # before the body is read
+        body = parse_body(ResponsesBody, await read_json(request))
+        translation = translate_responses(body)
+        with client_words(translation.names):
+            chat = await prepare_chat(service, translation.body, record_of(request.scope), id_prefix="resp_")
+        ignored = [*translation.ignored, *(renamed(name, translation.names) for name in chat.ignored)]
+        writer = ResponsesWriter(
+            chat.head,
+            echo_of(body),
+            generation=chat.generation,
+            logprobs=_logprobs(chat, service.tokenizer),
+            is_sealed=SEALED_REASONING in (body.include or ()),
+            is_summary=asks_for_summary(body),
+        )
+        return await answer(
+            service,
+            request,
+            generation=chat.generation,
+            writer=writer,
+            is_stream=chat.options.is_stream,
+            headers=service.ignored_header(ignored),
+        )
+
+    @router.api_route("/v1/responses/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    async def stored_response(path: str) -> Response:
+        raise NotFound(f"There is no response {path[:100]!r}: this server stores none, as if each had store=false.")
+
+    return router
+
+
+def _logprobs(chat: PreparedChat, tokenizer: Tokenizer) -> Logprobs | None:
+    num_top = chat.options.logprobs
+    if num_top is None:
+        return None
+
+    def logprobs(event: TextDelta) -> list[ChatTokenLogprob]:
+        return token_logprobs(event.token_ids, event.logprobs or (), tokenizer=tokenizer, num_top=num_top)
+
+    return logprobs
