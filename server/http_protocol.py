@@ -144,6 +144,7 @@ class _Connection(h11.Connection):
             if isinstance(event, h11.Request):
                 head = head[: len(head) - len(self.trailing_data[0])]
                 _check_size(len(head), num_lines=head.count(b"\n") - 2)  # less the request line and the empty line
+                _check_framing(event)
             elif isinstance(event, h11.EndOfMessage):
                 num_bytes = sum(len(name) + len(value) + len(": \r\n") for name, value in event.headers)
                 _check_size(num_bytes, num_lines=len(event.headers))
@@ -156,6 +157,15 @@ class _Connection(h11.Connection):
 def _check_size(num_bytes: int, *, num_lines: int) -> None:
     if num_bytes > MAX_HEADER_BYTES or num_lines > MAX_HEADER_LINES:
         raise h11.RemoteProtocolError("headers over the limits", error_status_hint=_TOO_LARGE)
+
+
+def _check_framing(request: h11.Request) -> None:
+    """Refuse what a proxy before us may read otherwise than h11 does, and so take for two requests or none."""
+    if not request.http_version.startswith(b"1."):
+        raise h11.RemoteProtocolError("the version must be HTTP/1.1 or HTTP/1.0")
+    names = {name for name, _ in request.headers}
+    if b"content-length" in names and b"transfer-encoding" in names:  # RFC 9112, §6.1
+        raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding contradict each other")
 
 
 def _refusal(error: h11.RemoteProtocolError) -> HttpError:

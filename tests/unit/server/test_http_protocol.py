@@ -73,9 +73,25 @@ def check_error(reply: tuple[int, dict[str, str], bytes], status: int, code: str
         GET + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n",
         GET + b"Content-Length: -1\r\n\r\n",
         GET + b"Transfer-Encoding: gzip\r\n\r\n",
+        GET + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        GET + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "GET /schön HTTP/1.1\r\nHost: x\r\n\r\n".encode(),
     ],
-    ids=["tls", "no-http", "no-host", "no-colon", "nul", "two-lengths", "negative-length", "gzip", "not-ascii"],
+    ids=[
+        "tls",
+        "no-http",
+        "no-host",
+        "no-colon",
+        "nul",
+        "two-lengths",
+        "negative-length",
+        "gzip",
+        "length-and-chunks",
+        "chunks-and-length",
+        "http-2",
+        "not-ascii",
+    ],
 )
 def test_what_is_not_http_is_a_400_of_openais_form(url, data):
     assert check_error(ask(url, data), 400, "malformed_http").endswith(".")
