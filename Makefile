@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := tests/clients
+FUZZ := tests/fuzz $(addprefix tests/unit/server/test_,body.py detokenizer.py stop_strings.py validate.py)
 CLIENT_VENVS := .venv-clients .venv-clients-openai2
 ARGS ?=
 PIP_ARGS ?=
@@ -33,7 +34,7 @@ test-clients: $(STAMP) $(CLIENT_VENVS:=/.installed) $(CLIENTS)/node/.installed
 	.venv-clients-openai2/bin/python -m pytest $(CLIENTS)/openai2 $(CLIENTS)/test_openai_*.py $(ARGS)
 
 fuzz: $(STAMP)
-	$(BIN)/python -m pytest tests/fuzz $(ARGS)
+	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
