@@ -28,7 +28,8 @@ def claude(daemon):
 def ask(messages, **more):
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    return {"model": MODEL, "max_tokens": 200, "temperature": 0, "messages": messages, **more}
+    body = {"temperature": 0}  # the package has no word for it any more; the API has
+    return {"model": MODEL, "max_tokens": 200, "messages": messages, "extra_body": body, **more}
 
 
 def test_chat(claude):
