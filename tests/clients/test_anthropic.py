@@ -85,7 +85,8 @@ def test_stop_sequences_and_limits(claude):
 
 def test_count_tokens(claude):
     counted = claude.messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": CAPITAL}])
-    assert counted.input_tokens == claude.messages.create(**ask(CAPITAL)).usage.input_tokens
+    usage = claude.messages.create(**ask(CAPITAL)).usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
 
 
 def test_errors_are_the_clients_own(claude):

@@ -11,11 +11,15 @@ from tests.clients import questions
 from tests.clients.questions import CAPITAL, FOLLOW_UP, GEORGE, MADRID, MODEL, PARIS, PERSON, WEATHER, Person
 
 
+def make(base_url, *, responses):
+    return ChatOpenAI(
+        model=MODEL, base_url=base_url, api_key="none", temperature=0, max_retries=0, use_responses_api=responses
+    )
+
+
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
 def model(request, base_url):
-    return ChatOpenAI(
-        model=MODEL, base_url=base_url, api_key="none", temperature=0, max_retries=0, use_responses_api=request.param
-    )
+    return make(base_url, responses=request.param)
 
 
 @tool
@@ -34,11 +38,14 @@ def test_stream(model):
     assert "".join(chunk.text for chunk in model.stream(CAPITAL)) == model.invoke(CAPITAL).text
 
 
-def test_async_stream(model):
-    async def run():
+def test_async_stream(base_url):
+    async def run(model):
         return "".join([chunk.text async for chunk in model.astream(CAPITAL)])
 
-    assert PARIS in asyncio.run(run())
+    async def both():  # in one event loop, since all models share one HTTP client
+        return [await run(make(base_url, responses=responses)) for responses in (False, True)]
+
+    assert all(PARIS in text for text in asyncio.run(both()))
 
 
 def test_multi_turn(model):
