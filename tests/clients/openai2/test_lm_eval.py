@@ -21,7 +21,7 @@ dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
 output_type: multiple_choice
 doc_to_text: {prompt}
-doc_to_choice: ["The capital of {{{{country}}}} is Banana.", "The capital of {{{{country}}}} is {{{{capital}}}}."]
+doc_to_choice: choices
 doc_to_target: 1
 target_delimiter: ""
 metric_list: [{{metric: acc}}]
@@ -33,7 +33,7 @@ dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
 output_type: generate_until
 doc_to_text: {prompt}
-doc_to_target: "The capital of {{{{country}}}} is {{{{capital}}}}."
+doc_to_target: right
 target_delimiter: ""
 generation_kwargs: {{until: ["\\n"], max_gen_toks: 30, do_sample: false}}
 metric_list: [{{metric: exact_match}}]
@@ -43,7 +43,10 @@ metric_list: [{{metric: exact_match}}]
 @pytest.fixture
 def evaluate(request, base_url, tmp_path):
     data = tmp_path / "capitals.jsonl"
-    rows = [json.dumps({"country": country, "capital": capital}) for country, capital in CAPITALS.items()]
+    rows = []
+    for country, capital in CAPITALS.items():
+        wrong, right = (f"The capital of {country} is {city}." for city in ("Banana", capital))
+        rows.append(json.dumps({"country": country, "right": right, "choices": [wrong, right]}))
     data.write_text("\n".join(rows))
     for name, text in (("choice", CHOICE), ("write", WRITE)):
         (tmp_path / f"{name}.yaml").write_text(text.format(data=data, prompt=json.dumps(PROMPT)))
