@@ -133,8 +133,8 @@ def _success(path: str, *, has_body: bool) -> Schema:
         return _response("Success", {"text/plain" if path == "/metrics" else "application/json": {}}, headers)
     content = _json_content(_name(answers.whole))
     if answers.event is not None:
-        description = f"With stream: events `data: {_name(answers.event)}`, then `data: [DONE]`"
-        content["text/event-stream"] = {"schema": {"type": "string", "description": description}}
+        event = {"type": "string", "description": f"{_name(answers.event)}, and [DONE] at the end"}
+        content["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": event}}}
     return _response("Success", content, headers)
 
 
