@@ -1,11 +1,13 @@
 """Streams: whatever tokens come, in whatever portions, the events are whole and sum up to the whole answer."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.resolve import resolve_model
 from tests.fakes import FakeEngineClient, FakeSupervisor
 from tests.fuzz.conftest import seeds
 from tests.unit.server.conftest import Harness, chat_text, stream_chunks, write_model_folder
@@ -14,9 +16,13 @@ TEXTS = [path.read_bytes().decode() for path in seeds("texts")]
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 
 
+TEMPLATE = Path(resolve_model(None).folder) / "chat_template.jinja"  # of a model that thinks and calls tools
+
+
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Harness:
-    return Harness(write_model_folder(tmp_path_factory.mktemp("model")), FakeEngineClient(), FakeSupervisor())
+    folder = write_model_folder(tmp_path_factory.mktemp("model"), chat_template=TEMPLATE.read_text(encoding="utf-8"))
+    return Harness(folder, FakeEngineClient(), FakeSupervisor())
 
 
 def answers(app: Harness, ids: list[int], size: int, **fields: object) -> tuple[dict, list[dict]]:
@@ -55,13 +61,13 @@ TAGS = [
 WRITTEN = st.lists(st.sampled_from([*TAGS, *TEXTS]) | st.text(max_size=6), max_size=8).map("".join)
 
 
-@given(WRITTEN, st.integers(1, 9))
-def test_any_text_with_tools_is_one_answer_whole_or_streamed(app, text, size):
+@given(WRITTEN, st.integers(1, 9), st.booleans())
+def test_any_text_with_tools_is_one_answer_whole_or_streamed(app, text, size, is_thinking):
     ids = [id_ for id_ in app.ids(text) if id_ > 2][:200]
     app.client.script, app.client.tokens_per_delta = ids, size
     if app.chat(tools=[TOOL]).status_code == 400:
         pytest.skip("tools are not served")
-    whole, chunks = answers(app, ids, size, tools=[TOOL])
+    whole, chunks = answers(app, ids, size, tools=[TOOL], chat_template_kwargs={"enable_thinking": is_thinking})
     message = whole["choices"][0]["message"]
     assert chat_text(chunks) == (message["content"] or "")
     assert streamed(chunks, "reasoning_content") == (message.get("reasoning_content") or "")
