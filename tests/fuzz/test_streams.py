@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from server.resolve import resolve_model
-from tests.fakes import FakeEngineClient, FakeSupervisor
+from tests.fakes import READY, FakeEngineClient, FakeSupervisor
 from tests.fuzz.conftest import seeds
 from tests.unit.server.conftest import Harness, chat_text, stream_chunks, write_model_folder
 
@@ -22,7 +23,7 @@ TEMPLATE = Path(resolve_model(None).folder) / "chat_template.jinja"  # of a mode
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Harness:
     folder = write_model_folder(tmp_path_factory.mktemp("model"), chat_template=TEMPLATE.read_text(encoding="utf-8"))
-    return Harness(folder, FakeEngineClient(), FakeSupervisor())
+    return Harness(folder, FakeEngineClient(ready=msgspec.structs.replace(READY, max_model_len=4096)), FakeSupervisor())
 
 
 def answers(app: Harness, ids: list[int], size: int, **fields: object) -> tuple[dict, list[dict]]:
