@@ -1,27 +1,40 @@
 # make serve · make test · make lint: each sets itself up first, in .venv, on a machine with Python 3.11 or newer and pip.
 #   make serve ARGS="./my-model --port 8123"     make test ARGS="-k tokenizer"     PIP_ARGS: more flags for pip
+# make test-clients · make fuzz: slower, and left out of make test. The clients get environments of their own.
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLIENTS := tests/clients
+FUZZ := tests/fuzz $(addprefix tests/unit/server/test_,body.py detokenizer.py stop_strings.py validate.py)
+CLIENT_VENVS := .venv-clients .venv-clients-openai2
 ARGS ?=
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format clean
+.PHONY: help serve test test-clients fuzz lint format clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
 	@echo 'make test    run the tests; ARGS="-k name" for some'
+	@echo 'make test-clients   drive the server with other people'"'"'s clients, in Python and on Node'
+	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
 	@echo 'make lint    check the style'
 	@echo 'make format  apply the style'
-	@echo 'make clean   remove $(VENV)'
+	@echo 'make clean   remove what make made'
 
 serve: $(STAMP)
 	@exec $(BIN)/python -m server serve $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+
+test-clients: $(STAMP) $(CLIENT_VENVS:=/.installed) $(CLIENTS)/node/.installed
+	.venv-clients/bin/python -m pytest $(CLIENTS) --ignore $(CLIENTS)/openai2 $(ARGS)
+	.venv-clients-openai2/bin/python -m pytest $(CLIENTS)/openai2 $(CLIENTS)/test_openai_*.py $(ARGS)
+
+fuzz: $(STAMP)
+	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -32,7 +45,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(CLIENT_VENVS) $(CLIENTS)/node/node_modules $(CLIENTS)/node/.installed
 
 # CUDA builds of torch bring their own triton; beside a CPU build it runs the kernels' small cases in its interpreter
 # a version manager's shim may exist for a Python that is not installed, so each candidate is asked
@@ -58,3 +71,16 @@ $(STAMP): pyproject.toml constraints.txt
 		$(BIN)/python -m pip install $(PIP_ARGS) triton==3.6.0; \
 	fi; \
 	touch $(STAMP)
+
+# the interpreter that $(VENV) was made with makes these too
+.venv-clients/.installed: $(CLIENTS)/requirements.txt | $(STAMP)
+.venv-clients-openai2/.installed: $(CLIENTS)/openai2/requirements.txt | $(STAMP)
+$(CLIENT_VENVS:=/.installed):
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python install $(PIP_ARGS) -r $<
+	touch $@
+
+# without Node its tests are skipped
+$(CLIENTS)/node/.installed: $(CLIENTS)/node/package-lock.json
+	if command -v npm >/dev/null; then cd $(CLIENTS)/node && npm ci --no-audit --no-fund; fi
+	touch $@

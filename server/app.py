@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -24,6 +23,7 @@ from server.body import BodyLimit
 from server.errors import ClientGone, error_from_http, error_reply
 from server.key_guard import KeyGuard
 from server.open_requests import OpenRequests
+from server.openapi import openapi_document
 from server.routes.chat import chat_router
 from server.routes.completions import completions_router
 from server.routes.health import metrics_router, public_router
@@ -134,21 +134,6 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
 
 
 def _openapi(app: FastAPI, *, needs_key: bool) -> dict[str, Any]:
-    """FastAPI's document with the request bodies put in: the routes parse them on their own, strictly."""
     if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        components = document.setdefault("components", {}).setdefault("schemas", {})
-        for model in _BODIES.values():
-            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-            components.update(schema.pop("$defs", {}))
-            components[model.__name__] = schema
-        for path in document["paths"].values():
-            name = path.get("post", {}).pop("x-body", None)
-            if name is not None:
-                content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
-                path["post"]["requestBody"] = {"required": True, "content": content}
-        if needs_key:
-            document["components"]["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer"}}
-            document["security"] = [{"ApiKey": []}]
-        app.openapi_schema = document
+        app.openapi_schema = openapi_document(app, bodies=_BODIES, needs_key=needs_key)
     return app.openapi_schema

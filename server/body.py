@@ -62,6 +62,9 @@ async def read_json(request: Request) -> dict[str, Any]:
     if content_type != "application/json" and not content_type.endswith("+json"):
         shown = content_type[:100] or "nothing"
         raise UnsupportedMediaType(f"The content type must be application/json, got {shown}.")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaType(f"The body must not be compressed, got the content encoding {encoding[:100]}.")
     try:
         body = await request.body()
     except ClientDisconnect:

@@ -8,7 +8,7 @@ Beside engine/errors.py's tree there are the errors that exist only in HTTP:
     ├── MissingKey            no API key, or an unknown one
     ├── RequestNotFound       no such running request
     ├── NotFound · ModelNotFound · MethodNotAllowed
-    ├── MalformedHttp · HeadersTooLarge
+    ├── MalformedHttp · HeadersTooLarge · SlowClient
     ├── BodyTooLarge · UnsupportedMediaType · MalformedBody
     ├── DeadlineExceeded      the request's own time is over
     ├── NotReady · Draining   the daemon takes no work now
@@ -112,6 +112,13 @@ class HeadersTooLarge(HttpError):
 
     status = 431
     code = "headers_too_large"
+
+
+class SlowClient(HttpError):
+    """A request that has begun does not come to its end (RFC 9110, §15.5.9)."""
+
+    status = 408
+    code = "slow_client"
 
 
 class BodyTooLarge(HttpError):

@@ -32,6 +32,8 @@ def test_errors_have_openais_form_on_every_path(harness):
     check_error(app.chat(user="x" * 2000), 413, "body_too_large")
     check_error(app.post(CHAT, content=b"{}", headers={"content-type": "text/plain"}), 415, "unsupported_media_type")
     check_error(app.post(CHAT, content=b"{}"), 415, "unsupported_media_type")
+    gzipped = {**JSON_TYPE, "content-encoding": "gzip"}
+    check_error(app.post(CHAT, content=b"\x1f\x8b", headers=gzipped), 415, "unsupported_media_type")
     check_error(app.post(CHAT, content=b"{nope", headers=JSON_TYPE), 400, "malformed_json")
     check_error(app.post(CHAT, content=b'{"temperature": NaN}', headers=JSON_TYPE), 400, "malformed_json")
     check_error(app.post(CHAT, content=b'{"user": "\\ud800"}', headers=JSON_TYPE), 400, "malformed_json")

@@ -7,6 +7,7 @@ from urllib.parse import urlparse
 
 import pytest
 
+from server import http_protocol
 from tests.unit.server.conftest import serving
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
@@ -72,9 +73,25 @@ def check_error(reply: tuple[int, dict[str, str], bytes], status: int, code: str
         GET + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n",
         GET + b"Content-Length: -1\r\n\r\n",
         GET + b"Transfer-Encoding: gzip\r\n\r\n",
+        GET + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        GET + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "GET /schön HTTP/1.1\r\nHost: x\r\n\r\n".encode(),
     ],
-    ids=["tls", "no-http", "no-host", "no-colon", "nul", "two-lengths", "negative-length", "gzip", "not-ascii"],
+    ids=[
+        "tls",
+        "no-http",
+        "no-host",
+        "no-colon",
+        "nul",
+        "two-lengths",
+        "negative-length",
+        "gzip",
+        "length-and-chunks",
+        "chunks-and-length",
+        "http-2",
+        "not-ascii",
+    ],
 )
 def test_what_is_not_http_is_a_400_of_openais_form(url, data):
     assert check_error(ask(url, data), 400, "malformed_http").endswith(".")
@@ -148,3 +165,72 @@ def test_each_refusal_leaves_one_line(url, caplog):
     _, headers, _ = ask(url, b"hello\r\n\r\n")
     lines = [record.getMessage() for record in caplog.records if record.name == "quire.access"]
     assert lines == [f"- - 400 malformed_http {headers['x-request-id']}"]
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(http_protocol, "BODY_PAUSE_S", 0.3)
+    monkeypatch.setattr(http_protocol, "BODY_TIMEOUT_S", 0.8)
+
+
+def drip(url: str, start: bytes, part: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Send a byte now and then until there is an answer."""
+    with connect(url) as connection:
+        connection.sendall(start)
+        for _ in range(50):
+            connection.settimeout(0.1)
+            try:
+                if connection.recv(1, socket.MSG_PEEK):
+                    break
+            except TimeoutError:
+                connection.sendall(part)
+        connection.settimeout(5)
+        return read_reply(connection)
+
+
+@pytest.mark.parametrize("start", [b"G", GET], ids=["method", "headers"])
+def test_headers_that_never_end_are_a_408(impatient, url, start):
+    assert "0.3 s" in check_error(ask(url, start), 408, "slow_client")
+
+
+def test_headers_that_drip_are_a_408(impatient, url):
+    check_error(drip(url, GET + b"x: ", b"a"), 408, "slow_client")
+
+
+def test_a_connection_that_says_nothing_is_closed(impatient, url):
+    with connect(url) as connection:
+        assert connection.recv(100) == b""
+
+
+def test_a_body_that_stops_is_a_408(impatient, url):
+    head = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: 100")
+    check_error(ask(url, head + b"\r\n{"), 408, "slow_client")
+    check_error(ask(url, CHUNKED + b"\r\n1\r\n{"), 408, "slow_client")
+
+
+def test_a_body_that_drips_is_a_408(impatient, url):
+    head = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: 1000")
+    check_error(drip(url, head + b"\r\n", b" "), 408, "slow_client")
+
+
+def test_a_second_request_has_its_own_time(impatient, url):
+    with connect(url) as connection:
+        connection.sendall(GET + b"\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        time.sleep(0.5)  # idle between requests is the keep-alive's business
+        connection.sendall(GET[:10])
+        time.sleep(0.1)
+        connection.sendall(GET[10:] + b"\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        connection.sendall(GET)
+        check_error(read_reply(connection), 408, "slow_client")
+
+
+def test_an_answer_may_take_longer_than_a_request(impatient, harness):
+    app = harness(engine={"delay_s": 0.1}, text="Hello, world! How are you?").app
+    with serving(app) as url, connect(url) as connection:
+        body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+        head = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % len(body))
+        connection.sendall(head + b"Connection: close\r\n\r\n" + body)
+        assert read_reply(connection)[0] == 200

@@ -115,7 +115,7 @@ def test_the_schema_says_that_a_key_is_needed(guarded, harness):
     document = guarded.post("/openapi.json", headers=headers)
     assert document.status_code == 405
     assert harness().get("/openapi.json").json().get("security") is None
-    assert guarded.app.openapi()["security"] == [{"ApiKey": []}]
+    assert guarded.app.openapi()["security"] == [{"bearer": []}, {"x-api-key": []}]
 
 
 def test_a_browsers_preflight_needs_no_key_and_only_its_origin_is_named(harness):

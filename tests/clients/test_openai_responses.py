@@ -1,0 +1,91 @@
+"""OpenAI's Python client, /v1/responses; every answer and event is held against the package's types."""
+
+import asyncio
+import json
+
+import openai
+
+from tests.clients.questions import (
+    CAPITAL,
+    FOLLOW_UP,
+    GEORGE,
+    MADRID,
+    MODEL,
+    PARIS,
+    PERSON,
+    REPORT,
+    WEATHER,
+    WEATHER_FUNCTION,
+    Person,
+    uses_report,
+)
+
+TOOL = {"type": "function", "strict": True, **WEATHER_FUNCTION}
+
+
+def ask(text, **more):
+    return {"model": MODEL, "input": text, "temperature": 0, "store": False, **more}
+
+
+def test_text(client):
+    answer = client.responses.create(**ask(CAPITAL, instructions="Answer shortly."))
+    assert PARIS in answer.output_text
+    assert answer.status == "completed"
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+
+
+def test_stream(client):
+    events = list(client.responses.create(**ask(CAPITAL, stream=True)))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == events[-1].response.output_text
+    assert PARIS in text
+
+
+def test_stream_helper(client):
+    with client.responses.stream(**ask(CAPITAL)) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert stream.get_final_response().output_text == text
+
+
+def test_multi_turn(client):
+    history = [{"role": "user", "content": CAPITAL}]
+    first = client.responses.create(**ask(history))
+    history += [item.to_dict() for item in first.output] + [{"role": "user", "content": FOLLOW_UP}]
+    assert MADRID in client.responses.create(**ask(history)).output_text
+
+
+def test_async(base_url):
+    async def run():
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="none", _strict_response_validation=True) as client:
+            return (await client.responses.create(**ask(CAPITAL))).output_text
+
+    assert PARIS in asyncio.run(run())
+
+
+def test_a_tool_is_called_and_its_result_used(client):
+    history = [{"role": "user", "content": WEATHER}]
+    first = client.responses.create(**ask(history, tools=[TOOL]))
+    (call,) = (item for item in first.output if item.type == "function_call")
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": PARIS})
+    history += [item.to_dict() for item in first.output]
+    history.append({"type": "function_call_output", "call_id": call.call_id, "output": REPORT})
+    assert uses_report(client.responses.create(**ask(history, tools=[TOOL])).output_text)
+
+
+def test_a_streamed_tool_call_is_the_whole_one(client):
+    whole = client.responses.create(**ask(WEATHER, tools=[TOOL])).output
+    with client.responses.stream(**ask(WEATHER, tools=[TOOL])) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_response().output
+    assert {"response.function_call_arguments.delta", "response.function_call_arguments.done"} <= kinds
+    assert [item.arguments for item in final if item.type == "function_call"] == [
+        item.arguments for item in whole if item.type == "function_call"
+    ]
+
+
+def test_parse(client):
+    assert client.responses.parse(**ask(PERSON, text_format=Person)).output_parsed == GEORGE
