@@ -9,25 +9,20 @@ made it large fail, the others are computed again.
 """
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
 
 from engine.engine_stats import EngineStats
 from engine.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError
 from engine.executor import Executor, StepHandle
 from engine.grammar import Grammars, no_compiler
 from engine.metrics import Metrics
-from engine.planned_step import RowOutput
+from engine.outbox import Outbox, Transport
 from engine.protocol import (
     AbortRequest,
     AddRequest,
     ClientGone,
-    Finished,
-    FromEngine,
     QueueState,
     RequestFailed,
-    Started,
-    StepEvents,
     ToEngine,
 )
 from engine.request import Request
@@ -37,22 +32,6 @@ from engine.step import StepPlan, TokenMasks
 logger = logging.getLogger(__name__)
 
 _GATE_POLL_S = 0.001  # while nothing runs, but a grammar compiles
-
-
-class Transport(Protocol):
-    """Messages to and from the clients of the engine (engine/transport.py; LocalTransport in engine/generate.py)."""
-
-    def receive(self, timeout_s: float | None) -> Iterable[tuple[int, ToEngine | ClientGone]]:
-        """Give what arrived, with the client's id. None may block until something arrives; 0 polls."""
-        ...
-
-    def send(self, client_id: int, message: FromEngine) -> None:
-        """Send without blocking; a client that is gone is ignored."""
-        ...
-
-    def broadcast(self, message: FromEngine) -> None:
-        """Send to every client."""
-        ...
 
 
 class Engine:
@@ -94,12 +73,17 @@ class Engine:
         self._grammars = grammars or Grammars(no_compiler, vocab_size=vocab_size)
         self._stats = EngineStats(metrics, scheduler)
         self._in_flight: StepHandle | None = None
-        self._outbox: dict[int, StepEvents] = {}  # by client_id
+        self._outbox = Outbox(transport, self._stats)
 
     @property
     def is_idle(self) -> bool:
         """True if only a message can bring work."""
-        return self._in_flight is None and not self.scheduler.has_work and not self._outbox and not self._grammars.held
+        return (
+            self._in_flight is None
+            and not self.scheduler.has_work
+            and self._outbox.is_empty
+            and not self._grammars.held
+        )
 
     def run_once(self, idle_timeout_s: float | None = None) -> None:
         """Turn the loop once. Blocks for messages only while idle; else waits for nothing but the step before."""
@@ -133,7 +117,9 @@ class Engine:
         """Launch one step and commit the one before; returns what was launched."""
         if self.depth == 1:
             self._commit()
-            self._send_events()  # now: where forward() computes, tokens must not wait for the step after theirs
+            self._outbox.send(
+                self.scheduler.committed_step_id
+            )  # now: where forward() computes, tokens must not wait for the step after theirs
         plan = self.scheduler.schedule(self.clock())
         step = self._executor.forward(plan) if plan else None
         if self.depth > 1:
@@ -178,7 +164,7 @@ class Engine:
                     self._abort(request_id, "stop" if reason == "stop" else "abort")
             case ClientGone():
                 self.abort_all(client_id)
-                self._outbox.pop(client_id, None)
+                self._outbox.drop(client_id)
 
     def _add(self, client_id: int, message: AddRequest) -> None:
         if self.is_draining:
@@ -220,7 +206,9 @@ class Engine:
         """Return what the constrained rows of a plan may sample. Whoever may sample nothing ends."""
         masks, ended = self._grammars.masks(plan)
         if ended:
-            self._send_events()  # each has a token there, and a message has one row of a request
+            self._outbox.send(
+                self.scheduler.committed_step_id
+            )  # each has a token there, and a message has one row of a request
         for request, error in ended:
             if error is None:
                 self._abort(request.request_id, "stop")
@@ -261,11 +249,7 @@ class Engine:
     def _abort(self, request_id: str, reason: str = "abort") -> None:
         request = self.scheduler.abort(request_id, reason) or self._grammars.drop(request_id, reason)
         if request is not None:
-            events = self._events_for(request)
-            events.finished.append(Finished(len(events.request_ids), reason, None))
-            events.request_ids.append(request_id)
-            events.num_tokens.append(0)
-            self._stats.record_finished(request)
+            self._outbox.add_end(request, reason)
 
     def _commit(self) -> None:
         """Wait for the step in flight, if there is one, and turn its tokens into events."""
@@ -283,49 +267,13 @@ class Engine:
                 self._fail(request, error)
         for output in outputs:
             if output.request.finish_reason != "error":
-                self._add_event(output)
+                self._outbox.add_token(output)
         for request in self.scheduler.scored:
             if request.unsent_scores and request.finish_reason is None:  # else they went with its token, or it is over
-                self._add_scores(request)
-
-    def _add_event(self, output: RowOutput) -> None:
-        request = output.request
-        events = self._events_for(request)
-        row = len(events.request_ids)
-        events.request_ids.append(request.request_id)
-        events.num_tokens.append(1)
-        events.token_ids.append(output.token_id)
-        if request.unsent_scores:
-            events.prompt_logprobs[row], request.unsent_scores = request.unsent_scores, []
-        if output.logprobs is not None:
-            events.logprobs[row] = [output.logprobs]
-        if len(request.output_token_ids) == 1:
-            queue_s, prefill_s = self._stats.record_started(request)
-            events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s))
-        if request.finish_reason is not None:
-            events.finished.append(Finished(row, request.finish_reason, request.stop_token_id))
-            self._stats.record_finished(request)
-
-    def _add_scores(self, request: Request) -> None:
-        """Add a row without a token: scores of a prompt that is not computed to its end yet."""
-        events = self._events_for(request)
-        events.prompt_logprobs[len(events.request_ids)], request.unsent_scores = request.unsent_scores, []
-        events.request_ids.append(request.request_id)
-        events.num_tokens.append(0)
-
-    def _events_for(self, request: Request) -> StepEvents:
-        """Return the message being filled for the request's client."""
-        events = self._outbox.get(request.client_id)
-        if events is None:
-            events = self._outbox[request.client_id] = StepEvents(0, [], [], [])
-        return events
+                self._outbox.add_scores(request)
 
     def _send_events(self) -> None:
-        if self._outbox:
-            outbox, self._outbox = self._outbox, {}
-            for client_id, events in outbox.items():
-                events.step_id = self.scheduler.committed_step_id
-                self._transport.send(client_id, events)
+        self._outbox.send(self.scheduler.committed_step_id)
 
 
 def _check_token_ids(token_ids: list[int] | dict[int, float], name: str, vocab_size: int) -> None:

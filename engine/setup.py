@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.config import EngineConfig, SchedulerConfig
-from engine.engine import Engine, Transport
+from engine.engine import Engine
 from engine.errors import StartupError
 from engine.grammar import Grammars
 from engine.grammar_compiler import CompilerLoader
@@ -17,6 +17,7 @@ from engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache, small
 from engine.memory import GIB, check_memory, measure_memory
 from engine.metrics import Metrics
 from engine.model_runner import ModelRunner
+from engine.outbox import Transport
 from engine.scheduler import Scheduler
 from kernels.attention.base import AttentionBackend
 from models.config import ModelConfig
