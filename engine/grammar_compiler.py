@@ -9,7 +9,6 @@ grammar may end never mixes with what the model's own end-of-sequence tokens mea
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from pathlib import Path
@@ -97,8 +96,8 @@ class GrammarCompiler:
 
     def compile(self, spec: GrammarSpec) -> Matcher:
         """Compile, and make the first mask, often the longest to make. Blocks without the lock. Raises GrammarError."""
-        source = spec.source if spec.after is None else self._after(spec.after, spec.source)
-        matcher = Matcher(spec, self._llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits))
+        inner = self._llguidance.LLMatcher(self._tokenizer, spec.source, log_level=0, limits=self._limits)
+        matcher = Matcher(spec, inner)
         mask = bytearray() if matcher.error else bytearray(matcher.inner.compute_bitmask())
         if matcher.error:
             raise GrammarError(sentence(matcher.error))
@@ -120,15 +119,6 @@ class GrammarCompiler:
         places = [(matcher.inner, place) for place, matcher in enumerate(matchers)]
         self._executor.unsafe_compute_mask_ptr(places, masks.ctypes.data, num_bytes, len(matchers))
         return masks
-
-    def _after(self, tag: str, source: str) -> str:
-        """Let any text up to `tag` precede a grammar. Most tags are one token; text it is for other tokenizers."""
-        token_ids = self._tokenizer.tokenize_str(tag, parse_special=True)
-        if len(token_ids) == 1 and self._tokenizer.is_special_token(token_ids[0]):
-            free = f"start: free @answer\nfree: /(.|\\n)*/ <[{token_ids[0]}]>"
-        else:
-            free = f"start: free @answer\nfree[suffix={json.dumps(tag)}]: /(.|\\n)*/"
-        return json.dumps({"grammars": [{"lark_grammar": free}, {"name": "answer", "lark_grammar": source}]})
 
 
 class CompilerLoader:

@@ -57,11 +57,9 @@ class GrammarSpec(msgspec.Struct, frozen=True):
 
     source: llguidance's Lark dialect, which may embed `%json {schema}` and name special tokens (<|name|>, <tag>,
     <[id]>); or its JSON form, {"grammars": [{"lark_grammar": …}, {"name": …, "lark_grammar": …}]}.
-    after: only with Lark, a closing tag such as "</think>": any text up to and with it comes before the grammar's own.
     """
 
     source: str
-    after: str | None = None
 
 
 class GrammarVerdict(msgspec.Struct, omit_defaults=True):

@@ -1,8 +1,7 @@
 """From response_format and structured_outputs to a GrammarSpec. Pure; imports no grammar engine.
 
-Each *_grammar function says in llguidance's Lark what one kind of constraint means. `after`: the closing tag of a
-reasoning that comes first, such as "</think>"; up to it any text is allowed. That a grammar compiles is known only
-after server/grammar_checker.py tried it.
+Each *_grammar function says in llguidance's Lark what one kind of constraint means; reasoning may precede it by
+server/parsers/tool_grammar.py. That a grammar compiles is known only after server/grammar_checker.py tried it.
 """
 
 import json
@@ -33,14 +32,14 @@ class Asked(NamedTuple):
     param: str
 
 
-def json_object_grammar(*, after: str | None = None) -> GrammarSpec:
+def json_object_grammar() -> GrammarSpec:
     """Return the grammar of any JSON object."""
-    return json_schema_grammar({"type": "object"}, after=after)
+    return json_schema_grammar({"type": "object"})
 
 
-def json_schema_grammar(schema: dict[str, Any] | bool, *, after: str | None = None) -> GrammarSpec:
+def json_schema_grammar(schema: dict[str, Any] | bool) -> GrammarSpec:
     """Return the grammar of the JSON values that a schema (draft 2020-12) allows, properties in the schema's order."""
-    return GrammarSpec(f"start: {json_part(schema)}", after)
+    return GrammarSpec(f"start: {json_part(schema)}")
 
 
 def json_part(schema: dict[str, Any] | bool) -> str:
@@ -49,7 +48,7 @@ def json_part(schema: dict[str, Any] | bool) -> str:
     return f"%json {_quoted(styled)}"
 
 
-def regex_grammar(regex: str, *, after: str | None = None) -> GrammarSpec:
+def regex_grammar(regex: str) -> GrammarSpec:
     """Return the grammar of the texts that a regular expression matches as a whole (Rust's syntax; \\d is ASCII)."""
     parts: list[str] = []
     characters = iter(regex)
@@ -61,18 +60,18 @@ def regex_grammar(regex: str, *, after: str | None = None) -> GrammarSpec:
             parts.append(character + escaped)
         else:
             parts.append(f"\\x{{{ord(escaped or character):x}}}")
-    return GrammarSpec(f"start: /{''.join(parts)}/", after)
+    return GrammarSpec(f"start: /{''.join(parts)}/")
 
 
-def choice_grammar(choices: Sequence[str], *, after: str | None = None) -> GrammarSpec:
+def choice_grammar(choices: Sequence[str]) -> GrammarSpec:
     """Return the grammar of exactly one of some strings."""
     texts = " | ".join(map(_quoted, choices))
-    return GrammarSpec(f"start: CHOICE\nCHOICE: {texts}", after)
+    return GrammarSpec(f"start: CHOICE\nCHOICE: {texts}")
 
 
-def lark_grammar(source: str, *, after: str | None = None) -> GrammarSpec:
+def lark_grammar(source: str) -> GrammarSpec:
     """Return a grammar that a client wrote."""
-    return GrammarSpec(source, after)
+    return GrammarSpec(source)
 
 
 def _quoted(value: Any) -> str:
@@ -80,12 +79,10 @@ def _quoted(value: Any) -> str:
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 
-def asked_grammar(
-    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, *, after: str | None = None
-) -> Asked | None:
+def asked_grammar(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> Asked | None:
     """Return the constraint that a body asks for; None: any text. Raises InvalidParameter."""
-    by_format = None if response_format is None else _of_format(response_format, after)
-    by_outputs = None if structured_outputs is None else _of_outputs(structured_outputs, after)
+    by_format = None if response_format is None else _of_format(response_format)
+    by_outputs = None if structured_outputs is None else _of_outputs(structured_outputs)
     if by_format is not None and by_outputs is not None:
         raise InvalidParameter(
             f"response_format and {by_outputs.param} both constrain the answer; only one of them can.",
@@ -94,7 +91,7 @@ def asked_grammar(
     return by_format or by_outputs
 
 
-def _of_format(asked: ResponseFormat, after: str | None) -> Asked | None:
+def _of_format(asked: ResponseFormat) -> Asked | None:
     kinds = ("text", "json_object", "json_schema")
     if asked.type not in kinds:
         raise InvalidParameter(
@@ -109,14 +106,14 @@ def _of_format(asked: ResponseFormat, after: str | None) -> Asked | None:
     if asked.type == "text":
         return None
     if asked.type == "json_object":
-        return Asked(json_object_grammar(after=after), "response_format")
+        return Asked(json_object_grammar(), "response_format")
     if asked.json_schema is None:
         raise InvalidParameter("response_format.json_schema is required.", param="response_format.json_schema")
     param = "response_format.json_schema.schema"
-    return Asked(json_schema_grammar(_checked_schema(asked.json_schema.schema_, param), after=after), param)
+    return Asked(json_schema_grammar(_checked_schema(asked.json_schema.schema_, param)), param)
 
 
-def _of_outputs(asked: StructuredOutputs, after: str | None) -> Asked | None:
+def _of_outputs(asked: StructuredOutputs) -> Asked | None:
     values = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar}
     given = [name for name, value in values.items() if value is not None]
     if asked.model_extra:
@@ -134,15 +131,15 @@ def _of_outputs(asked: StructuredOutputs, after: str | None) -> Asked | None:
         return None
     param = f"structured_outputs.{given[0]}"
     if asked.json_ is not None:
-        return Asked(json_schema_grammar(_checked_schema(asked.json_, param), after=after), param)
+        return Asked(json_schema_grammar(_checked_schema(asked.json_, param)), param)
     if asked.regex is not None:
         _check_regex(asked.regex, param)
-        return Asked(regex_grammar(asked.regex, after=after), param)
+        return Asked(regex_grammar(asked.regex), param)
     if asked.choice is not None:
         _check_choices(asked.choice, param)
-        return Asked(choice_grammar(asked.choice, after=after), param)
+        return Asked(choice_grammar(asked.choice), param)
     assert asked.grammar is not None
-    return Asked(lark_grammar(_checked_lark(asked.grammar, param), after=after), param)
+    return Asked(lark_grammar(_checked_lark(asked.grammar, param)), param)
 
 
 def _checked_schema(value: Any, param: str) -> dict[str, Any] | bool:

@@ -22,7 +22,6 @@ from server.structured import (
     choice_grammar,
     json_object_grammar,
     json_schema_grammar,
-    lark_grammar,
     regex_grammar,
 )
 from tests.unit.server.conftest import check_error
@@ -114,17 +113,6 @@ def test_references_and_the_keywords_of_pydantic_compile():
     spec = json_schema_grammar(Owner.model_json_schema())
     assert takes(spec, '{"pet": {"kind": "dog", "friends": [{"kind": "dog"}]}}')
     assert not takes(spec, '{"pet": {"kind": "dog", "lives": 3}, "note": 1}')
-
-
-def test_a_reasoning_comes_before_the_answer():
-    for spec in (
-        choice_grammar(["yes"], after="</think>"), regex_grammar("yes", after="</think>"),
-        lark_grammar('start: yes\nyes: "yes"', after="</think>"),
-    ):  # fmt: skip
-        assert takes(spec, "hm, {no}\n\n</think>yes")
-        assert not takes(spec, "yes")
-        assert not takes(spec, "hm</think>no")
-    assert takes(json_schema_grammar({"type": "integer"}, after="</think>"), "12 or so?</think>12")
 
 
 def test_what_asks_for_nothing_is_no_grammar():
