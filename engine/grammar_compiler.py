@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 _END = "<|end of grammar|>"
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 _MIN_PARALLEL = 16  # masks; fewer are made sooner than threads wake up
 _MAX_THREADS = 8
 _MAX_LEXER_STATES = 50_000  # of one or two KiB each, kept as long as the grammar
@@ -96,7 +97,8 @@ class GrammarCompiler:
 
     def compile(self, spec: GrammarSpec) -> Matcher:
         """Compile, and make the first mask, often the longest to make. Blocks without the lock. Raises GrammarError."""
-        inner = self._llguidance.LLMatcher(self._tokenizer, spec.source, log_level=0, limits=self._limits)
+        source = _without_forcing(spec.source)
+        inner = self._llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         matcher = Matcher(spec, inner)
         mask = bytearray() if matcher.error else bytearray(matcher.inner.compute_bitmask())
         if matcher.error:
@@ -160,6 +162,20 @@ def _with_end_token(tokenizer_json: bytes) -> tuple[str, int]:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     config["added_tokens"] = [*added, {"id": token_id, "content": _END, **flags}]
     return msgspec.json.encode(config).decode(), token_id
+
+
+def _without_forcing(source: str) -> str:
+    """Let masks be made of bytes alone, also where only one text can follow.
+
+    Else llguidance encodes that text, finds the token of a tag in it (<think> in a string of a schema), and allows that
+    alone, which no text matches.
+    """
+    if not source.lstrip().startswith("{"):
+        return source + _NO_FORCING
+    form = msgspec.json.decode(source)
+    for grammar in form["grammars"]:
+        grammar["lark_grammar"] += _NO_FORCING
+    return msgspec.json.encode(form).decode()
 
 
 def _reason(error: str) -> str:

@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from engine.errors import GrammarError, InvalidParameter
 from engine.grammar_compiler import GrammarCompiler
@@ -26,6 +27,7 @@ from server.structured import (
 )
 from tests.unit.server.conftest import check_error
 
+TOKENIZER = Tokenizer.from_file(str(DEMO_FOLDER / "tokenizer.json"))
 COMPILER = GrammarCompiler((DEMO_FOLDER / "tokenizer.json").read_bytes())
 CHOICES = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=12), min_size=1, max_size=6, unique=True)
 
@@ -43,8 +45,25 @@ def test_any_text_can_stand_in_a_regex_and_in_a_schema(text):
 def takes(spec: GrammarSpec, text: str) -> bool:
     """True if a text is one of a grammar's, whole."""
     matcher = COMPILER.compile(spec)
-    token_ids = COMPILER._tokenizer.tokenize_bytes(text.encode())
+    token_ids = [token_id for char in text for token_id in TOKENIZER.encode(char).ids]  # never a tag
     return all(matcher.accept(token_id) for token_id in token_ids) and matcher.inner.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        choice_grammar(["<think>"]), choice_grammar(["<|im_end|>"]), choice_grammar(["<|im_end|>", "<|im_start|>"]),
+        json_schema_grammar({"enum": ["</think>a", "<tool_call>"]}), regex_grammar("<think>[a-c]</think>"),
+    ],
+)  # fmt: skip
+def test_a_text_that_reads_as_a_tag_is_written_in_characters(spec):
+    matcher = COMPILER.compile(spec)
+    while not matcher.is_ended:
+        (words,) = COMPILER.fill_masks([matcher])
+        allowed = [t for t in range(COMPILER.end_token_id) if words[t // 32] >> t % 32 & 1]
+        assert allowed
+        assert not any(COMPILER._tokenizer.is_special_token(token_id) for token_id in allowed)
+        assert matcher.accept(allowed[-1]), matcher.error
 
 
 def asked(**fields):
