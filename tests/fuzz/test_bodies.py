@@ -7,16 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.body import parse_json
-from server.errors import MalformedBody
+from server.errors import MalformedBody, speaks_anthropic
 from server.schemas import ChatBody, CompletionBody
+from server.schemas_messages import MessagesBody
+from server.schemas_responses import ResponsesBody
+from server.schemas_tokens import TokenizeBody
 from tests.fakes import FakeEngineClient, FakeSupervisor
 from tests.fuzz.conftest import seeds
 from tests.unit.server.conftest import CHAT, COMPLETIONS, Harness, stream_chunks, write_model_folder
 
 SEEDS = [path.read_bytes() for path in seeds("bodies")]
 TEXTS = [path.read_bytes().decode() for path in seeds("texts")]
+RESPONSES, ANTHROPIC = "/v1/responses", "/v1/messages"
 JSON_TYPE = {"content-type": "application/json"}
-CODES = {400: ("invalid_parameter", "unsupported_feature", "context_length_exceeded", "malformed_json")}
+CODES = ("invalid_parameter", "unsupported_feature", "context_length_exceeded", "malformed_json", "model_not_found")
+CODES += ("deadline_exceeded", "invalid_grammar")
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +33,12 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Harness:
 def check(reply) -> None:
     if reply.status_code != 200:
         assert reply.status_code in (400, 404, 408), reply.text
-        assert reply.json()["error"]["code"] in (*CODES[400], "model_not_found", "deadline_exceeded")
+        if not speaks_anthropic(reply.request.url.path):
+            assert reply.json()["error"]["code"] in CODES
         assert len(reply.content) < 4096
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, ANTHROPIC, "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("seed", seeds("bodies"), ids=lambda path: path.name)
 def test_the_corpus_is_answered(app, seed, path):
     check(app.post(path, content=seed.read_bytes(), headers=JSON_TYPE))
@@ -93,6 +99,8 @@ MESSAGES = st.lists(
 )
 RIGHT = {
     "messages": MESSAGES,
+    "input": st.sampled_from(TEXTS) | MESSAGES,
+    "tokens": st.lists(st.integers(0, 450), max_size=9),
     "prompt": st.sampled_from(TEXTS) | st.lists(st.integers(0, 450), min_size=1, max_size=9),
     "n": st.integers(1, 4),
     "max_tokens": st.integers(1, 30),
@@ -118,7 +126,10 @@ def post(app: Harness, path: str, body: dict) -> None:
     reply = app.post(path, content=json.dumps(body).encode(), headers=JSON_TYPE)
     check(reply)
     if reply.status_code == 200 and reply.headers["content-type"].startswith("text/event-stream"):
-        assert all("error" not in chunk for chunk in stream_chunks(reply.text)), reply.text
+        if path in (CHAT, COMPLETIONS):
+            assert all("error" not in chunk for chunk in stream_chunks(reply.text)), reply.text
+        else:
+            assert "event: error" not in reply.text
 
 
 @given(bodies(ChatBody, "messages"))
@@ -129,3 +140,18 @@ def test_any_chat_body_is_answered_or_refused(app, body):
 @given(bodies(CompletionBody, "prompt"))
 def test_any_completion_body_is_answered_or_refused(app, body):
     post(app, COMPLETIONS, body)
+
+
+@given(bodies(ResponsesBody, "input"))
+def test_any_responses_body_is_answered_or_refused(app, body):
+    post(app, RESPONSES, body)
+
+
+@given(bodies(MessagesBody, "messages"))
+def test_any_messages_body_is_answered_or_refused(app, body):
+    post(app, ANTHROPIC, {"max_tokens": 9, **body})
+
+
+@given(bodies(TokenizeBody, "messages") | bodies(TokenizeBody, "prompt"))
+def test_any_text_is_tokenized_or_refused(app, body):
+    post(app, "/tokenize", body)
