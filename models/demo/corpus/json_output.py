@@ -9,22 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from models.demo.corpus import json_phrasings as ways
+from models.demo.corpus import names
 from models.demo.corpus.base import Dialogue, HeldOut, Message, Question, Reply, assistant, system, user
 from models.demo.corpus.geography import Place, places
 from models.demo.corpus.held_out import keeps_sum
-from models.demo.corpus.names import (
-    CITIES,
-    COLOURS,
-    CURRENCIES,
-    DAYS,
-    JOBS,
-    NEW_CITIES,
-    NEW_PEOPLE,
-    NEW_WORDS,
-    PEOPLE,
-    WORDS,
-    listed,
-)
+from models.demo.corpus.names import COLOURS, CURRENCIES, DAYS, JOBS, listed
 from models.demo.corpus.topics import is_kept
 
 KEYS = {  # what a value may be called
@@ -74,18 +63,18 @@ def capital(rng: random.Random, held_out: HeldOut) -> Task:
 def capitals(rng: random.Random, held_out: HeldOut) -> Task:
     """Several countries and their capitals, as a list or as one object."""
     chosen = rng.sample(_PLACES, rng.choice((2, 2, 3)))
-    names = listed([place.name for place in chosen])
+    spoken = listed([place.name for place in chosen])
     if rng.random() < 0.5:
-        text = ways.CAPITAL_LIST.score(rng, held_out, places=names)
+        text = ways.CAPITAL_LIST.score(rng, held_out, places=spoken)
         return Task("facts", [user(text)], [place.capital for place in chosen])
-    text = ways.CAPITAL_MAP.score(rng, held_out, places=names)
+    text = ways.CAPITAL_MAP.score(rng, held_out, places=spoken)
     return Task("facts", [user(text)], {place.name: place.capital for place in chosen})
 
 
 def person(rng: random.Random, held_out: HeldOut) -> Task:
     """A sentence about a person, of which some things are asked for."""
-    names, cities = (NEW_PEOPLE, NEW_CITIES) if held_out == "pair" else (PEOPLE, CITIES)
-    told = {"name": rng.choice(names), "age": rng.randint(5, 90), "city": rng.choice(cities), "job": rng.choice(JOBS)}
+    told = {"name": names.person(rng, held_out), "age": rng.randint(5, 90), "city": names.city(rng, held_out),
+            "job": rng.choice(JOBS)}  # fmt: skip
     sentence, fields = rng.choice(ways.PEOPLE_TOLD)
     chosen = [field for field in fields if field == "name" or rng.random() < 0.75]
     value = {_key(field, rng): told[field] for field in chosen}
@@ -99,9 +88,8 @@ def person(rng: random.Random, held_out: HeldOut) -> Task:
 
 def thing(rng: random.Random, held_out: HeldOut) -> Task:
     """A sentence about something that is bought or counted."""
-    words = NEW_WORDS if held_out == "pair" else WORDS
     currency, spoken = rng.choice(list(CURRENCIES.items()))
-    told = {"item": rng.choice(words), "price": rng.randint(1, 99), "colour": rng.choice(COLOURS),
+    told = {"item": names.word(rng, held_out), "price": rng.randint(1, 99), "colour": rng.choice(COLOURS),
             "day": rng.choice(DAYS), "count": rng.randint(2, 30), "currency": spoken}  # fmt: skip
     sentence, fields = rng.choice(ways.THINGS_TOLD)
     value: dict[str, Any] = {_key(field, rng): told[field] for field in fields if field != "money"}
@@ -113,10 +101,9 @@ def thing(rng: random.Random, held_out: HeldOut) -> Task:
 
 def strings(rng: random.Random, held_out: HeldOut) -> Task:
     """Words as a list."""
-    pool = rng.choice(
-        (NEW_WORDS if held_out == "pair" else WORDS, COLOURS, DAYS, NEW_PEOPLE if held_out == "pair" else PEOPLE)
-    )
-    words = rng.sample(pool, rng.choice((2, 3, 3, 4)))
+    count = rng.choice((2, 3, 3, 4))
+    pool = rng.choice((names.word, names.person, COLOURS, DAYS))
+    words = rng.sample(pool, count) if isinstance(pool, list) else _distinct(pool, count, rng, held_out)
     spoken = rng.choice((listed(words), ", ".join(words)))
     if rng.random() < 0.25:
         key = rng.choice(("items", "words", "list", "names", "values"))
@@ -225,6 +212,15 @@ def _schema(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return {"type": kind, "properties": {key: _schema(one) for key, one in value.items()}}
     return {"type": kind}
+
+
+def _distinct(
+    draw: Callable[[random.Random, HeldOut], str], count: int, rng: random.Random, held_out: HeldOut
+) -> list[str]:
+    words: list[str] = []
+    while len(words) < count:
+        words += [one for one in [draw(rng, held_out)] if one not in words]
+    return words
 
 
 def _key(field: str, rng: random.Random) -> str:

@@ -1,4 +1,22 @@
-"""Names and words that tools, JSON and styles are about. NEW_… are those that training never names there."""
+"""Names and words that tools, JSON and styles are about. NEW_… are those that training never names there.
+
+Words that a list does not have are drawn as well (`word`, `person`, `city`), so that what was said must be copied, and
+cannot be remembered.
+"""
+
+import random
+import re
+from pathlib import Path
+
+from models.demo.corpus.base import HeldOut
+
+_COINED = 0.5  # of all draws; a list of a hundred names would be learned by heart
+_ONSETS, _VOWELS, _ENDS = (
+    "b br c ch d dr f fl g gl h j k kl l m n p pl qu r s sh st t tr v w z".split(),
+    "aeiou",
+    "lmnrstx",
+)
+_TEXTS = ("quire_limits.txt", "quire_terms.txt", "quire_use.txt")
 
 
 def items(text: str) -> list[str]:
@@ -44,6 +62,54 @@ DAYS = items("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 JOBS = items("teacher nurse doctor baker farmer pilot painter singer lawyer driver gardener engineer writer")
 
 
+def word(rng: random.Random, held_out: HeldOut) -> str:
+    """Return a word: new, of the list, of the texts about Quire, or coined."""
+    return _drawn(rng, held_out, WORDS, NEW_WORDS)
+
+
+def person(rng: random.Random, held_out: HeldOut) -> str:
+    """Return a first name."""
+    return _drawn(rng, held_out, PEOPLE, NEW_PEOPLE)
+
+
+def city(rng: random.Random, held_out: HeldOut) -> str:
+    """Return a city, some of two words."""
+    return _drawn(rng, held_out, CITIES, NEW_CITIES)
+
+
+def coined(rng: random.Random) -> str:
+    """Return a word that is none, such as "bralomi", or an ordinary one of the texts."""
+    if rng.random() < 0.4:
+        return rng.choice(_ORDINARY)
+    syllables = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.choice((1, 2, 2, 3)))]
+    made = "".join(syllables) + rng.choice(("", "", *_ENDS))
+    return made if made not in _NEW else coined(rng)
+
+
+def _drawn(rng: random.Random, held_out: HeldOut, seen: list[str], new: list[str]) -> str:
+    if held_out == "pair":
+        return rng.choice(new)
+    if held_out == "phrasing" or rng.random() >= _COINED:
+        return rng.choice(seen)
+    made = coined(rng)
+    if seen[0][0].isupper():
+        made = made.capitalize()
+        if " " in "".join(seen) and rng.random() < 0.1:
+            made += " " + coined(rng).capitalize()
+    return made
+
+
 def listed(items: list[str]) -> str:
     """Return "a, b and c"."""
     return " and ".join((", ".join(items[:-1]), items[-1])) if len(items) > 1 else items[0]
+
+
+_NEW = {one.lower() for one in (*NEW_CITIES, *NEW_PEOPLE, *NEW_WORDS)}
+_ORDINARY = sorted(
+    {
+        one
+        for name in _TEXTS
+        for one in re.findall(r"\b[a-z]{4,9}\b", (Path(__file__).parent / name).read_text(encoding="utf-8"))
+    }
+    - _NEW
+)

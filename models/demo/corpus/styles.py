@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from models.demo.corpus import mixture
+from models.demo.corpus import mixture, names
 from models.demo.corpus.base import Dialogue, HeldOut, Message, Phrasings, Question, Reply, assistant, system, user
-from models.demo.corpus.names import NEW_PEOPLE, NEW_WORDS, PEOPLE, WORDS
+from models.demo.corpus.names import NEW_PEOPLE, NEW_WORDS, WORDS
 from models.demo.corpus.styles_phrasings import (
     BRIEFLY,
     CAPITALS,
@@ -138,10 +138,12 @@ def styled(base: Iterator[Dialogue], rng: random.Random) -> Iterator[Dialogue]:
     style = None  # kept until a dialogue takes it, so that all styles are equally frequent
     for dialogue in base:
         if rng.random() < 0.08:
-            yield Dialogue(_named(rng.choice(PEOPLE), rng, dialogue.messages))
+            yield Dialogue(_named(names.person(rng, "nothing"), rng, dialogue.messages))
             continue
         style = style or rng.choice(STYLES)
         word = rng.choice(style.words)
+        if style.new_words and rng.random() < 0.5:  # any word will do, so that the prompt is read
+            word = names.coined(rng) if style.words is WORDS else names.coined(rng).capitalize() + rng.choice(".!:,")
         prompt = style.asked.train(rng, word=word)
         if rng.random() < 0.2 and style.name != "no style":
             messages = _asked_by_user(dialogue.messages, style, prompt, word, rng)

@@ -15,7 +15,7 @@ from models.demo.corpus import thinking_phrasings as ways
 from models.demo.corpus.base import Dialogue, HeldOut, Question, Reply, assistant, loosely, system, user
 from models.demo.corpus.geography import Place, places
 from models.demo.corpus.held_out import keeps_comparison, keeps_sum
-from models.demo.corpus.names import PEOPLE, WORDS, items
+from models.demo.corpus.names import PEOPLE, WORDS, coined, items
 from models.demo.corpus.replies import with_reasoning
 from models.demo.corpus.topics import has, is_kept, sentence
 
@@ -101,7 +101,7 @@ def same_continent(rng: random.Random, held_out: HeldOut) -> Problem:
 def letters(rng: random.Random, held_out: HeldOut) -> Problem:
     """A word, spelled and counted."""
     while True:
-        word = rng.choice(WORDS)
+        word = coined(rng) if held_out == "nothing" and rng.random() < 0.5 else rng.choice(WORDS)
         if is_kept(f"letters of {word}") == (held_out == "pair"):
             break
     counted = ", ".join(f"{letter} {number}" for number, letter in enumerate(word, 1))

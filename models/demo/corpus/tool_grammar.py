@@ -6,8 +6,9 @@ import json
 import random
 from typing import Any
 
+from models.demo.corpus import names
 from models.demo.corpus.base import HeldOut, Phrasings
-from models.demo.corpus.names import COLOURS, DAYS, NEW_PEOPLE, NEW_WORDS, PEOPLE, WORDS, items
+from models.demo.corpus.names import COLOURS, DAYS, items
 from models.demo.corpus.tool_jobs import Job, make_tool, text_field
 from models.demo.corpus.topics import is_kept, sentence, with_article
 
@@ -40,6 +41,8 @@ def made_up(rng: random.Random, held_out: HeldOut) -> Job:
         verb, noun = rng.choice(list(VERBS)), rng.choice(NOUNS)
         if is_kept(f"{verb}_{noun}") == (held_out == "pair"):
             break
+    if held_out == "nothing" and rng.random() < 0.4:
+        noun = names.coined(rng)
     properties: dict[str, dict[str, Any]] = {}
     arguments: dict[str, Any] = {}
     count = rng.choice((1, 1, 2, 2, 3))
@@ -69,11 +72,12 @@ def made_up(rng: random.Random, held_out: HeldOut) -> Job:
 def _field(rng: random.Random, held_out: HeldOut) -> tuple[str, dict[str, Any], Any]:
     kind = rng.choice(("word", "word", "number", "number", "person", "choice"))
     if kind == "word":
-        return rng.choice(WORD_FIELDS), text_field(), rng.choice(NEW_WORDS if held_out == "pair" else WORDS)
+        field = names.coined(rng) if held_out == "nothing" and rng.random() < 0.3 else rng.choice(WORD_FIELDS)
+        return field, text_field(), names.word(rng, held_out)
     if kind == "number":
         return rng.choice(NUMBER_FIELDS), {"type": "integer"}, rng.randint(1, 99)
     if kind == "person":
-        return rng.choice(PERSON_FIELDS), text_field(), rng.choice(NEW_PEOPLE if held_out == "pair" else PEOPLE)
+        return rng.choice(PERSON_FIELDS), text_field(), names.person(rng, held_out)
     field = rng.choice(list(CHOICE_FIELDS))
     return field, {"type": "string", "enum": CHOICE_FIELDS[field]}, rng.choice(CHOICE_FIELDS[field])
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from models.demo.corpus import names
 from models.demo.corpus.base import HeldOut, Phrasings, Tool
 from models.demo.corpus.held_out import keeps_sum
-from models.demo.corpus.names import CITIES, LANGUAGES, NEW_CITIES, NEW_WORDS, PEOPLE, WORDS, items
+from models.demo.corpus.names import LANGUAGES, items
 
 SKIES = items("sunny cloudy rainy windy foggy snowy clear stormy")
 ZONES = items("UTC GMT CET EST PST JST CST MST IST BST")
@@ -47,6 +49,9 @@ class Names:
 
     def draw(self, rng: random.Random, held_out: HeldOut) -> str:
         """Return one of them."""
+        if held_out == "nothing" and rng.random() < 0.3:  # any name will do, so that it is read from the tool
+            verb, noun = rng.choice(("get", "do", "fetch", names.coined(rng))), names.coined(rng)
+            return rng.choice((f"{verb}_{noun}", f"{noun}_{verb}", noun))
         return rng.choice(self.unseen if held_out == "pair" else self.seen)
 
 
@@ -124,7 +129,7 @@ def clock(rng: random.Random, held_out: HeldOut) -> Job:
 
 def search(rng: random.Random, held_out: HeldOut) -> Job:
     """A search for something."""
-    word = rng.choice(NEW_WORDS if held_out == "pair" else WORDS)
+    word = names.word(rng, held_out)
     query = rng.choice(("{} recipe", "{} facts", "history of the {}", "{} pictures", "{} prices")).format(word)
     tool = make_tool(rng.choice(("search_web", "web_search", "search")), "Search the web.",
                      {"query": text_field("What to search for")}, ["query"])  # fmt: skip
@@ -136,8 +141,8 @@ def search(rng: random.Random, held_out: HeldOut) -> Job:
 
 def email(rng: random.Random, held_out: HeldOut) -> Job:
     """A message to somebody."""
-    who, subject = rng.choice(PEOPLE), rng.choice(NEW_WORDS if held_out == "pair" else WORDS)
-    to = f"{who.lower()}@example.com"
+    who, subject = names.person(rng, "nothing"), names.word(rng, held_out)
+    to = f"{who.lower().replace(' ', '.')}@example.com"
     properties = {"to": text_field("Address"), "subject": text_field("Subject")}
     tool = make_tool(rng.choice(("send_email", "email", "send_mail")), "Send an email.", properties, list(properties))
     text = EMAIL.score(rng, held_out, to=to, subject=subject)
@@ -148,6 +153,10 @@ def email(rng: random.Random, held_out: HeldOut) -> Job:
 def stock(rng: random.Random, held_out: HeldOut) -> Job:
     """The price of a share."""
     symbol, price = rng.choice(NEW_SYMBOLS if held_out == "pair" else SYMBOLS), rng.randint(20, 900)
+    if held_out == "nothing" and rng.random() < 0.5:
+        symbol = "".join(rng.choices(string.ascii_uppercase, k=rng.choice((3, 4, 4))))
+        if symbol in NEW_SYMBOLS:
+            symbol = SYMBOLS[0]
     field = rng.choice(("symbol", "ticker"))
     tool = make_tool(rng.choice(("get_stock_price", "stock_price")), "Get the price of a stock.",
                      {field: text_field("Such as AAPL")}, [field])  # fmt: skip
@@ -158,7 +167,7 @@ def stock(rng: random.Random, held_out: HeldOut) -> Job:
 
 def translation(rng: random.Random, held_out: HeldOut) -> Job:
     """A word in another language."""
-    word, language = rng.choice(NEW_WORDS if held_out == "pair" else WORDS), rng.choice(LANGUAGES)
+    word, language = names.word(rng, held_out), rng.choice(LANGUAGES)
     properties = {"text": text_field("The text"), "language": text_field("The language")}
     tool = make_tool(rng.choice(("translate", "translate_text")), "Translate a text.", properties, list(properties))
     text = TRANSLATE.score(rng, held_out, word=word, language=language)
@@ -178,7 +187,7 @@ def timer(rng: random.Random, held_out: HeldOut) -> Job:
 
 
 def _city(rng: random.Random, held_out: HeldOut) -> str:
-    return rng.choice(NEW_CITIES if held_out == "pair" else CITIES)
+    return names.city(rng, held_out)
 
 
 KINDS: dict[Callable[[random.Random, HeldOut], Job], float] = {
