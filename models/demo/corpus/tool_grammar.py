@@ -39,10 +39,10 @@ def made_up(rng: random.Random, held_out: HeldOut) -> Job:
     """Return a job for a made-up tool."""
     while True:
         verb, noun = rng.choice(list(VERBS)), rng.choice(NOUNS)
+        if held_out == "nothing" and rng.random() < 0.4:
+            noun = names.coined(rng)
         if is_kept(f"{verb}_{noun}") == (held_out == "pair"):
             break
-    if held_out == "nothing" and rng.random() < 0.4:
-        noun = names.coined(rng)
     properties: dict[str, dict[str, Any]] = {}
     arguments: dict[str, Any] = {}
     count = rng.choice((1, 1, 2, 2, 3))

@@ -51,7 +51,7 @@ class Names:
         """Return one of them."""
         if held_out == "nothing" and rng.random() < 0.3:  # any name will do, so that it is read from the tool
             verb, noun = rng.choice(("get", "do", "fetch", names.coined(rng))), names.coined(rng)
-            return rng.choice((f"{verb}_{noun}", f"{noun}_{verb}", noun))
+            return rng.choice((f"{verb}_{noun}", f"{noun}_{verb}", f"my_{noun}"))
         return rng.choice(self.unseen if held_out == "pair" else self.seen)
 
 
