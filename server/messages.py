@@ -1,10 +1,11 @@
 """Chat messages from the wire's form to the form that chat templates expect. Pure."""
 
 import hashlib
-import json
 from typing import Any
 
 from engine.errors import InvalidParameter, UnsupportedFeature
+from server.body import parse_json
+from server.errors import MalformedBody
 from server.schemas import ChatBody, ChatMessage
 
 _NUM_SHORT_ID_CHARS = 9
@@ -80,7 +81,7 @@ def _template_tool_call(call: dict[str, Any]) -> dict[str, Any]:
     """Templates print a call's arguments with tojson, so they must be an object and not its text."""
     arguments = call["function"].get("arguments") or "{}"
     try:
-        parsed = json.loads(arguments)
-    except ValueError:
+        parsed = parse_json(arguments.encode())
+    except MalformedBody:  # no object, or one that no body may contain: shown as the text that it is
         return call
-    return {**call, "function": {**call["function"], "arguments": parsed}} if isinstance(parsed, dict) else call
+    return {**call, "function": {**call["function"], "arguments": parsed}}

@@ -81,7 +81,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a raw prompt; control tokens written in it count as such, as everywhere in the field."""
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # a batch of one, since encode() holds the GIL: a long prompt would stop every stream of the worker
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def check_length(self, text: str, *, max_model_len: int, param: str) -> None:
         """Raise PromptTooLong for a text that is hopelessly long, without encoding all of it (8 MiB take seconds).
@@ -138,7 +139,7 @@ class Tokenizer:
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of all ids at once."""
-        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]  # as in encode()
 
     def detokenizer(
         self, *, skip_special_tokens: bool, visible_ids: frozenset[int] = frozenset(), context: Sequence[int] = ()

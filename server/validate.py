@@ -109,6 +109,7 @@ def chat_spec(
     shrinks_max_tokens: bool = False,
 ) -> GenerationSpec:
     """Check a chat request against the model's limits; without max_tokens the rest of the context is its own."""
+    _check_choices(body.n or 1, limits)
     name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     asked = body.max_completion_tokens or body.max_tokens
     if shrinks_max_tokens and asked is not None:
@@ -147,6 +148,7 @@ def completion_spec(
             f"the limit is {MAX_CHILDREN}.",
             param="n",
         )
+    _check_choices(len(prompts) * (body.n or 1), limits)
     if not all(prompts):
         raise InvalidParameter(f"prompt[{list(map(bool, prompts)).index(False)}] has no tokens.", param="prompt")
     max_tokens = min(
@@ -177,6 +179,16 @@ def completion_spec(
     all_prompts = tuple(map(tuple, prompts))
     spec = _spec(body, prompts=all_prompts, continues_prompt=True, params=params, moment=moment, grammar=grammar)
     return msgspec.structs.replace(spec, is_scoring_only=is_scoring_only)
+
+
+def _check_choices(num_choices: int, limits: EngineReady) -> None:
+    most = limits.max_num_seqs + limits.max_waiting
+    if num_choices > most:
+        raise InvalidParameter(
+            f"{num_choices} choices are more than this server holds: {limits.max_num_seqs} at once and "
+            f"{limits.max_waiting} in its queue.",
+            param="n",
+        )
 
 
 def _check_common(body: ChatBody | CompletionBody) -> None:

@@ -40,6 +40,7 @@ def public_router(service: Service) -> APIRouter:
         done = state.stage.done / state.stage.total if state.stage.total else float(is_ready)
         return JSONResponse({"stage": stage, "done": done}, status_code=200 if is_ready else 503)
 
+    @router.head("/version", include_in_schema=False)
     @router.get("/version", summary="Version of the server")
     async def version() -> Response:
         return JSONResponse({"version": package_version()})
@@ -51,6 +52,7 @@ def metrics_router(service: Service) -> APIRouter:
     """Return the route, bound to one worker's service."""
     router = APIRouter()
 
+    @router.head("/metrics", include_in_schema=False)
     @router.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
         return Response(await service.supervisor.scrape(), media_type=_PROMETHEUS_TEXT)

@@ -35,7 +35,8 @@ def tokens_router(service: Service) -> APIRouter:
             token_ids = await encode_chat(service, chat)
         else:
             token_ids = await asyncio.to_thread(_encode, service.tokenizer, body)
-        return _json(_tokenized(body, token_ids, service.tokenizer, limits.max_model_len), headers)
+        answer = await asyncio.to_thread(_tokenized, body, token_ids, service.tokenizer, limits.max_model_len)
+        return Response(answer, media_type="application/json", headers=headers)
 
     @router.post("/detokenize", summary="Text of tokens", openapi_extra={"x-body": DetokenizeBody.__name__})
     async def detokenize(request: Request) -> Response:
@@ -92,12 +93,13 @@ def _encode(tokenizer: Tokenizer, body: TokenizeBody) -> list[int]:
     return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
 
 
-def _tokenized(body: TokenizeBody, token_ids: list[int], tokenizer: Tokenizer, max_model_len: int) -> Tokenized:
+def _tokenized(body: TokenizeBody, token_ids: list[int], tokenizer: Tokenizer, max_model_len: int) -> bytes:
     names = [tokenizer.token_name(token_id) for token_id in token_ids] if body.return_token_strs else None
     tokens: list[int] | list[TokenPiece] = token_ids
     if body.with_pieces:
         tokens = [TokenPiece(token_id, _piece(tokenizer.token_bytes(token_id))) for token_id in token_ids]
-    return Tokenized(tokens=tokens, count=len(token_ids), max_model_len=max_model_len, token_strs=names)
+    answer = Tokenized(tokens=tokens, count=len(token_ids), max_model_len=max_model_len, token_strs=names)
+    return msgspec.json.encode(answer)
 
 
 def _piece(data: bytes) -> str | list[int]:

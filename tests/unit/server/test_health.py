@@ -1,5 +1,7 @@
 """What orchestrators and people look at: readiness, health, metrics, documents."""
 
+import pytest
+
 from engine.control import Stage, State
 from tests.fakes import FakeSupervisor
 from tests.unit.server.conftest import CHAT, COMPLETIONS, check_error
@@ -67,3 +69,12 @@ def test_the_reference_page_loads_nothing_from_other_hosts(harness):
     assert "//" not in page.text
     check_error(app.get("/redoc"), 404, "not_found")
     check_error(app.get("/docs/oauth2-redirect"), 404, "not_found")
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/tiny", "/docs"]
+)
+def test_every_page_can_be_asked_for_by_head(harness, path):
+    reply = harness().get(path, "HEAD")
+    assert reply.status_code == 200
+    assert reply.content == b""

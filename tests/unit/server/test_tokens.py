@@ -1,7 +1,11 @@
 """/tokenize, /detokenize and the render routes: the same token ids that a generation would be given."""
 
+import concurrent.futures
+import threading
+
 import pytest
 
+from server.tokenizer import load_tokenizer
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, check_error
 
 TEXT = "Schöne Grüße, 日本語 😀!"
@@ -124,3 +128,27 @@ def test_rendering_completions_gives_each_prompt(harness):
     assert ids["token_ids"] == [5, 6]
     check_error(app.post(COMPLETIONS + "/render", {"prompt": [5] * 300}), 400, "context_length_exceeded")
     check_error(app.post(CHAT + "/render", {"messages": USER_HI, "n": 0}), 400, "invalid_parameter")
+
+
+def test_a_long_text_does_not_stop_the_worker(harness, model_folder):
+    """encode() of tokenizers holds the interpreter's lock; what is used here must not, and must give the same ids."""
+    app = harness()
+    for text in ("", "a", TEXT, "<|im_end|> <think>\n\n x", " \n\n a  b" * 50):
+        for is_special in (True, False):
+            expected = app.tokenizer.encode(text, add_special_tokens=is_special).ids
+            tokens = app.post("/tokenize", {"prompt": text, "add_special_tokens": is_special}).json()["tokens"]
+            assert tokens == expected
+    counted, is_done = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal counted
+        while not is_done.wait(0.001):
+            counted += 1
+
+    tokenizer = load_tokenizer(model_folder)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        counting = pool.submit(count)
+        tokenizer.encode("a b " * 200_000)
+        is_done.set()
+        counting.result()
+    assert counted > 3

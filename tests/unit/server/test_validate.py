@@ -2,6 +2,7 @@
 
 import contextlib
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -252,3 +253,31 @@ def test_any_json_is_a_spec_or_a_request_error(fields):
     """Nothing a client can send raises anything else."""
     with contextlib.suppress(RequestError):
         chat(**fields)
+
+
+def test_more_choices_than_the_server_holds_are_refused_for_good():
+    few = msgspec.structs.replace(READY, max_num_seqs=2, max_waiting=4)
+    body = parse_body(ChatBody, {"messages": HI, "n": 7})
+    with pytest.raises(InvalidParameter, match=r"7 choices .* 2 at once and 4 in its queue") as caught:
+        chat_spec(body, [5] * 10, limits=few, defaults=DEFAULTS, moment=MOMENT)
+    assert caught.value.param == "n"
+    body = parse_body(CompletionBody, {"prompt": ["a", "b"], "n": 3})
+    assert completion_spec(body, [[5], [6]], limits=few, defaults=DEFAULTS, moment=MOMENT).n == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a": "\\ud800"}',
+        '{"\\udc00": 1}',
+        "[" * 3000 + "]" * 3000,
+        '{"a": ' * 900 + "1" + "}" * 900,
+        '{"a": 1e999}',
+        "[1]",
+    ],
+)
+def test_arguments_that_no_body_may_contain_stay_text(arguments):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    body = parse_body(ChatBody, {"messages": [*HI, {"role": "assistant", "tool_calls": [call]}]})
+    (_, message) = template_messages(body, knows_developer=False)
+    assert message["tool_calls"][0]["function"]["arguments"] == arguments
