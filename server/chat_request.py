@@ -142,8 +142,11 @@ async def _encode(service: Service, body: ChatBody, plan: ToolPlan, limits: Engi
     if tokenizer.chat_format.tools in ("mistral", "mistral_args"):
         shorten_call_ids(messages)
     is_rendered = threading.Event()
+    begun_s: float | None = None  # while other requests have all the threads, nothing is too slow yet
 
     def render_and_encode() -> _Prompt:
+        nonlocal begun_s
+        begun_s = time.monotonic()
         rendered = tokenizer.render_chat(
             messages,
             tools=plan.shown,
@@ -158,10 +161,12 @@ async def _encode(service: Service, body: ChatBody, plan: ToolPlan, limits: Engi
         return _Prompt(tokenizer.encode_chat(rendered), place)
 
     work = asyncio.create_task(asyncio.to_thread(render_and_encode))
-    done, _ = await asyncio.wait({work}, timeout=TEMPLATE_DEADLINE_S + _RENDER_GRACE_S)
-    if not done and not is_rendered.is_set():
-        work.add_done_callback(_forget)
-        raise template_timeout()
+    while not work.done() and not is_rendered.is_set():
+        rest_s = TEMPLATE_DEADLINE_S + _RENDER_GRACE_S - (time.monotonic() - begun_s if begun_s is not None else 0.0)
+        if rest_s <= 0:
+            work.add_done_callback(_forget)
+            raise template_timeout()
+        await asyncio.wait({work}, timeout=rest_s)
     return await work
 
 
