@@ -26,7 +26,7 @@ READY = EngineReady(
     num_blocks=64,
     block_size=16,
     vocab_size=512,
-    max_waiting=32,
+    max_waiting=2048,
 )
 
 
