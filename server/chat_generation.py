@@ -5,6 +5,7 @@
 Without a parser (nothing to tell apart) the text passes as it is.
 """
 
+import json
 import secrets
 import string
 from collections.abc import AsyncGenerator, Callable
@@ -86,6 +87,7 @@ class _Choice:
         self._parser = parser
         self._max_calls = max_calls
         self._num_calls = 0
+        self._arguments: list[str] = []  # of the last call that is given out
 
     def feed(self, batch: list[Event]) -> list[ChatEvent]:
         """Turn what came at once into events, adjacent ones of a kind joined."""
@@ -96,7 +98,7 @@ class _Choice:
                     for part in self._parser.finish():
                         self._add_part(events, part)
                 self.finish_reason = event.finish_reason
-                if event.finish_reason == "stop" and self._num_calls:
+                if event.finish_reason == "stop" and self._num_calls and _is_object("".join(self._arguments)):
                     self.finish_reason = "tool_calls"
                 events.append(Ended(self._index, self.finish_reason, event.stop_string))
             elif self._parser is None:
@@ -124,10 +126,12 @@ class _Choice:
             case CallStart():
                 self._num_calls += 1
                 if not self._is_dropped():
+                    self._arguments = []
                     call_id = "call_" + "".join(secrets.choice(_ID_CHARS) for _ in range(_NUM_ID_CHARS))
                     events.append(ToolCallStart(self._index, self._num_calls - 1, call_id, part.name))
             case Arguments():
                 if not self._is_dropped():
+                    self._arguments.append(part.text)
                     _add_arguments(events, ToolArguments(self._index, self._num_calls - 1, part.text))
             case Text():
                 _add_text(events, TextDelta(self._index, part.text, [], None))
@@ -136,6 +140,14 @@ class _Choice:
 
     def _is_dropped(self) -> bool:
         return self._max_calls is not None and self._num_calls > self._max_calls
+
+
+def _is_object(arguments: str) -> bool:
+    """False for arguments that the model left unfinished, or that are no JSON."""
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _add_text(events: list[ChatEvent], event: TextDelta | ReasoningDelta) -> None:

@@ -154,6 +154,40 @@ def test_an_answer_that_is_cut_off_within_a_call_ended_by_length(model):
     assert '{"city": "Köln"}'.startswith(arguments)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("end", "is_whole"),
+    [
+        ('{"city": "Par', False),
+        ('{"city": "Paris"', False),
+        ("{", False),
+        ('{"city": Par}}\n</tool_call>', False),
+        ('{"city": "Paris"}', True),
+        ('{"city": "Paris"}}\n</tool_call>', True),
+    ],
+)
+def test_a_call_that_the_model_left_unfinished_is_not_announced(model, end, is_whole, stream):
+    """Also after one that is whole; what there was of it is given out."""
+    head = '<tool_call>{"name": "get_weather", "arguments": '
+    for before in ("", NOW_CALL):
+        reply = model(f"{before}{head}{end}").chat(tools=TOOLS, stream=stream)
+        if stream:
+            message = folded(stream_chunks(reply.text))
+            reason, calls = message["finish_reason"], message["tool_calls"]
+        else:
+            (choice,) = reply.json()["choices"]
+            reason, calls = choice["finish_reason"], [call["function"] for call in choice["message"]["tool_calls"]]
+        assert reason == ("tool_calls" if is_whole else "stop")
+        assert len(calls) == (2 if before else 1)
+        assert end.startswith(calls[-1]["arguments"])
+
+
+def test_a_dropped_call_that_is_unfinished_does_not_matter(model):
+    app = model(f'{CALL}<tool_call>{{"name": "now", "arguments": {{"a')
+    (choice,) = app.chat(tools=TOOLS, parallel_tool_calls=False).json()["choices"]
+    assert (choice["finish_reason"], len(choice["message"]["tool_calls"])) == ("tool_calls", 1)
+
+
 def test_tools_are_shown_to_the_model_unless_none_may_be_called(model):
     app = model("Hello")
     assert app.chat(tools=TOOLS).json()["choices"][0]["finish_reason"] == "stop"
