@@ -27,12 +27,18 @@ class Malformed(Exception):
 class CallParser:
     """Splits one choice's text into text and calls."""
 
-    def __init__(self, tags: tuple[str, ...], read_call: ReadCall, *, bare: str = "") -> None:
-        """`bare`: a tag that counts only as the text's beginning."""
+    def __init__(
+        self, tags: tuple[str, ...], read_call: ReadCall, *, bare: str = "", ends: tuple[str, ...] = ()
+    ) -> None:
+        """`bare`: a tag that counts only as the text's beginning. `ends`: what closes a call, in order; where
+        something else stands before one of these tags, that is text, and the tag is dropped.
+        """
         self._tags = tags
         self._read_call = read_call
         self._bare = bare
-        self._first_chars = frozenset(tag[0] for tag in tags)
+        self._ends = ends
+        self._missing: tuple[str, ...] = ()  # what may yet close the last call
+        self._first_chars = frozenset(tag[0] for tag in tags + ends)
         self._sink = PartSink()
         self._held = ""  # text that may become a tag
         self._reading: Reading[str] | None = None
@@ -67,16 +73,22 @@ class CallParser:
         if self._first_chars.isdisjoint(buffer):
             self._sink.text(buffer)
             return ""
-        start, tag = min(((buffer.find(tag), tag) for tag in self._tags if tag in buffer), default=(-1, ""))
+        tags = self._tags + self._missing
+        start, tag = min(((buffer.find(tag), tag) for tag in tags if tag in buffer), default=(-1, ""))
         if start < 0:
-            cut = len(buffer) - max(held_length(buffer, tag) for tag in self._tags)
+            cut = len(buffer) - max(held_length(buffer, tag) for tag in tags)
             self._sink.text(buffer[:cut])
             self._held = buffer[cut:]
             return ""
         self._sink.text(buffer[:start])
-        return self._begin(tag, buffer[start + len(tag) :])
+        rest = buffer[start + len(tag) :]
+        if tag in self._missing:
+            self._missing = self._missing[self._missing.index(tag) + 1 :]
+            return rest
+        return self._begin(tag, rest)
 
     def _begin(self, tag: str, rest: str) -> str:
+        self._missing = ()
         self._sink.attempt(tag)
         self._reading = self._read_call(self._sink, tag)
         next(self._reading)
@@ -90,6 +102,7 @@ class CallParser:
                 reading.send(char)
             except StopIteration as end:
                 self._reading = None
+                self._missing = self._ends if end.value else ()
                 return end.value + text[i + 1 :]
             except Malformed:
                 self._reading = None

@@ -10,7 +10,7 @@ TAGS = (START, END)
 
 def hermes_parser() -> CallParser:
     """Return a parser for one choice."""
-    return CallParser((START,), _read_call)
+    return CallParser((START,), _read_call, ends=(END,))
 
 
 def _read_call(sink: PartSink, tag: str) -> Reading[str]:

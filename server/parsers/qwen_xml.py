@@ -44,7 +44,7 @@ def qwen_xml_parser(schemas: Mapping[str, Schema]) -> CallParser:
         sink.arguments("}")
         return rest or ((yield from read_end(END, "")) if tag == START else "")
 
-    return CallParser((START, _FUNCTION), read_call)
+    return CallParser((START, _FUNCTION), read_call, ends=(_END_FUNCTION, END))
 
 
 def _read_parameters(sink: PartSink, properties: Schema) -> Reading[str]:

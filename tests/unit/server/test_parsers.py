@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.parsers.hermes import hermes_parser
@@ -34,6 +34,8 @@ MALFORMED = {
     "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS] [", "[TOOL_CALLS]{}", "[TOOL_CALLS]?{}", "[TOOL_CALLS] [1]", "[TOOL_",
                 "[TOOL_CALLS][ARGS]{}", '[TOOL_CALLS]{"name": 1}', "[ARGS]{}", '[TOOL_CALLS] [{"name": "f" }, {}]'],
 }  # fmt: skip
+# what may stand between a call's arguments and its closing tag
+JUNK = ["junk", " } junk", ", junk}", "]", "<", "</tool_", "<tool", "</", ".</tool_calls>"]
 MALFORMED["mistral_args"] = MALFORMED["mistral"]
 MALFORMED["granite"] = ["<|tool_call|>", "<|tool_call|>x", '<|tool_call|>[{"name"}]', "<|tool_call|>{}", "<|tool_"]
 
@@ -56,9 +58,17 @@ def written(form: str, name: str, arguments: dict) -> str:
     return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
 
 
+def with_junk(form: str, name: str, arguments: dict, junk: str) -> str:
+    """A call with something between its arguments and what closes it."""
+    text = written(form, name, arguments)
+    head, end = {"hermes": ("}", "}\n</tool_call>"), "qwen_xml": ("", "</function>\n</tool_call>")}.get(form, ("", ""))
+    return text.removesuffix(end) + junk + end.removeprefix(head)
+
+
+@settings(deadline=None)
 @given(
     form=st.sampled_from(FORMS),
-    pieces=st.lists(WORDS | CALLS | st.integers(0, 99), max_size=6),
+    pieces=st.lists(WORDS | CALLS | st.tuples(CALLS, st.sampled_from(JUNK)) | st.integers(0, 99), max_size=6),
     has_reasoning=st.booleans(),
     places=PLACES,
 )
@@ -71,6 +81,8 @@ def test_the_cut_of_a_text_changes_nothing(form, pieces, has_reasoning, places):
                 text += piece
             case int():
                 text += MALFORMED[form][piece % len(MALFORMED[form])]
+            case (tuple(call), junk):
+                text += with_junk(form, *call, junk)
             case _:
                 text += written(form, *piece)
     whole = parse([text], form)
@@ -125,6 +137,37 @@ def test_a_malformed_call_is_text(form):
 def test_a_good_call_after_a_malformed_one_is_a_call():
     text = 'x<tool_call>{"name"<tool_call>{"name": "now", "arguments": {}}</tool_call>'
     assert parse(text, "hermes") == Answer("", 'x<tool_call>{"name"', [("now", "{}")])
+
+
+@settings(deadline=None)
+@given(
+    call=CALLS,
+    junk=st.sampled_from(JUNK) | WORDS.filter(lambda text: "tool_call>" not in text),
+    after=st.sampled_from(["", " tail", "\n#</tool_call>", '\n<tool_call>{"name"</tool_call>']),
+    places=PLACES,
+)
+@pytest.mark.parametrize("form", ["hermes", "qwen_xml"])
+def test_what_stands_between_arguments_and_the_closing_tag_is_text_without_the_tag(form, call, junk, after, places):
+    """One closing tag belongs to the call; a second one, and that of a malformed call, stay."""
+    text = with_junk(form, call[0], call[1] if form == "hermes" else {}, f"#{junk}#")
+    answer = parse(cut(f"{text}{after}", places), form)
+    expected = [(call[0], json.dumps(call[1], ensure_ascii=False) if form == "hermes" else "{}")]
+    assert answer == Answer("", f"#{junk}#\n{after}", expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('"arguments": {"a": 1} junk</tool_call> tail', "junk tail"),
+        ('"arguments": {"a": 1}} junk</tool_call> tail', "junk tail"),
+        ('"arguments": {"a": 1}, "x": !junk}\n</tool_call>', "!junk}\n"),
+        ('"arguments": {"a": 1}} and </tool', "and </tool"),
+        ('"arguments": {"a": 1}} <tool_call>{} </tool_call>', "<tool_call>{} </tool_call>"),
+    ],
+)
+def test_junk_after_a_calls_arguments(text, shown):
+    whole = f'<tool_call>{{"name": "f", {text}'
+    assert parse([whole], "hermes") == parse(whole, "hermes") == Answer("", shown, [("f", '{"a": 1}')])
 
 
 def test_arguments_are_streamed_as_they_come():
@@ -217,7 +260,7 @@ def test_qwens_xml_that_is_cut_off_or_odd():
     assert parse(f"{head}<parameter=exact>True</parameter>\n</function>", "qwen_xml").calls == [
         ("get_weather", '{"exact": true}')
     ]
-    assert parse(f"{head}oops</function>", "qwen_xml") == Answer("", "oops</function>", [("get_weather", "{}")])
+    assert parse(f"{head}oops</function>", "qwen_xml") == Answer("", "oops", [("get_weather", "{}")])
     assert parse("<function=now></function>bye", "qwen_xml") == Answer("", "bye", [("now", "{}")])
 
 
