@@ -24,7 +24,8 @@ _NUM_ID_CHARS = 24
 class ChatGeneration:
     """Runs one chat. `generation` must have been made with by_token=True if there is a parser.
 
-    `max_calls`: tool calls of one choice after that many are dropped.
+    `max_calls`: tool calls of one choice after that many are dropped. `must_call`: the grammar allows nothing but calls
+    (after reasoning), so that what is cut off before its name is known is no text.
     """
 
     def __init__(
@@ -33,9 +34,13 @@ class ChatGeneration:
         *,
         make_parser: Callable[[], PartsParser | None] = lambda: None,
         max_calls: int | None = None,
+        must_call: bool = False,
     ) -> None:
         self._generation = generation
-        self._choices = [_Choice(i, parser=make_parser(), max_calls=max_calls) for i in range(generation.num_choices)]
+        self._choices = [
+            _Choice(i, parser=make_parser(), max_calls=max_calls, must_call=must_call)
+            for i in range(generation.num_choices)
+        ]
 
     @property
     def spec(self) -> GenerationSpec:
@@ -80,12 +85,13 @@ class ChatGeneration:
 class _Choice:
     """One choice: its parser, its calls, its counts."""
 
-    def __init__(self, index: int, *, parser: PartsParser | None, max_calls: int | None) -> None:
+    def __init__(self, index: int, *, parser: PartsParser | None, max_calls: int | None, must_call: bool) -> None:
         self.num_reasoning_tokens = 0
         self.finish_reason = ""
         self._index = index
         self._parser = parser
         self._max_calls = max_calls
+        self._must_call = must_call
         self._num_calls = 0
         self._arguments: list[str] = []  # of the last call that is given out
 
@@ -95,8 +101,10 @@ class _Choice:
         for event in batch:
             if isinstance(event, Ended):
                 if self._parser is not None:
+                    is_cut = event.finish_reason == "length" or event.stop_string is not None
                     for part in self._parser.finish():
-                        self._add_part(events, part)
+                        if not (isinstance(part, Text) and is_cut and self._must_call):
+                            self._add_part(events, part)
                 self.finish_reason = event.finish_reason
                 if event.finish_reason == "stop" and self._num_calls and _is_object("".join(self._arguments)):
                     self.finish_reason = "tool_calls"

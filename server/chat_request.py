@@ -100,7 +100,8 @@ async def prepare_chat(
         metrics=service.metrics,
         by_token=parser() is not None,
     )
-    chat = ChatGeneration(generation, make_parser=parser, max_calls=None if plan.is_parallel else 1)
+    max_calls = None if plan.is_parallel else 1
+    chat = ChatGeneration(generation, make_parser=parser, max_calls=max_calls, must_call=plan.must_call)
     return PreparedChat(head, chat, reply_options(body, spec.params), headers, ignored, plan)
 
 

@@ -182,6 +182,37 @@ def test_a_call_that_the_model_left_unfinished_is_not_announced(model, end, is_w
         assert end.startswith(calls[-1]["arguments"])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}, "auto"])
+def test_a_call_that_is_cut_before_its_name_is_known_is_text_only_where_none_was_forced(model, choice, stream):
+    """Reasoning is kept, wherever the cut; so is every token."""
+    thought = "<think>I need it</think>"
+    app = model(thought + CALL)
+    head = CALL[: CALL.index(" {")]
+    num_thought = len(app.ids(thought))
+    for num_tokens in range(1, len(app.ids(thought + head)) - 1):
+        reply = app.chat(tools=TOOLS, tool_choice=choice, max_tokens=num_tokens, stream=stream, return_token_ids=True)
+        if stream:
+            message = answer = folded(stream_chunks(reply.text))
+            assert not message["tool_calls"]
+        else:
+            (answer,) = reply.json()["choices"]
+            message = answer["message"]
+            assert "tool_calls" not in message
+        assert (answer["finish_reason"], len(answer["token_ids"])) == ("length", num_tokens)
+        if num_tokens > num_thought:
+            assert message["reasoning"] == "I need it"
+        text = app.tokenizer.decode(answer["token_ids"], skip_special_tokens=False)
+        shown = text.partition("</think>")[2] if text.startswith("<think>") else text
+        assert message["content"] == (shown if choice == "auto" else "")
+
+
+@pytest.mark.parametrize("stop", ["call>", "name", "Köln"])
+def test_a_forced_call_that_a_stop_string_cuts_is_no_text(model, stop):
+    (choice,) = model(CALL).chat(tools=TOOLS, tool_choice="required", stop=stop).json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None if stop == "Köln" else "", "stop")
+
+
 def test_a_dropped_call_that_is_unfinished_does_not_matter(model):
     app = model(f'{CALL}<tool_call>{{"name": "now", "arguments": {{"a')
     (choice,) = app.chat(tools=TOOLS, parallel_tool_calls=False).json()["choices"]
