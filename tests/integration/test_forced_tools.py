@@ -55,6 +55,15 @@ def test_some_tool_is_called_where_one_is_required(client: openai.OpenAI) -> Non
         assert len(calls) == 1 or parallel
 
 
+def test_a_forced_call_that_is_cut_early_shows_none_of_its_tags(client: openai.OpenAI) -> None:
+    for max_tokens in (1, 4, 9):
+        (choice,) = client.chat.completions.create(
+            **{**ASK, "max_tokens": max_tokens}, tool_choice="required", reasoning_effort="none"
+        ).choices
+        assert choice.finish_reason == "length"
+        assert not choice.message.content
+
+
 def test_a_strict_schema_that_cannot_be_enforced_is_refused(client: openai.OpenAI) -> None:
     function = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
     with pytest.raises(openai.BadRequestError) as info:
