@@ -252,6 +252,14 @@ def test_a_grammar_that_does_not_compile_never_reaches_the_engine(harness):
     assert not served.client.submitted
 
 
+def test_a_grammar_that_matches_nothing_is_refused_in_words(harness):
+    served = harness("yes")
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}
+    for fields in ({"structured_outputs": {"regex": r"[^\s\S]"}}, {"response_format": schema}):
+        error = check_error(served.complete(**fields), 400, "invalid_grammar")
+        assert error["message"] == f"{error['param']} does not compile: It matches no text at all."
+
+
 def test_fields_of_a_format_without_effect_are_reported(harness):
     format_ = {"type": "json_object", "extra": 1}
     reply = harness("{}").chat(response_format=format_)
