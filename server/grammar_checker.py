@@ -13,6 +13,7 @@ import re
 import selectors
 import subprocess
 import sys
+import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.errors import EngineError, GrammarError, Overloaded, error_from_code, sentence
+from engine.errors import EngineError, GrammarError, Overloaded, ShuttingDown, error_from_code, sentence
 from engine.protocol import GrammarSpec, GrammarVerdict
 from server.children import PROJECT_ROOT
 from server.structured import LARK_FIELD, Asked
@@ -58,13 +59,20 @@ class GrammarChecker:
         self._verdicts: OrderedDict[bytes, _Kept] = OrderedDict()  # by digest; least recent first
         self._running: dict[bytes, asyncio.Task[GrammarVerdict]] = {}
         self._turn = asyncio.Lock()
+        self._is_closed = False
+        self._starting = threading.Lock()  # held to start a process, and to close
 
     async def __aenter__(self) -> None:
-        """Nothing starts before the first grammar comes."""
+        """Nothing starts before the first grammar comes, or after the end."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        with self._starting:
+            self._is_closed = True
+            if self._process is not None:
+                self._process.kill()  # whoever waits for its words hears its end, and then finds this closed
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
         self.kill()
 
     async def checked(self, asked: Asked | None) -> GrammarSpec | None:
@@ -137,17 +145,22 @@ class GrammarChecker:
     def _start(self) -> GrammarVerdict:
         """Start the process; return its verdict on the tokenizer."""
         self.kill()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine.grammar_check", str(self._folder)],
-            cwd=PROJECT_ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # a crash prints parts of the grammar, which is a client's
-        )
+        with self._starting:
+            if self._is_closed:
+                raise _shutting_down()
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-m", "engine.grammar_check", str(self._folder)],
+                cwd=PROJECT_ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # a crash prints parts of the grammar, which is a client's
+            )
         try:
-            return self._read(self._process, _START_DEADLINE_S)
+            return self._read(process, _START_DEADLINE_S)
         except (_TimedOut, _Crashed):
             self.kill()
+            if self._is_closed:
+                raise _shutting_down() from None
             raise EngineError("The process that compiles grammars does not start.") from None
 
     def _exchange(self, spec: GrammarSpec) -> GrammarVerdict:
@@ -179,6 +192,10 @@ class GrammarChecker:
                 self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
         return msgspec.json.decode(line, type=GrammarVerdict)
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("The server is shutting down and compiles no more grammars.")
 
 
 def _message(verdict: GrammarVerdict, param: str | None) -> str:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from engine.errors import GrammarError, Overloaded, UnsupportedFeature
+from engine.errors import GrammarError, Overloaded, ShuttingDown, UnsupportedFeature
 from engine.protocol import GrammarSpec
 from server.grammar_checker import GrammarChecker
 from server.structured import choice_grammar, json_schema_grammar, regex_grammar
@@ -147,6 +147,45 @@ def test_leaving_the_context_ends_the_process(model_folder):
         async with checker:
             await checker.check(GOOD)
             pid = checker._process.pid
+        return pid
+
+    pid = asyncio.run(use())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_closing_ends_who_waits_and_starts_nothing(model_folder):
+    async def use():
+        checker = GrammarChecker(model_folder)
+        async with checker:
+            await checker.check(GOOD)
+            pid = checker._process.pid
+            running = asyncio.create_task(checker.check(SLOW))
+            queued = asyncio.create_task(checker.check(regex_grammar("a")))
+            await asyncio.sleep(0.1)
+        late = asyncio.create_task(checker.check(regex_grammar("b")))
+        outcomes = await asyncio.gather(running, queued, late, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [ShuttingDown] * 3
+        await checker.check(GOOD)  # known
+        assert checker._process is None
+        return pid
+
+    pid = asyncio.run(use())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_closing_while_the_process_starts_ends_it(model_folder):
+    async def use():
+        checker = GrammarChecker(model_folder)
+        async with checker:
+            starting = asyncio.create_task(checker.check(GOOD))
+            while checker._process is None:
+                await asyncio.sleep(0.001)
+            pid = checker._process.pid
+        with pytest.raises(ShuttingDown):
+            await starting
+        assert checker._process is None
         return pid
 
     pid = asyncio.run(use())
