@@ -10,13 +10,15 @@ import time
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.requests import Request
 
 from engine.errors import InvalidParameter
 from engine.protocol import EngineReady
-from server.access import RequestRecord
+from server.access import record_of
 from server.chat_generation import ChatGeneration
 from server.chat_template import template_timeout
 from server.generation import Generation
+from server.grammar_wait import checked_grammar
 from server.ignored import ignored_fields
 from server.messages import shorten_call_ids, template_messages
 from server.parsers.detect import ChatFormat, make_parser
@@ -55,13 +57,14 @@ class _Prompt(NamedTuple):
 async def prepare_chat(
     service: Service,
     body: ChatBody,
-    record: RequestRecord,
+    request: Request,
     *,
     id_prefix: str = "chatcmpl-",
     shrinks_max_tokens: bool = False,
 ) -> PreparedChat:
     """Check and encode a chat. Raises ServiceErrors: all that can be wrong with a request but what the engine finds.
 
+    `request`: its body is read; its end ends the wait for a grammar.
     `shrinks_max_tokens`: more tokens than the context has room for are no error, but fewer are made.
     """
     limits = service.limits()
@@ -74,13 +77,15 @@ async def prepare_chat(
     ignored = ignored_fields(body) + _ignored_by_template(body, chat_format)
     headers = service.ignored_header(ignored)
     prompt = await _encode(service, body, plan, limits)
-    grammar = await service.grammars.checked(_asked_grammar(body, plan, tokenizer, prompt.reasoning))
+    moment = service.moment(record_of(request.scope))
+    asked = _asked_grammar(body, plan, tokenizer, prompt.reasoning)
+    grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body))
     spec = chat_spec(
         body,
         prompt.token_ids,
         limits=limits,
         defaults=service.defaults,
-        moment=service.moment(record),
+        moment=moment,
         grammar=grammar,
         shrinks_max_tokens=shrinks_max_tokens,
     )

@@ -152,8 +152,7 @@ class Generation:
                 async with asyncio.timeout(deadline_s - time.monotonic()):
                     delta = await anext(deltas, None)
             except TimeoutError:
-                limit = f"{self.spec.timeout_s:g} s"
-                raise DeadlineExceeded(f"The request took longer than its limit of {limit}.") from None
+                raise DeadlineExceeded(self.spec.timeout_s or 0.0) from None
         if delta is None:
             raise EngineError("The engine ended the request without a reason.")
         return delta

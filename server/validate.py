@@ -60,6 +60,10 @@ class Moment(NamedTuple):
     seed: int
     key_hash: str = ""
 
+    def timeout_of(self, body: ChatBody | CompletionBody) -> float | None:
+        """Return the seconds that a request has from its arrival on."""
+        return min((seconds for seconds in (body.timeout, self.timeout_s) if seconds is not None), default=None)
+
 
 def check_chat(body: ChatBody) -> None:
     """Refuse what is not served yet, and fields that contradict each other."""
@@ -278,7 +282,6 @@ def _spec(
     moment: Moment,
     grammar: GrammarSpec | None,
 ) -> GenerationSpec:
-    timeouts = [seconds for seconds in (body.timeout, moment.timeout_s) if seconds is not None]
     return GenerationSpec(
         prompts=prompts,
         n=body.n or 1,
@@ -290,7 +293,7 @@ def _spec(
         cache_salt=cache_salt_of(moment.key_hash, body.cache_salt or ""),
         priority=body.priority or 0,
         grammar=grammar,
-        timeout_s=min(timeouts, default=None),
+        timeout_s=moment.timeout_of(body),
         arrival_s=moment.arrival_s,
     )
 
