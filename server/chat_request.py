@@ -7,6 +7,7 @@ import asyncio
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,6 +32,7 @@ from server.service import Service
 from server.structured import Asked, asked_grammar
 from server.tokenizer import TEMPLATE_DEADLINE_S, Tokenizer
 from server.tools import ToolPlan, check_tools, plan_tools
+from server.translation import renamed
 from server.validate import chat_spec, check_chat
 from server.writers import ReplyHead
 
@@ -61,11 +63,13 @@ async def prepare_chat(
     *,
     id_prefix: str = "chatcmpl-",
     shrinks_max_tokens: bool = False,
+    names: Mapping[str, str] | None = None,
 ) -> PreparedChat:
     """Check and encode a chat. Raises ServiceErrors: all that can be wrong with a request but what the engine finds.
 
     `request`: its body is read; its end ends the wait for a grammar.
     `shrinks_max_tokens`: more tokens than the context has room for are no error, but fewer are made.
+    `names`: of Translation, if the client's request was another; what this raises is renamed by client_words().
     """
     limits = service.limits()
     model = service.model_name(body.model)
@@ -91,7 +95,8 @@ async def prepare_chat(
     )
     tags = chat_format.tags(has_tools=bool(plan.callable))
     visible_ids = frozenset(tokenizer.tag_ids(tags).values())
-    spec = msgspec.structs.replace(spec, visible_ids=visible_ids)
+    grammar_param = asked and renamed(asked.param, names or {})
+    spec = msgspec.structs.replace(spec, visible_ids=visible_ids, grammar_param=grammar_param)
     head = ReplyHead(f"{id_prefix}{secrets.token_hex(16)}", int(time.time()), model)
 
     def parser() -> PartsParser | None:

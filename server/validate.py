@@ -38,6 +38,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     priority: int = 0
     grammar: GrammarSpec | None = None  # what each answer must match, checked to compile
+    grammar_param: str | None = None  # the field that asks for it, in the client's words
     is_scoring_only: bool = False  # no answer: the one token that the engine makes at least is dropped
     timeout_s: float | None = None  # from arrival
     arrival_s: float  # time.monotonic()

@@ -29,7 +29,7 @@ def responses_router(service: Service) -> APIRouter:
         body = parse_body(ResponsesBody, await read_json(request))
         translation = translate_responses(body)
         with client_words(translation.names):
-            chat = await prepare_chat(service, translation.body, request, id_prefix="resp_")
+            chat = await prepare_chat(service, translation.body, request, id_prefix="resp_", names=translation.names)
         ignored = [*translation.ignored, *(renamed(name, translation.names) for name in chat.ignored)]
         writer = ResponsesWriter(
             chat.head,

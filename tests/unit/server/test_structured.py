@@ -284,3 +284,20 @@ def test_an_error_has_no_field_if_none_is_known(model_folder):
 
     with pytest.raises(GrammarError, match="The grammar does not compile"):
         asyncio.run(check())
+
+
+def test_a_grammar_that_fails_in_mid_answer_names_the_field_that_asked(harness):
+    def failing():
+        fail = GrammarError("The grammar cannot be followed any further.")
+        return harness("yes", engine={"fail": fail, "fail_after": 1})
+
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    text = {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}
+    replies = {
+        "response_format.json_schema.schema": failing().chat(response_format=schema),
+        "structured_outputs.regex": failing().complete(structured_outputs={"regex": "a+"}),
+        "text.format.schema": failing().post("/v1/responses", {"input": "hi", "text": text}),
+        None: failing().chat(),
+    }
+    for param, reply in replies.items():
+        assert check_error(reply, 400, "invalid_grammar")["param"] == param
