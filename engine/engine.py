@@ -228,20 +228,25 @@ class Engine:
         """Return a request that has not ended, running, queued or at the gate."""
         return self.scheduler.requests.get(request_id) or self._grammars.held.get(request_id)
 
+    @property
+    def _num_queued_tokens(self) -> int:
+        return self.scheduler.waiting.num_tokens + self._grammars.num_held_tokens
+
     def _check_queued_tokens(self, num_prompt: int) -> None:
         """Raise Overloaded if a prompt would make the queue too long; an empty queue takes any."""
-        waiting, limit = self.scheduler.waiting, self.max_queued_tokens
-        if limit is not None and waiting and waiting.num_tokens + num_prompt > limit:
+        num_queued, limit = self._num_queued_tokens, self.max_queued_tokens
+        if limit is not None and num_queued and num_queued + num_prompt > limit:
             raise Overloaded(
-                f"The queue is full: {waiting.num_tokens} tokens are waiting, and {num_prompt} more would be over the "
+                f"The queue is full: {num_queued} tokens are waiting, and {num_prompt} more would be over the "
                 f"limit of {limit}."
             )
 
     def _tell_if_full(self) -> None:
         """Tell the clients when the queue became full or no longer is, so that they can refuse without asking."""
-        waiting, limit = self.scheduler.waiting, self.max_queued_tokens
-        is_full = len(waiting) + len(self._grammars.held) >= self.max_waiting + self.scheduler.num_free_rows
-        is_full = is_full or (limit is not None and len(waiting) > 0 and waiting.num_tokens >= limit)
+        num_queued, limit = self._num_queued_tokens, self.max_queued_tokens
+        num_waiting = len(self.scheduler.waiting) + len(self._grammars.held)
+        is_full = num_waiting >= self.max_waiting + self.scheduler.num_free_rows
+        is_full = is_full or (limit is not None and num_queued > 0 and num_queued >= limit)
         if is_full != self._is_full:
             self._is_full = is_full
             self._transport.broadcast(QueueState(is_full))

@@ -46,6 +46,7 @@ class Grammars:
         self._num_words = -(-vocab_size // 32)
         self._vocab_size = vocab_size
         self.held: dict[str, Request] = {}  # those at the gate, by request_id
+        self.num_held_tokens = 0  # of their prompts
         self._wanted: dict[str, tuple[GrammarSpec, float]] = {}  # by request_id: what each waits for, and until when
         self._live: list[Request] = []
         self._compiled: OrderedDict[GrammarSpec, Matcher] = OrderedDict()  # at their beginnings; least recent first
@@ -59,6 +60,7 @@ class Grammars:
     def hold(self, request: Request, spec: GrammarSpec, now: float) -> None:
         """Keep a request at the gate until its grammar is compiled."""
         self.held[request.request_id] = request
+        self.num_held_tokens += request.num_tokens
         self._wanted[request.request_id] = (spec, now + COMPILE_TIMEOUT_S)
         if spec not in self._compiled and spec not in self._compiling:
             self._start_threads()
@@ -67,10 +69,10 @@ class Grammars:
 
     def drop(self, request_id: str, reason: str) -> Request | None:
         """End a request at the gate; None if it is not there."""
-        request = self.held.pop(request_id, None)
-        if request is not None:
-            del self._wanted[request_id]
-            request.finish_reason = reason
+        if request_id not in self.held:
+            return None
+        request = self._let_go(request_id)
+        request.finish_reason = reason
         return request
 
     def take_opened(self, now: float) -> list[Outcome]:
@@ -85,7 +87,7 @@ class Grammars:
                 self._compiled[spec] = outcome
         opened = [outcome for id_ in self.held if (outcome := self._try_open(id_, failures, now))]
         for request, error in opened:
-            del self.held[request.request_id], self._wanted[request.request_id]
+            self._let_go(request.request_id)
             if error is None:
                 self._live.append(request)
         while len(self._compiled) > _MAX_CACHED:
@@ -134,6 +136,12 @@ class Grammars:
         req_indices = [requests[row].req_index for row in free_rows]
         chosen = masks if len(free_rows) == len(requests) else masks[free_rows]
         return TokenMasks(req_indices, chosen.tobytes()), outcomes
+
+    def _let_go(self, request_id: str) -> Request:
+        request = self.held.pop(request_id)
+        del self._wanted[request_id]
+        self.num_held_tokens -= request.num_tokens
+        return request
 
     def _fill(self, compiler: GrammarCompiler, matchers: list[Matcher]) -> tuple[np.ndarray, list[bool]]:
         """Return masks [C, num_words] uint32 of the model's vocabulary, and where the grammars may end."""

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from engine.errors import ServiceError
+from engine.errors import GrammarError, ServiceError
 from engine.grammar_compiler import GrammarCompiler
 from engine.parent import die_with_parent
 from engine.protocol import GrammarSpec, GrammarVerdict
@@ -44,6 +44,10 @@ def _try(compiler: GrammarCompiler, spec: GrammarSpec) -> GrammarVerdict:
             compiler.compile(spec)
         except ServiceError as error:
             verdict.code, verdict.message = error.code, error.message
+        except MemoryError:
+            verdict.code, verdict.message = GrammarError.code, "It needs too much memory."
+        except BaseException as error:  # a panic of Rust is no Exception
+            verdict.code, verdict.message = GrammarError.code, f"The compiler failed ({type(error).__name__})."
 
     thread = threading.Thread(target=compile_it)
     thread.start()

@@ -29,6 +29,7 @@ _MIN_PARALLEL = 16  # masks; fewer are made sooner than threads wake up
 _MAX_THREADS = 8
 _MAX_LEXER_STATES = 50_000  # of one or two KiB each, kept as long as the grammar
 _MAX_REASON_CHARS = 400
+_REWORDED = {"NoExtensionBias": "It matches no text at all."}  # names from inside the library
 
 
 class Matcher:
@@ -183,4 +184,5 @@ def _reason(error: str) -> str:
     lines = [line.strip() for line in error.strip().splitlines()]
     details = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]  # of a regex
     reason = ": ".join([lines[0].removesuffix(": regex parse error:"), *details]) if lines else ""
+    reason = _REWORDED.get(reason, reason)
     return reason if len(reason) <= _MAX_REASON_CHARS else reason[: _MAX_REASON_CHARS - 1] + "…"

@@ -69,7 +69,7 @@ class EngineProcess:
             engine = self._engine = self._load()
         except StartupError as error:
             return self._fail(error.message, error.exit_code)
-        except Exception as error:
+        except BaseException as error:  # a panic of Rust is no Exception
             if self._config.debug:
                 traceback.print_exc()
             return self._fail(f"{type(error).__name__} while loading: {_first_line(error)} (--debug shows where)", 3)
@@ -79,7 +79,7 @@ class EngineProcess:
             while not self._is_stopping:
                 engine.run_once()
                 self._tick(time.monotonic())
-        except Exception as error:  # a fault of the device, after which nothing on it can be trusted, or a bug
+        except BaseException as error:  # a fault of the device, after which nothing on it can be trusted, or a bug
             logger.exception("engine fault")
             self._fail(f"{type(error).__name__} while serving: {_first_line(error)}", 1)
             os._exit(1)  # now: destructors could wait for a broken device for ever
@@ -146,7 +146,7 @@ class EngineProcess:
             self._engine.abort_all()
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0]
 
 

@@ -7,16 +7,19 @@ import asyncio
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.requests import Request
 
 from engine.errors import InvalidParameter
 from engine.protocol import EngineReady
-from server.access import RequestRecord
+from server.access import record_of
 from server.chat_generation import ChatGeneration
 from server.chat_template import template_timeout
 from server.generation import Generation
+from server.grammar_wait import checked_grammar
 from server.ignored import ignored_fields
 from server.messages import shorten_call_ids, template_messages
 from server.parsers.detect import ChatFormat, make_parser
@@ -29,6 +32,7 @@ from server.service import Service
 from server.structured import Asked, asked_grammar
 from server.tokenizer import TEMPLATE_DEADLINE_S, Tokenizer
 from server.tools import ToolPlan, check_tools, plan_tools
+from server.translation import renamed
 from server.validate import chat_spec, check_chat
 from server.writers import ReplyHead
 
@@ -55,14 +59,17 @@ class _Prompt(NamedTuple):
 async def prepare_chat(
     service: Service,
     body: ChatBody,
-    record: RequestRecord,
+    request: Request,
     *,
     id_prefix: str = "chatcmpl-",
     shrinks_max_tokens: bool = False,
+    names: Mapping[str, str] | None = None,
 ) -> PreparedChat:
     """Check and encode a chat. Raises ServiceErrors: all that can be wrong with a request but what the engine finds.
 
+    `request`: its body is read; its end ends the wait for a grammar.
     `shrinks_max_tokens`: more tokens than the context has room for are no error, but fewer are made.
+    `names`: of Translation, if the client's request was another; what this raises is renamed by client_words().
     """
     limits = service.limits()
     model = service.model_name(body.model)
@@ -74,19 +81,22 @@ async def prepare_chat(
     ignored = ignored_fields(body) + _ignored_by_template(body, chat_format)
     headers = service.ignored_header(ignored)
     prompt = await _encode(service, body, plan, limits)
-    grammar = await service.grammars.checked(_asked_grammar(body, plan, tokenizer, prompt.reasoning))
+    moment = service.moment(record_of(request.scope))
+    asked = _asked_grammar(body, plan, tokenizer, prompt.reasoning)
+    grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body))
     spec = chat_spec(
         body,
         prompt.token_ids,
         limits=limits,
         defaults=service.defaults,
-        moment=service.moment(record),
+        moment=moment,
         grammar=grammar,
         shrinks_max_tokens=shrinks_max_tokens,
     )
     tags = chat_format.tags(has_tools=bool(plan.callable))
     visible_ids = frozenset(tokenizer.tag_ids(tags).values())
-    spec = msgspec.structs.replace(spec, visible_ids=visible_ids)
+    grammar_param = asked and renamed(asked.param, names or {})
+    spec = msgspec.structs.replace(spec, visible_ids=visible_ids, grammar_param=grammar_param)
     head = ReplyHead(f"{id_prefix}{secrets.token_hex(16)}", int(time.time()), model)
 
     def parser() -> PartsParser | None:

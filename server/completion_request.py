@@ -5,10 +5,12 @@ import secrets
 import time
 
 import msgspec
+from starlette.requests import Request
 
 from engine.protocol import EngineReady
-from server.access import RequestRecord
+from server.access import record_of
 from server.generation import Generation
+from server.grammar_wait import checked_grammar
 from server.ignored import ignored_fields
 from server.reply_options import ReplyOptions, reply_options
 from server.schemas import CompletionBody
@@ -28,18 +30,20 @@ class PreparedCompletion(msgspec.Struct, frozen=True):
     headers: dict[str, str]  # of the answer: names what was ignored
 
 
-async def prepare_completion(service: Service, body: CompletionBody, record: RequestRecord) -> PreparedCompletion:
-    """Check and encode a completion. Raises ServiceErrors."""
+async def prepare_completion(service: Service, body: CompletionBody, request: Request) -> PreparedCompletion:
+    """Check and encode a completion. Raises ServiceErrors. `request`: as in prepare_chat."""
     limits = service.limits()
     model = service.model_name(body.model)
     check_completion(body)
     headers = service.ignored_header(ignored_fields(body))
-    grammar = await service.grammars.checked(asked_grammar(body.response_format, body.structured_outputs))
+    moment = service.moment(record_of(request.scope))
+    asked = asked_grammar(body.response_format, body.structured_outputs)
+    grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body))
     prompts = body.prompt
     if isinstance(prompts[0], str):
         prompts = await asyncio.to_thread(_encode, service.tokenizer, prompts, limits)
-    moment = service.moment(record)
     spec = completion_spec(body, prompts, limits=limits, defaults=service.defaults, moment=moment, grammar=grammar)
+    spec = msgspec.structs.replace(spec, grammar_param=asked and asked.param)
     head = ReplyHead(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model)
     generation = Generation(
         spec, request_id=head.id, client=service.client, tokenizer=service.tokenizer, metrics=service.metrics

@@ -153,6 +153,9 @@ class DeadlineExceeded(HttpError):
     status = 408
     code = "deadline_exceeded"
 
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"The request took longer than its limit of {timeout_s:g} s.")
+
 
 class NotReady(HttpError):
     """The model is not serving yet."""

@@ -14,7 +14,7 @@ from contextlib import aclosing
 import msgspec
 
 from engine.client import Delta, EngineClient
-from engine.errors import EngineError, RequestAborted
+from engine.errors import EngineError, GrammarError, RequestAborted
 from engine.metrics import Metrics
 from engine.protocol import AddRequest, TokenLogprobs
 from server.errors import DeadlineExceeded
@@ -138,7 +138,11 @@ class Generation:
             raise RequestAborted("The request was cancelled.")
         async with aclosing(self._client.submit(child.add_request())) as deltas:  # closing it early aborts
             while not child.finish_reason:
-                events = child.feed(await self._next(deltas))
+                try:
+                    events = child.feed(await self._next(deltas))
+                except GrammarError as error:  # of the engine, which knows no fields
+                    error.param = error.param or self.spec.grammar_param
+                    raise
                 if child.is_stopped_early:
                     self._client.abort(child.request_id, reason="stop")
                 yield events
@@ -152,8 +156,7 @@ class Generation:
                 async with asyncio.timeout(deadline_s - time.monotonic()):
                     delta = await anext(deltas, None)
             except TimeoutError:
-                limit = f"{self.spec.timeout_s:g} s"
-                raise DeadlineExceeded(f"The request took longer than its limit of {limit}.") from None
+                raise DeadlineExceeded(self.spec.timeout_s or 0.0) from None
         if delta is None:
             raise EngineError("The engine ended the request without a reason.")
         return delta

@@ -13,6 +13,7 @@ import re
 import selectors
 import subprocess
 import sys
+import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -21,15 +22,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.errors import EngineError, GrammarError, Overloaded, error_from_code, sentence
+from engine.errors import EngineError, GrammarError, Overloaded, ShuttingDown, error_from_code, sentence
 from engine.protocol import GrammarSpec, GrammarVerdict
 from server.children import PROJECT_ROOT
-from server.structured import LARK_FIELD, Asked
+from server.structured import LARK_FIELD
 
 COMPILE_DEADLINE_S = 5.0
 _START_DEADLINE_S = 60.0  # a large tokenizer loads in a second
 _MAX_VERDICTS = 1024
-_MAX_QUEUED = 64
+_MAX_QUEUED = 16
 _TIMEOUT_KEPT_S = 60.0  # a grammar may have been slow because the machine was
 _GENERATED = re.compile(r"^(at )?\d+\(\d+\): |^failed to compile JSON schema: ")  # places in text that we wrote
 
@@ -37,6 +38,15 @@ _GENERATED = re.compile(r"^(at )?\d+\(\d+\): |^failed to compile JSON schema: ")
 class _Kept(NamedTuple):
     verdict: GrammarVerdict
     until_s: float  # time.monotonic()
+
+
+class _Trial:
+    """A grammar that is tried, or waits for its turn, and how many wait for the verdict."""
+
+    def __init__(self, task: asyncio.Task[GrammarVerdict]) -> None:
+        self.task = task
+        self.num_waiting = 0
+        self.has_begun = False
 
 
 class _TimedOut(Exception):
@@ -56,37 +66,30 @@ class GrammarChecker:
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self._verdicts: OrderedDict[bytes, _Kept] = OrderedDict()  # by digest; least recent first
-        self._running: dict[bytes, asyncio.Task[GrammarVerdict]] = {}
+        self._trials: dict[bytes, _Trial] = {}
         self._turn = asyncio.Lock()
+        self._is_closed = False
+        self._starting = threading.Lock()  # held to start a process, and to close
 
     async def __aenter__(self) -> None:
-        """Nothing starts before the first grammar comes."""
+        """Nothing starts before the first grammar comes, or after the end."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        with self._starting:
+            self._is_closed = True
+            if self._process is not None:
+                self._process.kill()  # whoever waits for its words hears its end, and then finds this closed
+        await asyncio.gather(*(trial.task for trial in self._trials.values()), return_exceptions=True)
         self.kill()
-
-    async def checked(self, asked: Asked | None) -> GrammarSpec | None:
-        """Return the grammar that was asked for, if one was, once it is known to compile. Raises as check()."""
-        if asked is None:
-            return None
-        await self.check(asked.spec, param=asked.param)
-        return asked.spec
 
     async def check(self, spec: GrammarSpec, *, param: str | None = None) -> None:
         """Return if a grammar compiles. Raises GrammarError, UnsupportedFeature or Overloaded, naming the field."""
         key = hashlib.sha256(msgspec.json.encode(spec)).digest()
         verdict = self._kept(key)
         if verdict is None:
-            # a task of its own: a client that leaves must not end what others wait for, or break into the dialogue
-            task = self._running.get(key)
-            if task is None:
-                if len(self._running) >= _MAX_QUEUED:
-                    raise Overloaded(f"Too many grammars wait to be compiled; the limit is {_MAX_QUEUED}.")
-                task = self._running[key] = asyncio.create_task(self._try(key, spec))
-                task.add_done_callback(lambda task: self._running.pop(key, None))
-            verdict = await asyncio.shield(task)
+            verdict = await self._ask_with_others(key, spec)
         if verdict.code is not None:
             raise error_from_code(verdict.code, _message(verdict, param), param)
 
@@ -108,8 +111,33 @@ class GrammarChecker:
         self._verdicts.move_to_end(key)
         return kept.verdict
 
+    async def _ask_with_others(self, key: bytes, spec: GrammarSpec) -> GrammarVerdict:
+        """Wait for the verdict with whoever else wants it. When all have left before its turn, it has none."""
+        trial = self._trials.get(key)
+        if trial is None:
+            if len(self._trials) >= _MAX_QUEUED:
+                raise Overloaded(f"Too many grammars wait to be compiled; the limit is {_MAX_QUEUED}.")
+            # a task of its own: a client that leaves must not end what others wait for, or break into the dialogue
+            trial = self._trials[key] = _Trial(asyncio.create_task(self._try(key, spec)))
+            trial.task.add_done_callback(lambda task: self._forget(key, task))
+        trial.num_waiting += 1
+        try:
+            return await asyncio.shield(trial.task)
+        finally:
+            trial.num_waiting -= 1
+            if not trial.num_waiting and not trial.has_begun:
+                trial.task.cancel()
+                self._forget(key, trial.task)
+
+    def _forget(self, key: bytes, task: asyncio.Task[GrammarVerdict]) -> None:
+        trial = self._trials.get(key)
+        if trial is not None and trial.task is task:  # another may have taken its place
+            del self._trials[key]
+
     async def _try(self, key: bytes, spec: GrammarSpec) -> GrammarVerdict:
+        trial = self._trials[key]
         async with self._turn:
+            trial.has_begun = True
             verdict, kept_s = await asyncio.to_thread(self._ask, spec)
         self._verdicts[key] = _Kept(verdict, time.monotonic() + kept_s)
         while len(self._verdicts) > _MAX_VERDICTS:
@@ -137,17 +165,22 @@ class GrammarChecker:
     def _start(self) -> GrammarVerdict:
         """Start the process; return its verdict on the tokenizer."""
         self.kill()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine.grammar_check", str(self._folder)],
-            cwd=PROJECT_ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # a crash prints parts of the grammar, which is a client's
-        )
+        with self._starting:
+            if self._is_closed:
+                raise _shutting_down()
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-m", "engine.grammar_check", str(self._folder)],
+                cwd=PROJECT_ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # a crash prints parts of the grammar, which is a client's
+            )
         try:
-            return self._read(self._process, _START_DEADLINE_S)
+            return self._read(process, _START_DEADLINE_S)
         except (_TimedOut, _Crashed):
             self.kill()
+            if self._is_closed:
+                raise _shutting_down() from None
             raise EngineError("The process that compiles grammars does not start.") from None
 
     def _exchange(self, spec: GrammarSpec) -> GrammarVerdict:
@@ -179,6 +212,10 @@ class GrammarChecker:
                 self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
         return msgspec.json.decode(line, type=GrammarVerdict)
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("The server is shutting down and compiles no more grammars.")
 
 
 def _message(verdict: GrammarVerdict, param: str | None) -> str:

@@ -38,6 +38,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     priority: int = 0
     grammar: GrammarSpec | None = None  # what each answer must match, checked to compile
+    grammar_param: str | None = None  # the field that asks for it, in the client's words
     is_scoring_only: bool = False  # no answer: the one token that the engine makes at least is dropped
     timeout_s: float | None = None  # from arrival
     arrival_s: float  # time.monotonic()
@@ -59,6 +60,10 @@ class Moment(NamedTuple):
     timeout_s: float | None
     seed: int
     key_hash: str = ""
+
+    def timeout_of(self, body: ChatBody | CompletionBody) -> float | None:
+        """Return the seconds that a request has from its arrival on."""
+        return min((seconds for seconds in (body.timeout, self.timeout_s) if seconds is not None), default=None)
 
 
 def check_chat(body: ChatBody) -> None:
@@ -278,7 +283,6 @@ def _spec(
     moment: Moment,
     grammar: GrammarSpec | None,
 ) -> GenerationSpec:
-    timeouts = [seconds for seconds in (body.timeout, moment.timeout_s) if seconds is not None]
     return GenerationSpec(
         prompts=prompts,
         n=body.n or 1,
@@ -290,7 +294,7 @@ def _spec(
         cache_salt=cache_salt_of(moment.key_hash, body.cache_salt or ""),
         priority=body.priority or 0,
         grammar=grammar,
-        timeout_s=min(timeouts, default=None),
+        timeout_s=moment.timeout_of(body),
         arrival_s=moment.arrival_s,
     )
 

@@ -2,7 +2,6 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.access import record_of
 from server.body import read_json
 from server.chat_request import prepare_chat
 from server.chat_writer import ChatWriter
@@ -20,7 +19,7 @@ def chat_router(service: Service) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         service.check_room()  # before the body is read
         body = parse_body(ChatBody, await read_json(request))
-        chat = await prepare_chat(service, body, record_of(request.scope))
+        chat = await prepare_chat(service, body, request)
         writer = ChatWriter(chat.head, chat.options, generation=chat.generation, tokenizer=service.tokenizer)
         return await answer(
             service,

@@ -2,7 +2,6 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.access import record_of
 from server.body import read_json
 from server.completion_request import prepare_completion
 from server.routes.answer import answer
@@ -22,7 +21,7 @@ def completions_router(service: Service) -> APIRouter:
     async def create_completion(request: Request) -> Response:
         service.check_room()  # before the body is read
         body = parse_body(CompletionBody, await read_json(request))
-        completion = await prepare_completion(service, body, record_of(request.scope))
+        completion = await prepare_completion(service, body, request)
         generation, options = completion.generation, completion.options
         echo = _echo_texts(body, generation.spec, service.tokenizer) if body.echo else None
         writer = TextWriter(completion.head, options, generation=generation, tokenizer=service.tokenizer, echo=echo)

@@ -27,7 +27,14 @@ def messages_router(service: Service) -> APIRouter:
         body = parse_body(MessagesBody, await read_json(request))
         translation = translate_messages(body)
         with client_words(translation.names):
-            chat = await prepare_chat(service, translation.body, record, id_prefix="msg_", shrinks_max_tokens=True)
+            chat = await prepare_chat(
+                service,
+                translation.body,
+                request,
+                id_prefix="msg_",
+                shrinks_max_tokens=True,
+                names=translation.names,
+            )
         ignored = [*translation.ignored, *(renamed(name, translation.names) for name in chat.ignored)]
         writer = MessagesWriter(
             chat.head,

@@ -2,7 +2,6 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.access import record_of
 from server.body import read_json
 from server.chat_events import TextDelta
 from server.chat_request import PreparedChat, prepare_chat
@@ -30,7 +29,7 @@ def responses_router(service: Service) -> APIRouter:
         body = parse_body(ResponsesBody, await read_json(request))
         translation = translate_responses(body)
         with client_words(translation.names):
-            chat = await prepare_chat(service, translation.body, record_of(request.scope), id_prefix="resp_")
+            chat = await prepare_chat(service, translation.body, request, id_prefix="resp_", names=translation.names)
         ignored = [*translation.ignored, *(renamed(name, translation.names) for name in chat.ignored)]
         writer = ResponsesWriter(
             chat.head,

@@ -7,7 +7,6 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from engine.errors import InvalidParameter
-from server.access import record_of
 from server.body import read_json
 from server.chat_request import encode_chat, prepare_chat
 from server.chunks import Detokenized, Rendered, Tokenized, TokenPiece
@@ -55,7 +54,7 @@ def tokens_router(service: Service) -> APIRouter:
     )
     async def render_chat_completion(request: Request) -> Response:
         body = parse_body(ChatBody, await read_json(request))
-        chat = await prepare_chat(service, body, record_of(request.scope))
+        chat = await prepare_chat(service, body, request)
         (prompt,) = chat.generation.spec.prompts
         rendered = await _rendered(service, chat.head.id, chat.head.model, [prompt])
         return _json(rendered[0], chat.headers)
@@ -67,7 +66,7 @@ def tokens_router(service: Service) -> APIRouter:
     )
     async def render_completion(request: Request) -> Response:
         body = parse_body(CompletionBody, await read_json(request))
-        completion = await prepare_completion(service, body, record_of(request.scope))
+        completion = await prepare_completion(service, body, request)
         prompts = completion.generation.spec.prompts
         return _json(await _rendered(service, completion.head.id, completion.head.model, prompts), completion.headers)
 

@@ -231,6 +231,31 @@ def test_who_waits_at_the_gate_holds_nobody_up_and_can_leave(depth):
     assert answer(harness, "waiting") == "ab"
 
 
+def test_the_tokens_of_who_waits_at_the_gate_are_queued_tokens():
+    closed = Closed()
+    harness = Harness(get_compiler=closed, max_queued_tokens=20)
+    spec = choice_grammar(["ab"])
+    harness.add("a", [1] * 12, grammar=spec)
+    harness.add("too_many", [2] * 9, grammar=spec)
+    harness.add("free_too_many", [3] * 9)
+    harness.turn()
+    assert harness.queue_states == []
+    harness.add("b", [4] * 8, grammar=spec)
+    harness.turn()
+    assert harness.queue_states == [True]
+    harness.abort("b")
+    harness.turn()
+    assert harness.queue_states == [True, False]
+    closed.event.set()
+    harness.drain()
+    harness.add("large", [5] * 30, grammar=spec)  # an empty queue takes any
+    harness.drain()
+    refused = [name for name, seen in harness.seen.items() if seen.ends == ["overloaded"]]
+    assert refused == ["too_many", "free_too_many"]
+    assert answer(harness, "a") == answer(harness, "large") == "ab"
+    assert harness.engine._grammars.num_held_tokens == 0
+
+
 def test_the_gate_has_a_deadline():
     closed = Closed()
     harness = Harness(get_compiler=closed)

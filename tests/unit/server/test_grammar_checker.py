@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 import time
 
 import pytest
 
-from engine.errors import GrammarError, Overloaded, UnsupportedFeature
-from engine.protocol import GrammarSpec
+from engine.errors import GrammarError, Overloaded, ShuttingDown, UnsupportedFeature
+from engine.protocol import GrammarSpec, GrammarVerdict
 from server.grammar_checker import GrammarChecker
 from server.structured import choice_grammar, json_schema_grammar, regex_grammar
 
@@ -123,11 +124,44 @@ def test_a_client_that_leaves_spoils_nothing(model_folder):
 
 def test_too_many_grammars_at_once_are_refused_at_once(model_folder):
     async def steps(checker):
-        tasks = [asyncio.create_task(checker.check(regex_grammar(f"a{i}"))) for i in range(64)]
+        tasks = [asyncio.create_task(checker.check(regex_grammar(f"a{i}"))) for i in range(16)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="64"):
+        with pytest.raises(Overloaded, match="16"):
             await checker.check(regex_grammar("one more"))
         await asyncio.gather(*tasks)
+
+    run(model_folder, steps)
+
+
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_tried(model_folder):
+    async def steps(checker):
+        may_answer = threading.Event()
+        asked = []
+
+        def ask(spec):
+            asked.append(spec)
+            may_answer.wait(20)
+            return GrammarVerdict(), float("inf")
+
+        checker._ask = ask
+        specs = [regex_grammar(f"a{i}") for i in range(16)]
+        tasks = [asyncio.create_task(checker.check(spec)) for spec in specs]
+        twin = asyncio.create_task(checker.check(specs[1]))
+        while not asked:
+            await asyncio.sleep(0.001)
+        for task in tasks:  # the first is being tried; one of two leaves the second; the rest is forsaken
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        again = asyncio.create_task(checker.check(specs[2]))
+        others = [asyncio.create_task(checker.check(regex_grammar(f"b{i}"))) for i in range(13)]  # there is room
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await checker.check(regex_grammar("one more"))
+        may_answer.set()
+        await asyncio.gather(twin, again, *others)
+        assert asked[:3] == specs[:3]
+        assert len(asked) == 16
+        assert not checker._trials
 
     run(model_folder, steps)
 
@@ -147,6 +181,45 @@ def test_leaving_the_context_ends_the_process(model_folder):
         async with checker:
             await checker.check(GOOD)
             pid = checker._process.pid
+        return pid
+
+    pid = asyncio.run(use())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_closing_ends_who_waits_and_starts_nothing(model_folder):
+    async def use():
+        checker = GrammarChecker(model_folder)
+        async with checker:
+            await checker.check(GOOD)
+            pid = checker._process.pid
+            running = asyncio.create_task(checker.check(SLOW))
+            queued = asyncio.create_task(checker.check(regex_grammar("a")))
+            await asyncio.sleep(0.1)
+        late = asyncio.create_task(checker.check(regex_grammar("b")))
+        outcomes = await asyncio.gather(running, queued, late, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [ShuttingDown] * 3
+        await checker.check(GOOD)  # known
+        assert checker._process is None
+        return pid
+
+    pid = asyncio.run(use())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_closing_while_the_process_starts_ends_it(model_folder):
+    async def use():
+        checker = GrammarChecker(model_folder)
+        async with checker:
+            starting = asyncio.create_task(checker.check(GOOD))
+            while checker._process is None:
+                await asyncio.sleep(0.001)
+            pid = checker._process.pid
+        with pytest.raises(ShuttingDown):
+            await starting
+        assert checker._process is None
         return pid
 
     pid = asyncio.run(use())

@@ -252,6 +252,14 @@ def test_a_grammar_that_does_not_compile_never_reaches_the_engine(harness):
     assert not served.client.submitted
 
 
+def test_a_grammar_that_matches_nothing_is_refused_in_words(harness):
+    served = harness("yes")
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}
+    for fields in ({"structured_outputs": {"regex": r"[^\s\S]"}}, {"response_format": schema}):
+        error = check_error(served.complete(**fields), 400, "invalid_grammar")
+        assert error["message"] == f"{error['param']} does not compile: It matches no text at all."
+
+
 def test_fields_of_a_format_without_effect_are_reported(harness):
     format_ = {"type": "json_object", "extra": 1}
     reply = harness("{}").chat(response_format=format_)
@@ -276,3 +284,20 @@ def test_an_error_has_no_field_if_none_is_known(model_folder):
 
     with pytest.raises(GrammarError, match="The grammar does not compile"):
         asyncio.run(check())
+
+
+def test_a_grammar_that_fails_in_mid_answer_names_the_field_that_asked(harness):
+    def failing():
+        fail = GrammarError("The grammar cannot be followed any further.")
+        return harness("yes", engine={"fail": fail, "fail_after": 1})
+
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    text = {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}
+    replies = {
+        "response_format.json_schema.schema": failing().chat(response_format=schema),
+        "structured_outputs.regex": failing().complete(structured_outputs={"regex": "a+"}),
+        "text.format.schema": failing().post("/v1/responses", {"input": "hi", "text": text}),
+        None: failing().chat(),
+    }
+    for param, reply in replies.items():
+        assert check_error(reply, 400, "invalid_grammar")["param"] == param

@@ -1,0 +1,48 @@
+"""The engine's process, a real one whose engine is made to fail: it tells the launcher, and it ends."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from engine.control import EngineFailed, Hello, Stage
+from engine.transport import FrameDecoder
+
+SCRIPT = """
+import sys, threading
+from types import SimpleNamespace
+from engine.config import EngineConfig
+from engine.process import EngineProcess, EngineProcessConfig
+
+class Panic(BaseException):
+    pass
+
+def fail():
+    raise {error}("a bad word\\nand more")
+
+threading.Thread(target=threading.Event().wait).start()  # as a broken device would: waits for ever at the end
+config = EngineProcessConfig(engine=EngineConfig(model=""), engine_socket="", control_socket=sys.argv[1])
+process = EngineProcess(config)
+process._load = lambda: SimpleNamespace(run_once=fail)
+process.run()
+"""
+
+
+@pytest.mark.parametrize("error", ["RuntimeError", "Panic"])
+def test_a_fault_while_serving_ends_the_process_whatever_its_kind(tmp_path, error):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control"))
+        listener.listen()
+        command = [sys.executable, "-c", SCRIPT.replace("{error}", error), str(tmp_path / "control")]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        try:
+            listener.settimeout(30)
+            connection = listener.accept()[0]
+            assert process.wait(30) == 1
+            told = FrameDecoder(Hello | Stage | EngineFailed).feed(connection.recv(1 << 18))
+            connection.close()
+            assert told[-1] == EngineFailed(f"{error} while serving: a bad word.", 1)
+        finally:
+            process.kill()
+            process.communicate()
