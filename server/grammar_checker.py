@@ -30,7 +30,8 @@ from server.structured import LARK_FIELD
 COMPILE_DEADLINE_S = 5.0
 _START_DEADLINE_S = 60.0  # a large tokenizer loads in a second
 _MAX_VERDICTS = 1024
-_MAX_QUEUED = 16
+_MAX_QUEUED = 64  # a burst of quick ones is none too many
+_TURN_DEADLINE_S = 20.0  # for a queue of slow ones
 _TIMEOUT_KEPT_S = 60.0  # a grammar may have been slow because the machine was
 _GENERATED = re.compile(r"^(at )?\d+\(\d+\): |^failed to compile JSON schema: ")  # places in text that we wrote
 
@@ -136,9 +137,17 @@ class GrammarChecker:
 
     async def _try(self, key: bytes, spec: GrammarSpec) -> GrammarVerdict:
         trial = self._trials[key]
-        async with self._turn:
+        try:
+            async with asyncio.timeout(_TURN_DEADLINE_S):
+                await self._turn.acquire()
+        except TimeoutError:
+            message = f"Other grammars take so long to compile that this one had no turn within {_TURN_DEADLINE_S:g} s."
+            raise Overloaded(message) from None
+        try:
             trial.has_begun = True
             verdict, kept_s = await asyncio.to_thread(self._ask, spec)
+        finally:
+            self._turn.release()
         self._verdicts[key] = _Kept(verdict, time.monotonic() + kept_s)
         while len(self._verdicts) > _MAX_VERDICTS:
             self._verdicts.popitem(last=False)

@@ -124,9 +124,9 @@ def test_a_client_that_leaves_spoils_nothing(model_folder):
 
 def test_too_many_grammars_at_once_are_refused_at_once(model_folder):
     async def steps(checker):
-        tasks = [asyncio.create_task(checker.check(regex_grammar(f"a{i}"))) for i in range(16)]
+        tasks = [asyncio.create_task(checker.check(regex_grammar(f"a{i}"))) for i in range(64)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="16"):
+        with pytest.raises(Overloaded, match="64"):
             await checker.check(regex_grammar("one more"))
         await asyncio.gather(*tasks)
 
@@ -144,7 +144,7 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_tried(model_folder):
             return GrammarVerdict(), float("inf")
 
         checker._ask = ask
-        specs = [regex_grammar(f"a{i}") for i in range(16)]
+        specs = [regex_grammar(f"a{i}") for i in range(64)]
         tasks = [asyncio.create_task(checker.check(spec)) for spec in specs]
         twin = asyncio.create_task(checker.check(specs[1]))
         while not asked:
@@ -153,15 +153,37 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_tried(model_folder):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         again = asyncio.create_task(checker.check(specs[2]))
-        others = [asyncio.create_task(checker.check(regex_grammar(f"b{i}"))) for i in range(13)]  # there is room
+        others = [asyncio.create_task(checker.check(regex_grammar(f"b{i}"))) for i in range(61)]  # there is room
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
             await checker.check(regex_grammar("one more"))
         may_answer.set()
         await asyncio.gather(twin, again, *others)
         assert asked[:3] == specs[:3]
-        assert len(asked) == 16
+        assert len(asked) == 64
         assert not checker._trials
+
+    run(model_folder, steps)
+
+
+def test_a_grammar_that_has_no_turn_in_time_is_refused_as_overload(model_folder, monkeypatch):
+    monkeypatch.setattr("server.grammar_checker._TURN_DEADLINE_S", 0.2)
+
+    async def steps(checker):
+        may_answer = threading.Event()
+
+        def ask(spec):
+            may_answer.wait(20)
+            return GrammarVerdict(), float("inf")
+
+        checker._ask = ask
+        first = asyncio.create_task(checker.check(GOOD))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match=r"no turn within 0\.2 s"):
+            await checker.check(regex_grammar("a"))
+        may_answer.set()
+        await first
+        await checker.check(regex_grammar("a"))
 
     run(model_folder, steps)
 
