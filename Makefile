@@ -31,7 +31,7 @@ test: $(STAMP)
 
 test-clients: $(STAMP) $(CLIENT_VENVS:=/.installed) $(CLIENTS)/node/.installed
 	.venv-clients/bin/python -m pytest $(CLIENTS) --ignore $(CLIENTS)/openai2 $(ARGS)
-	.venv-clients-openai2/bin/python -m pytest $(CLIENTS)/openai2 $(CLIENTS)/test_openai_*.py $(ARGS)
+	.venv-clients-openai2/bin/python -m pytest $(CLIENTS)/openai2 $(CLIENTS)/test_openai_chat.py $(CLIENTS)/test_openai_responses.py $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)
