@@ -93,7 +93,7 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
     started = time.monotonic()
     model, num_bytes = _load_weights(config, setup.model_config, device, dtype, on_stage, detail)
     facts = {
-        "Model": f"{model_config.architecture}, {model_config.num_parameters / 1e6:,.1f} M parameters",
+        "Model": _describe_model(model_config),
         "Device": describe_device(device),
         "Weights": f"{format_size(num_bytes)} {_name(dtype)} in {time.monotonic() - started:.1f} s",
     }
@@ -168,6 +168,11 @@ def _describe_choice(config: EngineConfig) -> str:
         return "asked for"
     names = ", ".join(cls.name for cls in BACKENDS)
     return f"of {names}, by speed on an H100, the first that takes this model here"
+
+
+def _describe_model(model: ModelConfig) -> str:
+    text = f"{model.architecture}, {model.num_parameters / 1e6:,.1f} M parameters"
+    return text if model.experts is None else f"{text}, {model.num_active_parameters / 1e6:,.1f} M for each token"
 
 
 def _describe_pool(plan: KVCachePlan) -> str:

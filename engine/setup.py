@@ -21,6 +21,7 @@ from engine.outbox import Transport
 from engine.scheduler import Scheduler
 from kernels.attention.base import AttentionBackend
 from models.config import ModelConfig
+from models.model_size import mlp_values_per_token
 
 # How long decoding requests wait at most for a step with prompts: what a reader of a stream does not notice
 _LONG_STEP_S = 0.045
@@ -179,6 +180,6 @@ def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> 
 
 def _step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:
     """Upper estimate of what a step holds beside weights and pool: the widest layer, logits, counts for penalties."""
-    widest = 4 * model.hidden_size + 3 * model.intermediate_size + 3 * model.num_heads * model.head_dim
+    widest = 4 * model.hidden_size + mlp_values_per_token(model) + 3 * model.num_heads * model.head_dim
     logits = limits.max_num_seqs * model.vocab_size * (4 * 4 + 5)
     return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + _GRAPHS_BYTES

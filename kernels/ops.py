@@ -11,7 +11,7 @@ import functools
 import torch
 from torch.nn import functional
 
-from kernels import batch_inputs, elementwise, sampling
+from kernels import batch_inputs, elementwise, moe, sampling
 from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
 from kernels.kv_write import write_kv
 
@@ -54,6 +54,30 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     if HAS_TRITON and x.is_cuda:
         return triton_elementwise.gelu_tanh_and_mul(x, pdl=_has_pdl(x.device))
     return elementwise.gelu_tanh_and_mul(x)
+
+
+def mix_experts(
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    top_k: int,
+    renormalize: bool,
+    round_weights: bool,
+    shared: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See kernels.moe.mix_experts."""
+    return moe.mix_experts(
+        x,
+        logits,
+        gate_up,
+        down,
+        top_k=top_k,
+        renormalize=renormalize,
+        round_weights=round_weights,
+        shared=shared,
+    )
 
 
 def norm_rope_write_kv(

@@ -41,6 +41,10 @@ class SafetensorsReader:
         self._bytes_done = 0
         self._bytes_total = sum(path.stat().st_size for path in self._files)
 
+    def has(self, name: str) -> bool:
+        """See TensorReader.has."""
+        return name in self._path_of
+
     def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
         """Read [start, stop) along dim; see TensorReader.read."""
         if name not in self._path_of:
@@ -128,6 +132,10 @@ class RandomReader:
         self.dtype = dtype
         self._seed = seed
         self._std = std
+
+    def has(self, name: str) -> bool:
+        """Nothing is stored."""
+        return False
 
     def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
         """Draw [start, stop) along dim; see TensorReader.read."""

@@ -17,7 +17,9 @@ import torch
 from kernels.attention.base import AttentionSpec
 from models.config_fields import Fields
 from models.errors import ModelError
+from models.experts_config import ExpertsConfig, parse_experts
 from models.layer_kinds import find_rope_layers, find_sliding_layers, find_windows
+from models.model_size import count_parameters
 from models.registry import Architecture, find_architecture
 from models.rope_config import RopeConfig, parse_ropes
 from models.scales import Scales, parse_scales
@@ -40,7 +42,7 @@ class ModelConfig:
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of an MLP that is no mixture of experts
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -57,6 +59,8 @@ class ModelConfig:
     qk_norm: Literal["none", "head", "width"]  # RMS norm before RoPE: of each query and key head, or of all together
     sliding_windows: tuple[int | None, ...]  # per layer, in tokens; None: the whole context
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: no positions
+    experts: ExpertsConfig | None
+    sparse_layers: tuple[bool, ...]  # per layer: whether its MLP is the mixture of experts
     scales: Scales
     dtype: str  # of the checkpoint: one of DTYPES
     bos_token_id: int | None
@@ -98,6 +102,7 @@ class ModelConfig:
         )
         max_context_len = _max_context_len(ropes, architecture, max_positions)
         attention_bias = config.flag("attention_bias")
+        experts, sparse_layers = parse_experts(config, architecture, num_layers)
         return cls(
             architecture=name,
             vocab_size=config.count("vocab_size"),
@@ -113,12 +118,14 @@ class ModelConfig:
             num_layer_norms=architecture.num_layer_norms,
             activation=_activation(config, architecture),
             tie_word_embeddings=config.flag("tie_word_embeddings"),
-            has_qkv_bias=attention_bias if architecture.qkv_bias == "config" else architecture.qkv_bias,
+            has_qkv_bias=_qkv_bias(config, architecture),
             has_output_bias=attention_bias and architecture.has_output_bias,
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
             qk_norm=architecture.qk_norm,
             sliding_windows=find_windows(config, is_sliding, max_context_len=max_context_len),
             ropes=ropes,
+            experts=experts,
+            sparse_layers=sparse_layers,
             scales=parse_scales(config, architecture, hidden_size=hidden_size, head_dim=head_dim),
             dtype=_dtype(config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
@@ -135,21 +142,21 @@ class ModelConfig:
 
     def one_layer_of_each_kind(self) -> ModelConfig:
         """This model with as few layers as show every kind of layer that it has."""
-        windows, ropes = zip(*dict.fromkeys(zip(self.sliding_windows, self.ropes, strict=True)), strict=True)
-        return dataclasses.replace(self, num_layers=len(windows), sliding_windows=windows, ropes=ropes)
+        kinds = dict.fromkeys(zip(self.sliding_windows, self.ropes, self.sparse_layers, strict=True))
+        windows, ropes, sparse_layers = zip(*kinds, strict=True)
+        return dataclasses.replace(
+            self, num_layers=len(kinds), sliding_windows=windows, ropes=ropes, sparse_layers=sparse_layers
+        )
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model, tied embeddings counted once."""
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = self.hidden_size * (2 * q_size + 2 * kv_size)
-        attention += (q_size + 2 * kv_size) * self.has_qkv_bias + self.hidden_size * self.has_output_bias
-        attention += {"none": 0, "head": 2 * self.head_dim, "width": q_size + kv_size}[self.qk_norm]
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        mlp += (2 * self.intermediate_size + self.hidden_size) * self.has_mlp_bias
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        norms = self.num_layer_norms * self.hidden_size
-        return embeddings + self.num_layers * (attention + mlp + norms) + self.hidden_size
+        return count_parameters(self, 0 if self.experts is None else self.experts.num_experts)
+
+    @property
+    def num_active_parameters(self) -> int:
+        """The same without the experts that a token is not sent to."""
+        return count_parameters(self, 0 if self.experts is None else self.experts.num_experts_per_tok)
 
     def num_kv_heads_per_rank(self, tp_size: int) -> int:
         """KV heads that one rank stores: its share, or one replicated head when there are more ranks than heads."""
@@ -174,7 +181,13 @@ class ModelConfig:
 
     def check_tensor_parallel(self, tp_size: int) -> None:
         """Raise ModelError unless the model splits over tp_size ranks."""
-        for name, count in (("num_heads", self.num_heads), ("intermediate_size", self.intermediate_size)):
+        counts = {"num_heads": self.num_heads}
+        if False in self.sparse_layers:
+            counts["intermediate_size"] = self.intermediate_size
+        if self.experts is not None:
+            counts["intermediate_size of each expert"] = self.experts.intermediate_size
+            counts["shared_expert_intermediate_size"] = self.experts.shared_intermediate_size
+        for name, count in counts.items():
             if count % tp_size != 0:
                 raise ModelError(f"{self.architecture}: {name} {count} does not split over {tp_size} ranks")
         if self.num_kv_heads % tp_size != 0 and tp_size % self.num_kv_heads != 0:
@@ -228,6 +241,12 @@ def _heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:
     if head_dim % 2 != 0:
         raise ModelError(f"{config.where}: head_dim {head_dim} is odd, and RoPE rotates pairs")
     return num_heads, num_kv_heads, head_dim
+
+
+def _qkv_bias(config: Fields, architecture: Architecture) -> bool:
+    if isinstance(architecture.qkv_bias, bool):
+        return architecture.qkv_bias
+    return config.flag("attention_bias" if architecture.qkv_bias == "config" else "qkv_bias")
 
 
 def _max_context_len(ropes: tuple[RopeConfig | None, ...], architecture: Architecture, max_positions: int) -> int:

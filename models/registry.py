@@ -26,8 +26,8 @@ class Architecture:
     """One row: where the model is, and what its transformers class fixes instead of reading from config.json."""
 
     target: str  # "module:Class"
-    # q, k and v have a bias: as the config's attention_bias says, or fixed by the architecture
-    qkv_bias: Literal["config"] | bool
+    # q, k and v have a bias: as the config's attention_bias or qkv_bias says, or fixed by the architecture
+    qkv_bias: Literal["config", "qkv_bias"] | bool
     # the output projection follows attention_bias too
     has_output_bias: bool = False
     has_mlp_bias: bool = False
@@ -41,7 +41,11 @@ class Architecture:
     # models/scales.py: which constants the config has
     scales: Literal["llama", "granite", "gemma", "gemma2", "gemma3"] = "llama"
     # models/layer_kinds.py: no layer slides, or each; those that layer_types names, else those of a rule
-    sliding_layers: Literal["none", "every", "max_window_layers", "nope", "alternating", "pattern"] = "none"
+    sliding_layers: Literal[
+        "none", "every", "every_if_used", "max_window_layers", "odd_until_max", "nope", "alternating", "pattern"
+    ] = "none"
+    # models/experts_config.py: whose reading of the fields of a mixture of experts
+    experts: Literal["none", "mixtral", "qwen2", "qwen3"] = "none"
     # models/rope_config.py: whose reading of the rotary fields
     rope: Literal["llama", "smollm3", "phi3", "gemma3"] = "llama"
     # fields that published configs leave out where they mean the default of their transformers class
@@ -106,6 +110,29 @@ ARCHITECTURES: dict[str, Architecture] = {
         has_output_bias=True,
         qk_norm="head",
         sliding_layers="max_window_layers",
+        defaults={"sliding_window": 4096},
+    ),
+    "MixtralForCausalLM": Architecture(
+        "models.mixtral:Mixtral",
+        qkv_bias=False,
+        sliding_layers="every",
+        experts="mixtral",
+        defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    ),
+    "Qwen2MoeForCausalLM": Architecture(
+        "models.qwen2_moe:Qwen2Moe",
+        qkv_bias="qkv_bias",
+        sliding_layers="odd_until_max",
+        experts="qwen2",
+        defaults={"qkv_bias": True, "sliding_window": 4096},
+    ),
+    "Qwen3MoeForCausalLM": Architecture(
+        "models.qwen3_moe:Qwen3Moe",
+        qkv_bias="config",
+        has_output_bias=True,
+        qk_norm="head",
+        sliding_layers="every_if_used",
+        experts="qwen3",
         defaults={"sliding_window": 4096},
     ),
     "SmolLM3ForCausalLM": Architecture(

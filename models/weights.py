@@ -23,6 +23,10 @@ class TensorReader(Protocol):
     device: torch.device
     dtype: torch.dtype
 
+    def has(self, name: str) -> bool:
+        """Whether tensor `name` is stored: for what checkpoints hold in one of several layouts."""
+        ...
+
     def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
         """A new tensor: [start, stop) along dim of tensor `name`, which must have `shape`. Raises ModelError."""
         ...
@@ -65,6 +69,10 @@ class Weights:
         sizes: name → outputs, in the checkpoint's order.
         """
         return Weights(SplitReader(self._reader, self._prefix, merged, sizes), self._prefix)
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has that tensor. False for random weights, which take the layout asked for last."""
+        return self._reader.has(self._prefix + name)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The whole tensor, checked to have `shape`."""

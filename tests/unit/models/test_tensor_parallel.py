@@ -51,10 +51,12 @@ TWO_RANKS = {
     **{kind: make_configs()[kind] for kind in ("smollm3", "phi3", "phi3_long", "granite_biases", "olmo2")},
     "olmo2_replicated": Olmo2Config(**TINY, num_key_value_heads=1, pad_token_id=None),
     **{kind: make_configs()[kind] for kind in ("gemma", "gemma2", "gemma3")},
+    **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe")},
 }
 FOUR_RANKS = {
     "each_kv_head_on_two_ranks": make_configs()["llama3.1"],
     **{kind: make_configs()[kind] for kind in ("qwen3", "phi3", "olmo2")},
+    **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe")},
 }
 
 
