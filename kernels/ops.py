@@ -16,7 +16,7 @@ from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
 from kernels.kv_write import write_kv
 
 try:
-    from kernels import triton_adjust, triton_batch_inputs, triton_elementwise, triton_sampling
+    from kernels import triton_adjust, triton_batch_inputs, triton_elementwise, triton_moe, triton_sampling
     from kernels.triton_gemv import GemvScratch, can_gemv, gemv
     from kernels.triton_sampling import SamplingScratch
     from kernels.triton_truncation import SamplingState
@@ -68,6 +68,11 @@ def mix_experts(
     shared: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See kernels.moe.mix_experts."""
+    if HAS_TRITON and x.is_cuda:
+        return triton_moe.mix_experts(
+            x, logits, gate_up, down, top_k=top_k, renormalize=renormalize, round_weights=round_weights, shared=shared,
+            pdl=_has_pdl(x.device),
+        )  # fmt: skip
     return moe.mix_experts(
         x,
         logits,

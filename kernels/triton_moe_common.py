@@ -1,0 +1,41 @@
+# ruff: noqa: ANN001, ANN201  (Triton reads annotations as types: kernel arguments carry none)
+"""Pieces that the Triton kernels of a mixture of experts share: roundings as the specification has them."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gate_and_mul(gate, up, dtype: tl.constexpr):
+    """silu(gate) * up from fp32 sums, rounded to dtype where torch rounds: both inputs, silu, the product."""
+    gate = round_to(gate, dtype)
+    return (round_to(gate / (1.0 + tl.exp(-gate)), dtype) * round_to(up, dtype)).to(dtype)
+
+
+@triton.jit
+def weigh(value, weight, dtype: tl.constexpr):
+    """An expert's output (fp32, not yet rounded to dtype) times its weight, rounded to the weight's dtype; fp32."""
+    return round_to(round_to(value, dtype) * weight.to(tl.float32), weight.dtype)
+
+
+@triton.jit
+def add_shared(
+    mixed, shared_ptr, gate_ptr, token, columns, mask, stride_shared, stride_gate, HAS_SHARED: tl.constexpr
+):  # fmt: skip
+    """Round the sum over a token's experts to the output's dtype and add the shared expert by its sigmoid gate."""
+    dtype: tl.constexpr = shared_ptr.dtype.element_ty
+    mixed = mixed.to(dtype)
+    if HAS_SHARED:
+        gate = tl.load(gate_ptr + token * stride_gate).to(tl.float32)
+        gate = round_to(1.0 / (1.0 + tl.exp(-gate)), dtype)
+        shared = tl.load(shared_ptr + token * stride_shared + columns, mask=mask, other=0.0).to(tl.float32)
+        mixed = (mixed.to(tl.float32) + round_to(gate * shared, dtype)).to(dtype)
+    return mixed
+
+
+@triton.jit
+def round_to(x, dtype: tl.constexpr):
+    """Round to dtype, in fp32: torch rounds after each op."""
+    return x.to(dtype).to(tl.float32)
