@@ -32,6 +32,7 @@ class GroupedConfig:
     up: Tile
     down: Tile
     swaps: bool = False  # weights fill the wide side of the product: for fewer rows than tensor cores want
+    chunk_tokens: int = 16  # that one program routes; many tokens: more, since each reads the counts of all chunks
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ _GROUPED: tuple[tuple[float, GroupedConfig], ...] = (
     (8, GroupedConfig(16, Tile(64, 128, 4, 3, group_m=1), Tile(64, 128, 4, 4, group_m=1), swaps=True)),
     (20, GroupedConfig(32, Tile(64, 128, 4, 3, group_m=2), Tile(64, 128, 4, 4, group_m=2), swaps=True)),
     (48, GroupedConfig(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4))),
-    (float("inf"), GroupedConfig(128, Tile(128, 64, 8, 3), Tile(256, 64, 8, 3))),
+    (float("inf"), GroupedConfig(128, Tile(128, 64, 8, 3), Tile(256, 64, 8, 3), chunk_tokens=64)),
 )
 # fp32 is for tests: small tiles, exact products
 _GROUPED_FP32 = GroupedConfig(16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2))

@@ -42,7 +42,7 @@ def mix_experts(
         top_k=top_k,
         renormalize=renormalize,
         weights_dtype=x.dtype if round_weights else torch.float32,
-        has_counts=isinstance(config, GroupedConfig),
+        chunk_tokens=config.chunk_tokens if isinstance(config, GroupedConfig) else None,
         pdl=pdl,
     )
     shared_gate = logits[:, -1]

@@ -26,6 +26,7 @@ class Routing:
     ranks: torch.Tensor
     # [num_chunks, E padded to a power of 2] int32: pairs of each chunk; [1, 1] without counts
     counts: torch.Tensor
+    chunk_tokens: int
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,23 @@ def route(
     top_k: int,
     renormalize: bool,
     weights_dtype: torch.dtype,
-    has_counts: bool,
+    chunk_tokens: int | None,
     pdl: bool = False,
 ) -> Routing:
-    """Equal kernels.moe.route on logits[:, :num_experts]. logits: [T, >= num_experts], last dimension dense."""
+    """Equal kernels.moe.route on logits[:, :num_experts]. logits: [T, >= num_experts], last dimension dense.
+
+    chunk_tokens: of a chunk, about; None: a token at a time, without ranks and counts.
+    """
     num_tokens, device = logits.shape[0], logits.device
     padded = triton.next_power_of_2(num_experts)
-    tokens, num_warps = _chunk(num_tokens, padded) if has_counts else (1, 1)
+    has_counts = chunk_tokens is not None
+    tokens = 1 if chunk_tokens is None else max(1, chunk_tokens * 128 // max(padded, 128))
+    num_warps = 1 if tokens == 1 else 4 if tokens <= 16 else 8
     num_chunks = triton.cdiv(num_tokens, tokens)
-    places, counted = (num_tokens, top_k), ((num_tokens, top_k) if has_counts else (1, 1))
+    places = (num_tokens, top_k)
     weights = torch.empty(places, dtype=weights_dtype, device=device)
     experts = torch.empty(places, dtype=torch.int32, device=device)
-    ranks = torch.empty(counted, dtype=torch.int32, device=device)
+    ranks = torch.empty(places if has_counts else (1, 1), dtype=torch.int32, device=device)
     counts = torch.empty((num_chunks, padded) if has_counts else (1, 1), dtype=torch.int32, device=device)
     _route_kernel[(num_chunks,)](
         logits, weights, experts, ranks, counts, num_tokens, logits.stride(0),
@@ -66,14 +72,13 @@ def route(
         TOKENS=tokens, RENORMALIZE=renormalize, HAS_COUNTS=has_counts, PDL=pdl,
         num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
-    return Routing(weights, experts, ranks, counts)
+    return Routing(weights, experts, ranks, counts, tokens)
 
 
 def lay_out(routing: Routing, *, num_experts: int, block_m: int, pdl: bool = False) -> RowTiles:
     """Sort the pairs of a routing with counts by expert, each expert padded to tiles of block_m rows. Never syncs."""
     num_tokens, top_k = routing.experts.shape
     num_chunks, padded = routing.counts.shape
-    tokens, num_warps = _chunk(num_tokens, padded)
     num_tiles = max_tiles(num_pairs=num_tokens * top_k, num_experts=num_experts, block_m=block_m)
     tiles = RowTiles(
         *(torch.empty(n, dtype=torch.int32, device=routing.experts.device)
@@ -82,8 +87,8 @@ def lay_out(routing: Routing, *, num_experts: int, block_m: int, pdl: bool = Fal
     _lay_out_kernel[(num_chunks,)](
         routing.experts, routing.ranks, routing.counts, tiles.pairs, tiles.experts, tiles.rows,
         num_tokens, num_chunks, num_tiles,
-        EXPERTS_PAD=padded, TOP_K=top_k, TOKENS=tokens, CHUNKS=max(1, 4096 // padded), TILES=16, BLOCK_M=block_m,
-        PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
+        EXPERTS_PAD=padded, TOP_K=top_k, TOKENS=routing.chunk_tokens, CHUNKS=max(1, 4096 // padded), TILES=16,
+        BLOCK_M=block_m, PDL=pdl, num_warps=4 if routing.chunk_tokens <= 16 else 8, launch_pdl=pdl,
     )  # fmt: skip
     return tiles
 
@@ -92,12 +97,6 @@ def max_tiles(*, num_pairs: int, num_experts: int, block_m: int) -> int:
     """How many tiles of block_m rows so many pairs take at most, however they fall on the experts."""
     num_hit = min(num_experts, num_pairs)
     return (num_pairs + num_hit * (block_m - 1)) // block_m
-
-
-def _chunk(num_tokens: int, experts_pad: int) -> tuple[int, int]:
-    """Tokens of one program, and its warps. Many tokens: longer chunks, since each program reads all chunks' counts."""
-    tokens, num_warps = (16, 4) if num_tokens <= 512 else (64, 8)
-    return max(1, tokens * 128 // max(experts_pad, 128)), num_warps
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -92,17 +92,17 @@ def test_every_cut_gives_the_specification(shape):
             assert relative_error(out, _exact(few)) < TOLERANCE[torch.bfloat16], intermediate_size
 
 
-@pytest.mark.parametrize("has_counts", [False, True])
+@pytest.mark.parametrize("chunk_tokens", [None, 16, 64])
 @pytest.mark.parametrize("num_tokens", [1, 7, 512, 513, 8192])
 @pytest.mark.parametrize(("num_experts", "top_k"), [(128, 8), (60, 4), (8, 2)])
-def test_routes_are_those_of_the_specification(num_experts, top_k, num_tokens, has_counts):
+def test_routes_are_those_of_the_specification(num_experts, top_k, num_tokens, chunk_tokens):
     from kernels.triton_moe_route import route
 
     logits = torch.randn(num_tokens, num_experts, device="cuda").bfloat16()  # with many that are equal
     for renormalize in (False, True):
         routing = route(
             logits, num_experts=num_experts, top_k=top_k, renormalize=renormalize, weights_dtype=torch.float32,
-            has_counts=has_counts, pdl=True,
+            chunk_tokens=chunk_tokens, pdl=True,
         )  # fmt: skip
         weights, experts = moe.route(logits, top_k=top_k, renormalize=renormalize)
         torch.testing.assert_close(routing.weights, weights, rtol=1e-5, atol=1e-7)
@@ -121,7 +121,7 @@ def test_pairs_are_laid_out_by_expert_each_once(num_experts, top_k, num_tokens, 
 
     logits = torch.randn(num_tokens, num_experts, device="cuda") + skew * torch.randn(num_experts, device="cuda")
     routing = route(
-        logits, num_experts=num_experts, top_k=top_k, renormalize=True, weights_dtype=torch.float32, has_counts=True
+        logits, num_experts=num_experts, top_k=top_k, renormalize=True, weights_dtype=torch.float32, chunk_tokens=16
     )
     tiles = lay_out(routing, num_experts=num_experts, block_m=block_m)
     is_row = torch.arange(block_m, device="cuda") < tiles.rows[:, None]

@@ -18,24 +18,24 @@ SWAPPED = GroupedConfig(16, Tile(16, 16, 4, 2), Tile(16, 32, 4, 2), swaps=True)
 PAIRS = PairsConfig(PairTile(4, 16, 4, 2), PairTile(8, 8, 4, 2))
 
 
-def _route(logits, *, num_experts, top_k, renormalize, has_counts=True, weights_dtype=torch.float32):
+def _route(logits, *, num_experts, top_k, renormalize, chunk_tokens=16):
     return route(
         logits,
         num_experts=num_experts,
         top_k=top_k,
         renormalize=renormalize,
-        weights_dtype=weights_dtype,
-        has_counts=has_counts,
+        weights_dtype=torch.float32,
+        chunk_tokens=chunk_tokens,
     )
 
 
-@pytest.mark.parametrize("has_counts", [False, True])
+@pytest.mark.parametrize("chunk_tokens", [None, 8, 64])
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(1, 8, 2), (21, 60, 4), (37, 128, 8), (5, 4, 4)])
-def test_routes_equal_their_specification(num_tokens, num_experts, top_k, renormalize, has_counts):
+def test_routes_equal_their_specification(num_tokens, num_experts, top_k, renormalize, chunk_tokens):
     logits = torch.randn(num_tokens, num_experts + 1)  # a column more, which is none of the router's
     routing = _route(
-        logits, num_experts=num_experts, top_k=top_k, renormalize=renormalize, has_counts=has_counts
+        logits, num_experts=num_experts, top_k=top_k, renormalize=renormalize, chunk_tokens=chunk_tokens
     )  # fmt: skip
     weights, experts = moe.route(logits[:, :num_experts], top_k=top_k, renormalize=renormalize)
     assert torch.equal(routing.experts.long(), experts)
@@ -69,14 +69,14 @@ def _live_pairs(tiles, block_m):
     ]
 
 
-@pytest.mark.parametrize("block_m", [16, 64])
+@pytest.mark.parametrize(("block_m", "chunk_tokens"), [(16, 16), (64, 64)])
 @pytest.mark.parametrize("skew", [0.0, 30.0])
 @pytest.mark.parametrize(
-    ("num_tokens", "num_experts", "top_k"), [(2, 4, 2), (16, 60, 4), (33, 8, 2), (70, 128, 8), (600, 8, 2)]
+    ("num_tokens", "num_experts", "top_k"), [(2, 4, 2), (16, 60, 4), (33, 8, 2), (70, 128, 8), (300, 8, 2)]
 )
-def test_pairs_are_laid_out_by_expert_each_once(num_tokens, num_experts, top_k, skew, block_m):
+def test_pairs_are_laid_out_by_expert_each_once(num_tokens, num_experts, top_k, skew, block_m, chunk_tokens):
     logits = torch.randn(num_tokens, num_experts) + skew * torch.randn(num_experts)
-    routing = _route(logits, num_experts=num_experts, top_k=top_k, renormalize=False)
+    routing = _route(logits, num_experts=num_experts, top_k=top_k, renormalize=False, chunk_tokens=chunk_tokens)
     tiles = lay_out(routing, num_experts=num_experts, block_m=block_m)
     found = _live_pairs(tiles, block_m)
     flat = routing.experts.flatten().tolist()
