@@ -14,7 +14,7 @@ import triton.language as tl
 from kernels.moe_configs import GroupedConfig, PairsConfig, grouped_config, pairs_config, uses_pairs
 from kernels.triton_moe_common import add_shared, weigh
 from kernels.triton_moe_grouped import grouped_gemm
-from kernels.triton_moe_pairs import run_pairs
+from kernels.triton_moe_pairs import pairs_down, pairs_gate_up
 from kernels.triton_moe_route import lay_out, route
 
 
@@ -45,11 +45,10 @@ def mix_experts(
         chunk_tokens=config.chunk_tokens if isinstance(config, GroupedConfig) else None,
         pdl=pdl,
     )
-    shared_gate = logits[:, -1]
+    shared_gate = None if shared is None else logits[:, -1]
     if isinstance(config, PairsConfig):
-        return run_pairs(
-            x, gate_up, down, routing, config, shared=shared, shared_gate=shared_gate, pdl=pdl
-        )  # fmt: skip
+        inner = pairs_gate_up(x, gate_up, routing, config.up, pdl=pdl)
+        return pairs_down(inner, down, routing, config.down, shared=shared, shared_gate=shared_gate, pdl=pdl)
     tiles = lay_out(routing, num_experts=num_experts, block_m=config.block_m, pdl=pdl)
     inner = grouped_gemm(
         x, gate_up, tiles, config.up, num_pairs=num_pairs, is_gated=True, swaps=config.swaps, pdl=pdl
@@ -64,8 +63,8 @@ def combine(
     outputs: torch.Tensor,
     weights: torch.Tensor,
     *,
-    shared: torch.Tensor | None,
-    shared_gate: torch.Tensor,
+    shared: torch.Tensor | None = None,
+    shared_gate: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Sum each token's pairs by their weights. outputs: [T * top_k, H]; weights: [T, top_k]; returns [T, H].
@@ -77,8 +76,8 @@ def combine(
     out = torch.empty(num_tokens, size, dtype=outputs.dtype, device=outputs.device)
     block = min(1024, triton.next_power_of_2(size))
     _combine_kernel[(num_tokens, triton.cdiv(size, block))](
-        outputs, weights, out if shared is None else shared, shared_gate, out,
-        size if shared is None else shared.stride(0), shared_gate.stride(0),
+        outputs, weights, shared, shared_gate, out,
+        0 if shared is None else shared.stride(0), 0 if shared_gate is None else shared_gate.stride(0),
         SIZE=size, BLOCK=block, TOP_K=top_k, HAS_SHARED=shared is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -108,7 +107,8 @@ def _combine_kernel(
         pair = token * TOP_K + place
         value = tl.load(outputs_ptr + pair * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
         mixed += weigh(value, tl.load(weights_ptr + pair), out_ptr.dtype.element_ty)
-    mixed = add_shared(
-        mixed, shared_ptr, shared_gate_ptr, token, columns, mask, stride_shared, stride_gate, HAS_SHARED
-    )  # fmt: skip
+    mixed = mixed.to(out_ptr.dtype.element_ty)
+    if HAS_SHARED:
+        shared = tl.load(shared_ptr + token * stride_shared + columns, mask=mask, other=0.0)
+        mixed = add_shared(mixed, shared, tl.load(shared_gate_ptr + token * stride_gate))
     tl.store(out_ptr + token * SIZE + columns, mixed, mask=mask)

@@ -21,18 +21,10 @@ def weigh(value, weight, dtype: tl.constexpr):
 
 
 @triton.jit
-def add_shared(
-    mixed, shared_ptr, gate_ptr, token, columns, mask, stride_shared, stride_gate, HAS_SHARED: tl.constexpr
-):  # fmt: skip
-    """Round the sum over a token's experts to the output's dtype and add the shared expert by its sigmoid gate."""
-    dtype: tl.constexpr = shared_ptr.dtype.element_ty
-    mixed = mixed.to(dtype)
-    if HAS_SHARED:
-        gate = tl.load(gate_ptr + token * stride_gate).to(tl.float32)
-        gate = round_to(1.0 / (1.0 + tl.exp(-gate)), dtype)
-        shared = tl.load(shared_ptr + token * stride_shared + columns, mask=mask, other=0.0).to(tl.float32)
-        mixed = (mixed.to(tl.float32) + round_to(gate * shared, dtype)).to(dtype)
-    return mixed
+def add_shared(mixed, shared, gate):
+    """The sum over a token's experts plus the shared expert by the sigmoid of its gate, in mixed's dtype."""
+    scale = round_to(1.0 / (1.0 + tl.exp(-gate.to(tl.float32))), mixed.dtype)
+    return (mixed.to(tl.float32) + round_to(scale * shared.to(tl.float32), mixed.dtype)).to(mixed.dtype)
 
 
 @triton.jit

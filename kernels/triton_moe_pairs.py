@@ -11,44 +11,52 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.moe_configs import PairsConfig
+from kernels.moe_configs import PairTile
 from kernels.triton_moe_common import add_shared, gate_and_mul, weigh
 from kernels.triton_moe_route import Routing
 
 
-def run_pairs(
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
+def pairs_gate_up(
+    x: torch.Tensor, gate_up: torch.Tensor, routing: Routing, tile: PairTile, *, pdl: bool = False
+) -> torch.Tensor:
+    """Return [T * top_k, I]: silu(gate) * up of each pair. x: [T, H], dense in H; gate_up: [E, 2 * I, H]."""
+    num_pairs, top_k = routing.experts.numel(), routing.experts.shape[1]
+    n, k = gate_up.shape[1] // 2, gate_up.shape[2]
+    out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
+    assert gate_up.is_contiguous()
+    assert x.stride(1) == 1
+    _pairs_up_kernel[(triton.cdiv(n, tile.block_n), num_pairs)](
+        x, gate_up, routing.experts, out, n, k, x.stride(0),
+        TOP_K=top_k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
+        EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0, PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def pairs_down(
+    inner: torch.Tensor,
     down: torch.Tensor,
     routing: Routing,
-    config: PairsConfig,
+    tile: PairTile,
     *,
-    shared: torch.Tensor | None,
-    shared_gate: torch.Tensor,
+    shared: torch.Tensor | None = None,
+    shared_gate: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Return [T, H]: what kernels.moe.mix_experts does after the routing. shared_gate: [T], before its sigmoid."""
-    num_tokens, hidden_size = x.shape
-    intermediate_size = down.shape[2]
-    top_k = routing.experts.shape[1]
-    inner = torch.empty(num_tokens * top_k, intermediate_size, dtype=x.dtype, device=x.device)
-    out = torch.empty(num_tokens, hidden_size, dtype=x.dtype, device=x.device)
-    assert gate_up.is_contiguous()
+    """Return [T, H], each token's experts summed by their weights. inner: [T * top_k, I]; down: [E, H, I].
+
+    shared: see kernels.moe.mix_experts; shared_gate: [T], before its sigmoid.
+    """
+    num_tokens, top_k = routing.experts.shape
+    n, k = down.shape[1:]
+    out = torch.empty(num_tokens, n, dtype=inner.dtype, device=inner.device)
     assert down.is_contiguous()
-    assert x.stride(1) == 1
-    up_tile, down_tile = config.up, config.down
-    _pairs_up_kernel[(triton.cdiv(intermediate_size, up_tile.block_n), num_tokens * top_k)](
-        x, gate_up, routing.experts, inner, intermediate_size, hidden_size, x.stride(0),
-        TOP_K=top_k, BLOCK_N=up_tile.block_n, BLOCK_K=up_tile.block_k, STAGES=up_tile.num_stages,
-        EVEN_N=intermediate_size % up_tile.block_n == 0, EVEN_K=hidden_size % up_tile.block_k == 0,
-        PDL=pdl, num_warps=up_tile.num_warps, launch_pdl=pdl,
-    )  # fmt: skip
-    _pairs_down_kernel[(triton.cdiv(hidden_size, down_tile.block_n), num_tokens)](
-        inner, down, routing.experts, routing.weights, out if shared is None else shared, shared_gate, out,
-        hidden_size, intermediate_size, hidden_size if shared is None else shared.stride(0), shared_gate.stride(0),
-        TOP_K=top_k, BLOCK_N=down_tile.block_n, BLOCK_K=down_tile.block_k, STAGES=down_tile.num_stages,
-        EVEN_N=hidden_size % down_tile.block_n == 0, EVEN_K=intermediate_size % down_tile.block_k == 0,
-        HAS_SHARED=shared is not None, PDL=pdl, num_warps=down_tile.num_warps, launch_pdl=pdl,
+    _pairs_down_kernel[(triton.cdiv(n, tile.block_n), num_tokens)](
+        inner, down, routing.experts, routing.weights, shared, shared_gate, out, n, k,
+        0 if shared is None else shared.stride(0), 0 if shared_gate is None else shared_gate.stride(0),
+        TOP_K=top_k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
+        EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0, HAS_SHARED=shared is not None,
+        PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -105,9 +113,10 @@ def _pairs_down_kernel(
             acc += _load_rows(w_ptrs, columns, k, EVEN_K) * _load_row(x_ptr + pair * k, columns, k, EVEN_K)[None, :]
         mixed += weigh(tl.sum(acc, 1), tl.load(weights_ptr + pair), out_ptr.dtype.element_ty)
     mask = features < n
-    mixed = add_shared(
-        mixed, shared_ptr, shared_gate_ptr, token, features, mask, stride_shared, stride_gate, HAS_SHARED
-    )  # fmt: skip
+    mixed = mixed.to(out_ptr.dtype.element_ty)
+    if HAS_SHARED:
+        shared = tl.load(shared_ptr + token * stride_shared + features, mask=mask, other=0.0)
+        mixed = add_shared(mixed, shared, tl.load(shared_gate_ptr + token * stride_gate))
     tl.store(out_ptr + token * n + features, mixed, mask=mask)
 
 
