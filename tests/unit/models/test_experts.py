@@ -9,6 +9,7 @@ from models.config import ModelConfig, ModelError
 from models.layers.moe import SparseMLP
 from models.parallel import TensorParallel
 from models.quantization.unquantized import Unquantized
+from models.registry import build
 from models.weights import Weights
 from tests.unit.models.checkpoints import make_configs
 from tests.unit.models.harness import CPU, PagedRunner, load
@@ -69,6 +70,27 @@ def test_ranks_have_their_shares_of_each_expert(is_merged, tmp_path):
     gates, ups = zip(*(part.gate_up.split(6, dim=1) for part in parts), strict=True)
     assert torch.equal(torch.cat(gates + ups, dim=1), whole.gate_up)
     assert torch.equal(torch.cat([part.down for part in parts], dim=2), whole.down)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_weights_are_one_model_however_it_is_split(kind, tmp_path):
+    save_checkpoint(tmp_path, make_configs()[kind])
+    config = ModelConfig.from_folder(tmp_path)
+    w = Weights.dummy(device=CPU, dtype=torch.float32)
+    ranks = [TensorParallel(), *(TensorParallel(r, 2, distributed.GroupMember.NON_GROUP_MEMBER) for r in range(2))]
+    whole, *parts = (SparseMLP(config, w / "mlp", tp, Unquantized()) for tp in ranks)
+    assert torch.equal(torch.cat([part.down for part in parts], dim=2), whole.down)
+    assert all(torch.equal(part.router.params["weight"], whole.router.params["weight"]) for part in parts)
+    assert len({tuple(expert.flatten()[:4].tolist()) for expert in whole.down}) == whole.down.shape[0]
+
+
+def test_one_layer_of_each_kind_is_a_model_that_runs(tmp_path):
+    save_checkpoint(tmp_path, make_configs()["qwen2_moe"])
+    config = ModelConfig.from_folder(tmp_path).one_layer_of_each_kind()
+    assert sorted(config.sparse_layers) == [False, True]
+    model = build(config, Weights.dummy(device=CPU, dtype=torch.float32), TensorParallel())
+    runner = PagedRunner(model, config)
+    assert runner.step([(runner.add_row(), PROMPT)])[0].isfinite().all()
 
 
 def test_a_missing_expert_is_named(tmp_path):

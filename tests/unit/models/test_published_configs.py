@@ -4,6 +4,7 @@ import pytest
 
 from models.config import ModelConfig
 from models.errors import ModelError
+from models.model_size import mlp_values_per_token
 
 NAMES = (
     "vocab_size",
@@ -252,6 +253,14 @@ def test_layers_with_experts_are_those_that_the_config_means():
     none = read("Qwen3Moe", (100, 32, 32, 2, 4, 4, 64), **QWEN_MOE | {"mlp_only_layers": [0, 1]})
     assert (none.experts, none.num_parameters) == (None, none.num_active_parameters)
     assert set(PUBLISHED["Mixtral-8x7B"][0].sparse_layers) == {True}
+
+
+def test_a_step_has_room_for_what_each_expert_of_a_token_makes():
+    assert mlp_values_per_token(PUBLISHED["Qwen3-30B-A3B"][0]) == 8 * (768 + 2048) + 2048
+    assert mlp_values_per_token(PUBLISHED["Qwen1.5-MoE-A2.7B"][0]) == 4 * (1408 + 2048) + 3 * 5632 + 2048
+    assert mlp_values_per_token(PUBLISHED["Llama-2-7b"][0]) == 3 * 11008
+    mixed = read("Qwen3Moe", (100, 32, 10**6, 2, 4, 4, 64), **QWEN_MOE | {"mlp_only_layers": [0]})
+    assert mlp_values_per_token(mixed) == 3 * 10**6
 
 
 def test_experts_go_by_either_name():
