@@ -41,9 +41,10 @@ class SafetensorsReader:
         self._bytes_done = 0
         self._bytes_total = sum(path.stat().st_size for path in self._files)
 
-    def has(self, name: str) -> bool:
-        """See TensorReader.has."""
-        return name in self._path_of
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """See TensorReader.shape_of."""
+        path = self._path_of.get(name)
+        return None if path is None else tuple(self._files[path].get_slice(name).get_shape())
 
     def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
         """Read [start, stop) along dim; see TensorReader.read."""
@@ -133,9 +134,9 @@ class RandomReader:
         self._seed = seed
         self._std = std
 
-    def has(self, name: str) -> bool:
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
         """Nothing is stored."""
-        return False
+        return None
 
     def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
         """Draw [start, stop) along dim; see TensorReader.read."""

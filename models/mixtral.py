@@ -28,7 +28,7 @@ class Mixtral(nn.Module):
             attention = Attention(config, tp, layer_index=layer_index, cos_sin_cache=cos_sin_caches[layer_index])
             self_attn = SelfAttention(config, w_layer / "self_attn", tp, method=method, attention=attention)
             # As published, or as transformers 5 calls it in memory
-            w_mlp = w_layer / ("mlp" if w_layer.has("mlp.gate.weight") else "block_sparse_moe")
+            w_mlp = w_layer / ("mlp" if w_layer.shape_of("mlp.gate.weight") else "block_sparse_moe")
             mlp = SparseMLP(config, w_mlp, tp, method, ExpertNames(gate="w1", up="w3", down="w2"))
             return DecoderLayer(config, w_layer, self_attn, mlp)
 

@@ -29,10 +29,9 @@ class SplitReader:
             self._bands[f"{prefix}{part}."] = (start, size)
             start += size
 
-    def has(self, name: str) -> bool:
-        """See TensorReader.has."""
-        head, dot, tensor = name.rpartition(".")
-        return self._reader.has(self._merged + tensor if head + dot in self._bands else name)
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """See TensorReader.shape_of."""
+        return self._reader.shape_of(name)
 
     def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
         """Read [start, stop) along dim; see TensorReader.read."""

@@ -23,8 +23,8 @@ class TensorReader(Protocol):
     device: torch.device
     dtype: torch.dtype
 
-    def has(self, name: str) -> bool:
-        """Whether tensor `name` is stored: for what checkpoints hold in one of several layouts."""
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The shape of tensor `name`, None if there is none. Not known where tensors are random."""
         ...
 
     def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
@@ -70,9 +70,9 @@ class Weights:
         """
         return Weights(SplitReader(self._reader, self._prefix, merged, sizes), self._prefix)
 
-    def has(self, name: str) -> bool:
-        """Whether the checkpoint has that tensor. False for random weights, which take the layout asked for last."""
-        return self._reader.has(self._prefix + name)
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The stored shape of a tensor; None: there is none, or tensors are random."""
+        return self._reader.shape_of(self._prefix + name)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The whole tensor, checked to have `shape`."""

@@ -98,7 +98,7 @@ def _load_experts(
     width = size // tp.size
     gate_up = torch.empty(count, 2 * width, hidden_size, dtype=w.dtype, device=w.device)
     down = torch.empty(count, hidden_size, width, dtype=w.dtype, device=w.device)
-    if w.has("gate_up_proj"):
+    if w.shape_of("gate_up_proj") is not None:
         start, shape = tp.rank * width, (count, 2 * size, hidden_size)
         gate_up[:, :width] = w.slice("gate_up_proj", shape, dim=1, start=start, stop=start + width)
         gate_up[:, width:] = w.slice("gate_up_proj", shape, dim=1, start=size + start, stop=size + start + width)

@@ -33,8 +33,8 @@ class Upcast:
         self.device = reader.device
         self.dtype = dtype
 
-    def has(self, name: str) -> bool:
-        return self._reader.has(name)
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        return self._reader.shape_of(name)
 
     def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
         return self._reader.read(name, shape, dim=dim, start=start, stop=stop).to(self.dtype)
