@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 
 from kernels import moe, triton_moe
 from kernels.moe_configs import GroupedConfig, PairsConfig, PairTile, Tile
 from kernels.triton_moe_route import lay_out, max_tiles, route
+from models.config import ModelConfig
+from models.layers import moe as moe_layer
+from models.parallel import TensorParallel
+from models.registry import build
+from models.weights import Weights
 from tests.unit.kernels.triton_cases.moe_problem import make_problem
+from tests.unit.models.harness import CPU, PagedRunner
 
 # The interpreter truncates to bf16 instead of rounding: half precision stands for it here, bf16 is tested on the GPU
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3}
@@ -31,7 +39,9 @@ def _route(logits, *, num_experts, top_k, renormalize, chunk_tokens=16):
 
 @pytest.mark.parametrize("chunk_tokens", [None, 8, 64])
 @pytest.mark.parametrize("renormalize", [False, True])
-@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(1, 8, 2), (21, 60, 4), (37, 128, 8), (5, 4, 4)])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "top_k"), [(1, 8, 2), (21, 60, 4), (37, 128, 8), (5, 4, 4), (6, 2, 1)]
+)
 def test_routes_equal_their_specification(num_tokens, num_experts, top_k, renormalize, chunk_tokens):
     logits = torch.randn(num_tokens, num_experts + 1)  # a column more, which is none of the router's
     routing = _route(
@@ -141,3 +151,20 @@ def test_a_token_gives_the_same_in_any_batch_of_one_path():
         problem.top_k, problem.renormalize, problem.round_weights,
     )  # fmt: skip
     assert torch.equal(moved.call(triton_moe.mix_experts, config=SMALL), whole[order])
+
+
+def test_a_model_with_them_gives_the_logits_of_one_without():
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 16}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}
+    experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
+    raw = {"architectures": ["Qwen2MoeForCausalLM"], "shared_expert_intermediate_size": 16} | sizes | experts
+    config = ModelConfig.from_json(raw)
+    model = build(config, Weights.dummy(device=CPU, dtype=torch.float32), TensorParallel())
+    logits = []
+    for mix_experts in (moe.mix_experts, triton_moe.mix_experts):
+        runner = PagedRunner(model, config)
+        row = runner.add_row()
+        with mock.patch.object(moe_layer, "mix_experts", mix_experts):
+            logits.append(torch.cat(runner.step([(row, [1, 2, 3, 4, 5])]) + runner.step([(row, [6])])))
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
+    assert logits[0].std() > 0.01
