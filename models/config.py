@@ -81,8 +81,6 @@ class ModelConfig:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
         """Normalise a parsed config.json. where: names it in errors. Raises ModelError."""
-        if not isinstance(raw, Mapping):
-            raise ModelError(f"{where}: expected a JSON object, found {type(raw).__name__}")
         name = _architecture_name(raw, where)
         architecture = find_architecture(name)
         config = _text_fields(raw, architecture, where)
@@ -101,7 +99,6 @@ class ModelConfig:
             max_position_embeddings=max_positions,
         )
         max_context_len = _max_context_len(ropes, architecture, max_positions)
-        attention_bias = config.flag("attention_bias")
         experts, sparse_layers = parse_experts(config, architecture, num_layers)
         return cls(
             architecture=name,
@@ -119,7 +116,7 @@ class ModelConfig:
             activation=_activation(config, architecture),
             tie_word_embeddings=config.flag("tie_word_embeddings"),
             has_qkv_bias=_qkv_bias(config, architecture),
-            has_output_bias=attention_bias and architecture.has_output_bias,
+            has_output_bias=config.flag("attention_bias") and architecture.has_output_bias,
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
             qk_norm=architecture.qk_norm,
             sliding_windows=find_windows(config, is_sliding, max_context_len=max_context_len),
@@ -198,6 +195,8 @@ class ModelConfig:
 
 
 def _architecture_name(raw: Mapping[str, Any], where: str) -> str:
+    if not isinstance(raw, Mapping):
+        raise ModelError(f"{where}: expected a JSON object, found {type(raw).__name__}")
     names = raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ModelError(f"{where}: architectures must be a list of one name, found {names!r}")
