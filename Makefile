@@ -15,13 +15,14 @@ ARGS ?=
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients test-templates fuzz lint format clean
+.PHONY: help serve test test-clients test-templates models-page fuzz lint format clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
 	@echo 'make test    run the tests; ARGS="-k name" for some'
 	@echo 'make test-clients   drive the server with other people'"'"'s clients, in Python and on Node'
 	@echo 'make test-templates   render published chat templates, and compare with transformers'
+	@echo 'make models-page   run what docs/models.md shows, and write it'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
 	@echo 'make lint    check the style'
 	@echo 'make format  apply the style'
@@ -39,6 +40,9 @@ test-clients: $(STAMP) $(CLIENT_VENVS:=/.installed) $(CLIENTS)/node/.installed
 
 test-templates: $(STAMP) $(TEMPLATES)/.installed
 	$(BIN)/python -m pytest tests/templates $(ARGS)
+
+models-page: $(STAMP) $(TEMPLATES)/.installed
+	$(BIN)/python -m tests.models_page
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)
