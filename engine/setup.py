@@ -38,6 +38,8 @@ class LoadedEngine:
     vocab_size: int
     facts: dict[str, str]
     compiler_loader: CompilerLoader
+    hidden_size: int
+    has_lm_head: bool
 
     def engine(
         self,
@@ -62,6 +64,7 @@ class LoadedEngine:
             memory_error=torch.OutOfMemoryError,
             release_memory=self._release_memory,
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
+            can_generate=self.has_lm_head,
         )
 
     def _release_memory(self) -> None:
@@ -150,7 +153,9 @@ class Setup:
             vocab_size=self.model_config.vocab_size,
             device=device,
         )
-        if device.type == "cuda" and self.backend.is_graph_safe and not config.enforce_eager:
+        # Hidden states of whole prompts come without graphs, so a model without a head has no use for them
+        has_graphs = self.model_config.has_lm_head and not config.enforce_eager
+        if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
             runner.capture_graphs(on_graph)
         longest = _longest_step(runner, limits, config)
         scheduler_config = SchedulerConfig(
@@ -165,8 +170,16 @@ class Setup:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         depth = config.depth or (2 if device.type == "cuda" else 1)
-        vocab_size = self.model_config.vocab_size
-        return LoadedEngine(runner, scheduler_config, depth, vocab_size, facts, self.compiler_loader)
+        return LoadedEngine(
+            runner,
+            scheduler_config,
+            depth,
+            self.model_config.vocab_size,
+            facts,
+            self.compiler_loader,
+            self.model_config.hidden_size,
+            self.model_config.has_lm_head,
+        )
 
 
 def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> int:
@@ -180,5 +193,5 @@ def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> 
 def _step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:
     """Upper estimate of what a step holds beside weights and pool: the widest layer, logits, counts for penalties."""
     widest = 4 * model.hidden_size + 3 * model.intermediate_size + 3 * model.num_heads * model.head_dim
-    logits = limits.max_num_seqs * model.vocab_size * (4 * 4 + 5)
+    logits = limits.max_num_seqs * model.vocab_size * (4 * 4 + 5) * model.has_lm_head
     return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + _GRAPHS_BYTES

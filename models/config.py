@@ -29,6 +29,8 @@ _ACTIVATION_NAMES = {
     "gelu_tanh": ("gelu_pytorch_tanh",),
     "legacy_gelu_tanh": ("gelu_pytorch_tanh", "gelu"),
 }
+# What makes a folder one of sentence-transformers: an embedding model, whose head, if there is one, nobody asks
+EMBEDDING_FILE = "modules.json"
 # What a model with a text part states for all of it
 _WHOLE_MODEL_FIELDS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
 
@@ -51,6 +53,7 @@ class ModelConfig:
     num_layer_norms: int  # of hidden_size, in each layer
     activation: Literal["silu", "gelu_tanh"]  # of the MLP's gate
     tie_word_embeddings: bool
+    has_lm_head: bool  # False: an embedding model, which generates nothing
     has_qkv_bias: bool
     has_output_bias: bool  # the attention's output projection
     has_mlp_bias: bool
@@ -72,7 +75,8 @@ class ModelConfig:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ModelError(f"{path}: malformed JSON: {error}") from error
-        return cls.from_json(raw, where=str(path))
+        config = cls.from_json(raw, where=str(path))
+        return dataclasses.replace(config, has_lm_head=False) if (Path(folder) / EMBEDDING_FILE).is_file() else config
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
@@ -113,6 +117,7 @@ class ModelConfig:
             num_layer_norms=architecture.num_layer_norms,
             activation=_activation(config, architecture),
             tie_word_embeddings=config.flag("tie_word_embeddings"),
+            has_lm_head=architecture.has_lm_head,
             has_qkv_bias=attention_bias if architecture.qkv_bias == "config" else architecture.qkv_bias,
             has_output_bias=attention_bias and architecture.has_output_bias,
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
@@ -147,7 +152,9 @@ class ModelConfig:
         attention += {"none": 0, "head": 2 * self.head_dim, "width": q_size + kv_size}[self.qk_norm]
         mlp = 3 * self.hidden_size * self.intermediate_size
         mlp += (2 * self.intermediate_size + self.hidden_size) * self.has_mlp_bias
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        embeddings = (
+            self.vocab_size * self.hidden_size * (2 if self.has_lm_head and not self.tie_word_embeddings else 1)
+        )
         norms = self.num_layer_norms * self.hidden_size
         return embeddings + self.num_layers * (attention + mlp + norms) + self.hidden_size
 
@@ -209,6 +216,8 @@ def _refuse_unsupported(config: Fields) -> None:
         )
     if config.get("use_bidirectional_attention"):
         raise ModelError(f"{config.where}: use_bidirectional_attention is not supported: only causal models are served")
+    if config.get("is_causal") is False:
+        raise ModelError(f"{config.where}: is_causal false is not supported: only causal models are served")
 
 
 def _heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:

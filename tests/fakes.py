@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from engine.client import Delta
 from engine.control import Stage, State
@@ -27,6 +28,7 @@ READY = EngineReady(
     block_size=16,
     vocab_size=512,
     max_waiting=2048,
+    hidden_size=8,
 )
 
 
@@ -223,6 +225,11 @@ class FakeExecutor:
                     fake_score(position, token_id)
                     for position, token_id in enumerate(row.scores.token_ids, row.scores.start + 1)
                 ]
+            if row.pools is not None:
+                assert not row.samples
+                assert row.start <= row.pools.start
+                assert row.pools.start + row.pools.num_tokens <= row.start + row.num_tokens
+                result.pooled[place] = self._pool_hidden(row, self._rows[row.req_index])
             if row.samples:
                 self._sample(row, self._rows[row.req_index], result, allowed.get(row.req_index))
         return result
@@ -233,6 +240,12 @@ class FakeExecutor:
         assert len(token_ids) == row.num_tokens
         for position, token_id in enumerate(token_ids, row.start):
             self._pool[self._slot(state, position)] = (position, token_id)
+
+    def _pool_hidden(self, row: RowPlan, state: "_FakeRow") -> bytes:
+        assert row.pools is not None
+        end = row.pools.start + row.pools.num_tokens
+        history = [self._pool[self._slot(state, position)] for position in range(end)]
+        return sum(fake_hidden(history[: p + 1]) for p in range(row.pools.start, end)).tobytes()
 
     def _sample(self, row: RowPlan, state: "_FakeRow", result: StepResult, allowed: list[int] | None) -> None:
         history = [self._pool[self._slot(state, position)] for position in range(row.start + row.num_tokens)]
@@ -252,6 +265,18 @@ class FakeExecutor:
 def fake_score(position: int, token_id: int) -> TokenLogprobs:
     """Return the score of a prompt token."""
     return TokenLogprobs(-float(position), [token_id], [-float(position)], 1)
+
+
+def fake_hidden(history: list[tuple[int, int]]) -> np.ndarray:
+    """Return the hidden state of the last token of `history`, a list of (position, token): small whole numbers."""
+    return np.array([fake_token(history, 1000), len(history)], dtype=np.float32)
+
+
+def expected_embedding(prompt: list[int], pooling: str) -> list[float]:
+    """Return what any correct engine over FakeExecutor makes of a prompt: no batch, no blocks, no cache."""
+    history = list(enumerate(prompt))
+    hidden = [fake_hidden(history[: end + 1]) for end in range(len(prompt))]
+    return (hidden[-1] if pooling == "last" else sum(hidden) / np.float32(len(prompt))).tolist()
 
 
 def fake_token(history: list[tuple[int, int]], vocab_size: int) -> int:

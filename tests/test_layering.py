@@ -45,6 +45,7 @@ ENGINE_WITH_TORCH = {
     "memory",
     "model_runner",
     "offline",
+    "pooler",
     "prompt_logprobs",
     "rehearsal",
     "sampler",
