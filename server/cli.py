@@ -107,6 +107,13 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         help="auto, triton, flash-attn, torch",
     )
+    add(
+        "--pooling",
+        choices=("auto", "last", "mean"),
+        metavar="KIND",
+        default="auto",
+        help="embeddings: auto (as an embedding model's folder says), last or mean",
+    )
     add("--chat-template", type=text, metavar="FILE", help="Jinja file that replaces the model's own template")
 
 
@@ -157,6 +164,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     """Bind the port, find the model, launch. The port comes first: a taken one must not cost a download."""
     from engine.config import ServerConfig
     from server.api_keys import read_key_hashes
+    from server.embedding_model import load_embedding_model
     from server.launch import launch
     from server.listener import bind
     from server.resolve import check_kernels_package, resolve_model
@@ -170,10 +178,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     launch_config = _launch_config(arguments)
     listeners = bind(launch_config)
     model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
+    load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
     server_config = ServerConfig(
         model=str(model.folder),
         served_model_names=arguments.served_model_name or [model.name],
         chat_template=chat_template,
+        pooling=arguments.pooling,
         strict=arguments.strict,
         request_timeout_s=arguments.request_timeout,
         api_key_hashes=key_hashes,

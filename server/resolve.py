@@ -21,7 +21,8 @@ _DEMO_NOTE = "a tiny model to try the server with: knows Quire, capitals, small 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer*", "*.model", "merges.txt"]
-_HUB_SKIPPED = ["*/*", "consolidated*"]  # other formats of the same weights
+# Other formats of the same weights; 1_Pooling/config.json is none of them
+_HUB_SKIPPED = ["[!0-9]*/*", "[0-9]*/*.safetensors", "consolidated*"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 

@@ -98,6 +98,9 @@ class FakeEngineClient:
         self.fail, self.fail_after = ShuttingDown("The server is shutting down."), 0
 
     async def _answer(self, request: AddRequest) -> AsyncIterator[Delta]:
+        if request.pooling is not None:
+            yield await self._embed(request)
+            return
         script = list(self.script(request) if callable(self.script) else self.script)
         ids, reason, stop_id = self._cut(script, request)
         pieces = [ids[i : i + self.tokens_per_delta] for i in range(0, len(ids), self.tokens_per_delta)] or [[]]
@@ -125,6 +128,24 @@ class FakeEngineClient:
             )
             num_sent += len(piece)
 
+    async def _embed(self, request: AddRequest) -> Delta:
+        await asyncio.sleep(self.delay_s)
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.fail is not None:
+            raise self.fail
+        if request.request_id in self._aborting:
+            return Delta([], finish_reason="abort")
+        return Delta(
+            [],
+            embedding=fake_embedding(request).tobytes(),
+            arrival_s=time.monotonic(),
+            num_cached_tokens=self.num_cached_tokens,
+            queue_s=0.001,
+            prefill_s=0.002,
+            finish_reason="stop",
+        )
+
     @staticmethod
     def _cut(script: list[int], request: AddRequest) -> tuple[list[int], str, int | None]:
         ids: list[int] = []
@@ -135,6 +156,13 @@ class FakeEngineClient:
             if len(ids) == request.params.max_tokens:
                 return ids, "length", None
         return ids, "stop", None
+
+
+def fake_embedding(request: AddRequest) -> np.ndarray:
+    """Return a vector that depends on the prompt and the kind of pooling, not normalised."""
+    ids = request.prompt_token_ids
+    head = [len(ids), ids[0], ids[-1], sum(ids), 1 if request.pooling == "last" else 2]
+    return np.array([*head, *range(READY.hidden_size - len(head))], dtype=np.float32)
 
 
 class FakeSupervisor:
