@@ -14,7 +14,7 @@ from engine.errors import StartupError
 from engine.grammar import Grammars
 from engine.grammar_compiler import CompilerLoader
 from engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache, smallest_pool_bytes
-from engine.memory import GIB, check_memory, measure_memory
+from engine.memory import GIB, DeviceMemory, check_memory, measure_memory
 from engine.metrics import Metrics
 from engine.model_runner import ModelRunner
 from engine.outbox import Transport
@@ -111,17 +111,26 @@ class Setup:
     backend: AttentionBackend = field(repr=False)
     compiler_loader: CompilerLoader = field(repr=False)
 
-    def plan_pool(self, *, has_weights: bool) -> KVCachePlan:
-        """Size the pool from what is free now, less the weights unless they are there. Raises StartupError."""
-        config, model, dtype, memory = (
-            self.config,
-            self.model_config,
-            self.dtype,
-            measure_memory(self.config, self.device),
-        )
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take on the device."""
+        return self.model_config.num_parameters * self.dtype.itemsize
+
+    @property
+    def step_bytes(self) -> int:
+        """What a step holds beside weights and pool; on the CPU nothing worth counting."""
+        return _step_bytes(self.model_config, self.limits, self.dtype) if self.device.type != "cpu" else 0
+
+    def plan_pool(self, *, has_weights: bool, memory: DeviceMemory | None = None) -> KVCachePlan:
+        """Size the pool from `memory`, or what is free now, less the weights unless they are there.
+
+        Raises StartupError.
+        """
+        config, model, dtype = self.config, self.model_config, self.dtype
+        memory = memory or measure_memory(config, self.device)
         block_size = config.block_size or max(16, self.backend.block_size_multiple)
-        step_bytes = _step_bytes(model, self.limits, dtype) if self.device.type != "cpu" else 0
-        weights = 0 if has_weights else model.num_parameters * dtype.itemsize
+        step_bytes = self.step_bytes
+        weights = 0 if has_weights else self.weight_bytes
         if not has_weights:
             least = smallest_pool_bytes(config, model, dtype=dtype, block_size=block_size)
             check_memory(config, model, memory, dtype=dtype, step_bytes=step_bytes, pool_bytes=least)

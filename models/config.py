@@ -166,6 +166,16 @@ class ModelConfig:
         """Bytes of KV cache that one token takes on one rank, over all layers."""
         return 2 * self.num_layers * self.num_kv_heads_per_rank(tp_size) * self.head_dim * dtype.itemsize
 
+    def share_of_rank(self, tp_size: int) -> ModelConfig:
+        """This model as large as what one of tp_size ranks holds of it: for arithmetic, not to be built."""
+        return dataclasses.replace(
+            self,
+            vocab_size=-(-self.vocab_size // tp_size),
+            intermediate_size=self.intermediate_size // tp_size,
+            num_heads=self.num_heads // tp_size,
+            num_kv_heads=self.num_kv_heads_per_rank(tp_size),
+        )
+
     def attention_spec(
         self, tp_size: int, dtype: torch.dtype, device: torch.device, block_size: int | None = None
     ) -> AttentionSpec:
