@@ -66,6 +66,7 @@ class ModelReport(msgspec.Struct, kw_only=True):
     """What is known of a model. What comes after `problem` is None as far as that stands in the way."""
 
     architecture: str
+    is_supported: bool = True  # the architecture is
     problem: str | None = None  # one sentence: why it cannot be served
     quantization: str | None = None
     stored: Stored | None = None  # None: no weights in the folder

@@ -48,6 +48,7 @@ def _examine_model(ask: Ask, folder: Path) -> ModelReport:
     names = raw.get("architectures")
     quantization = raw.get("quantization_config")
     report = ModelReport(architecture=str(names[0]) if isinstance(names, list) and names else "unknown")
+    report.is_supported = _is_supported(report.architecture)
     if isinstance(quantization, dict):
         report.quantization = str(quantization.get("quant_method", "unknown"))
     try:
@@ -60,6 +61,14 @@ def _examine_model(ask: Ask, folder: Path) -> ModelReport:
     except StartupError as error:
         report.problem = error.message
     return report
+
+
+def _is_supported(architecture: str) -> bool:
+    try:
+        find_architecture(architecture)
+    except ModelError:
+        return False
+    return True
 
 
 def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
 from server.bench_cli import add_bench
+from server.doctor_cli import add_doctor
 from server.flags import BACKEND_NAMES, deadline, integer, seconds, share, size, text, workers
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
 
@@ -28,6 +29,7 @@ examples:
   quire serve                                       the built-in demo model, on http://127.0.0.1:8000
   quire serve ./my-model --port 8080                a folder in Hugging Face layout
   quire serve Qwen/Qwen3-0.6B --max-model-len 8192  a hub id
+  quire doctor ./my-model                           whether it can be served here, and what fits
   quire bench serve --concurrency 64                the latencies that clients of a running server see
 """
 
@@ -61,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
     add_bench(commands, _HelpFormatter)
+    add_doctor(commands, _HelpFormatter)
     return parser
 
 

@@ -32,6 +32,7 @@ ENGINE_FOR_SERVER = {
     "engine.metrics",
     "engine.process",
     "engine.protocol",
+    "engine.sizes",
     "engine.transport",
 }
 # engine files that hold tensors; all others are plain Python
