@@ -1,13 +1,9 @@
 """The JSON of /v1/embeddings, as OpenAI has it. Imports msgspec; server/chunks.py has the other answers."""
 
-from collections.abc import Sequence
-
 import msgspec
-import numpy as np
 
 from server.chunks import PromptTokensDetails
-from server.embedding_run import to_base64
-from server.generation import Stats
+from server.embedding_run import EmbeddingRun, to_base64
 
 
 class EmbeddingUsage(msgspec.Struct):
@@ -35,11 +31,12 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
-def encode_answer(vectors: Sequence[np.ndarray], stats: Stats, *, model: str, is_base64: bool) -> bytes:
-    """Return the answer's JSON. Numbers are float32s to their last digit."""
+def encode_answer(run: EmbeddingRun, *, model: str, is_base64: bool) -> bytes:
+    """Return the JSON of a run that is over. Numbers are float32s to their last digit. Raises EngineError."""
+    stats = run.stats()
     data = [
         Embedding(index=index, embedding=to_base64(vector) if is_base64 else vector.tolist())
-        for index, vector in enumerate(vectors)
+        for index, vector in enumerate(run.vectors())
     ]
     num_tokens = stats.num_prompt_tokens
     usage = EmbeddingUsage(num_tokens, num_tokens, PromptTokensDetails(stats.num_cached_tokens))

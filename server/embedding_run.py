@@ -48,8 +48,8 @@ class EmbeddingRun:
         self._open: dict[str, None] = {}  # ids that the engine has
         self._is_cancelled = False
 
-    async def vectors(self) -> list[np.ndarray]:
-        """Return the inputs' embeddings in order, [dimensions] float32 of length 1. Raises ServiceErrors."""
+    async def embed_all(self) -> None:
+        """Have every input embedded. Raises ServiceErrors."""
         spec = self.spec
         deadline = None if spec.timeout_s is None else spec.arrival_s + spec.timeout_s - time.monotonic()
         window = asyncio.Semaphore(spec.window)
@@ -63,10 +63,13 @@ class EmbeddingRun:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return [self._vector(index) for index in range(len(spec.inputs))]
+
+    def vectors(self) -> list[np.ndarray]:
+        """Return the inputs' embeddings in order, [dimensions] float32 of length 1. Raises EngineError."""
+        return [self._vector(index) for index in range(len(self.spec.inputs))]
 
     def cancel(self) -> None:
-        """End it from outside: vectors() raises RequestAborted, at once or when it begins."""
+        """End it from outside: embed_all() raises RequestAborted, at once or when it begins."""
         self._is_cancelled = True
         for request_id in self._open:
             self._client.abort(request_id)

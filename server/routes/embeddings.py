@@ -28,11 +28,9 @@ def embeddings_router(service: Service) -> APIRouter:
         record.stats, record.cancel, record.answer_id = run.stats, run.cancel, run.request_id
         if record.is_cancelled:  # while its inputs were encoded
             run.cancel()
-        vectors = await run_while_connected(request.receive, run.vectors())
+        await run_while_connected(request.receive, run.embed_all())
         # in a thread, since a large answer takes seconds to write: other requests' streams go on meanwhile
-        answer = await asyncio.to_thread(
-            encode_answer, vectors, run.stats(), model=prepared.model, is_base64=prepared.is_base64
-        )
+        answer = await asyncio.to_thread(encode_answer, run, model=prepared.model, is_base64=prepared.is_base64)
         return Response(answer, media_type="application/json", headers=prepared.headers)
 
     return router
