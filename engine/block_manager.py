@@ -35,6 +35,11 @@ class BlockManager:
         return len(self._free)
 
     @property
+    def num_usable_tokens(self) -> int:
+        """Tokens that all blocks hold."""
+        return self.num_usable * self.block_size
+
+    @property
     def num_used(self) -> int:
         """Blocks held by tables."""
         return self.num_usable - len(self._free)

@@ -40,6 +40,7 @@ class Delta(msgspec.Struct):
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None  # one per token if asked for
     prompt_logprobs: list[TokenLogprobs] = []  # the next of the prompt's, from its second token on
+    embedding: bytes = b""  # float32s, if that was asked for; with the end
     arrival_s: float = 0.0  # time.monotonic() when the newest of them was read from the socket
     num_cached_tokens: int | None = None  # with the first tokens
     queue_s: float | None = None
@@ -189,6 +190,7 @@ class SocketEngineClient:
                 delta = Delta(events.token_ids[start:end], events.logprobs.get(row), arrival_s=now)
                 if row in events.prompt_logprobs:
                     delta.prompt_logprobs = events.prompt_logprobs[row]
+                delta.embedding = events.embeddings.get(row, b"")
                 if row in started:
                     entry = started[row]
                     delta.num_cached_tokens, delta.queue_s, delta.prefill_s = (

@@ -52,6 +52,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # the same folder as EngineConfig.model: tokenizer, template and generation defaults are read from it
     served_model_names: list[str]  # the first is the one answered with
     chat_template: str | None = None  # path of a Jinja file that replaces the model's own
+    pooling: str = "auto"  # how embeddings are made: auto (as the folder says) | last | mean
     strict: bool = False  # unknown request fields are a 400 instead of being named in x-quire-ignored
     max_body_bytes: int = 8 * 1024 * 1024
     request_timeout_s: float | None = None  # deadline of every request

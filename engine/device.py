@@ -20,7 +20,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 def resolve_device(name: str) -> torch.device:
     """Return the device asked for. auto: CUDA, else MPS, else the CPU. Raises StartupError if it is not there."""
     if name in ("cuda", "auto"):
-        reason, is_fault = _why_no_cuda()
+        reason, is_fault = why_no_cuda()
         if reason is None:
             _warn_without_triton()
             return torch.device("cuda")
@@ -55,7 +55,7 @@ def describe_device(device: torch.device) -> str:
     return f"cpu, {num_threads} thread{'s' * (num_threads != 1)}"
 
 
-def _why_no_cuda() -> tuple[str | None, bool]:
+def why_no_cuda() -> tuple[str | None, bool]:
     """Return why CUDA cannot be used, or None if it can; and whether that is a fault of an installed GPU or driver."""
     if not torch.backends.cuda.is_built():
         return f"torch {torch.__version__} is built without CUDA", False

@@ -12,11 +12,12 @@ import logging
 from collections.abc import Callable
 
 from engine.engine_stats import EngineStats
-from engine.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError
+from engine.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError, UnsupportedFeature
 from engine.executor import Executor, StepHandle
 from engine.grammar import Grammars, no_compiler
 from engine.metrics import Metrics
 from engine.outbox import Outbox, Transport
+from engine.pooling import PooledPrompt
 from engine.protocol import (
     AbortRequest,
     AddRequest,
@@ -52,11 +53,12 @@ class Engine:
         memory_error: type[Exception] = MemoryError,
         release_memory: Callable[[], None] = lambda: None,
         grammars: Grammars | None = None,
+        can_generate: bool = True,
     ) -> None:
         """memory_error: what the executor raises where the device has too little memory for a step.
 
         release_memory: called after that; waits for what was launched, and frees what can be freed.
-        grammars: None: requests with a grammar fail.
+        grammars: None: requests with a grammar fail. can_generate: False: so do all but those for embeddings.
         """
         self.scheduler = scheduler
         self.clock = clock
@@ -68,6 +70,7 @@ class Engine:
         self._executor = executor
         self._transport = transport
         self._vocab_size = vocab_size
+        self._can_generate = can_generate
         self._memory_error = memory_error
         self._release_memory = release_memory
         self._grammars = grammars or Grammars(no_compiler, vocab_size=vocab_size)
@@ -187,6 +190,10 @@ class Engine:
             priority=message.priority,
             client_id=client_id,
         )
+        if message.pooling is not None:
+            request.pooled = PooledPrompt(message.pooling, len(message.prompt_token_ids))
+        elif not self._can_generate:
+            raise UnsupportedFeature("This model has no language-model head: it makes embeddings and no text.")
         if message.grammar is None:
             self.scheduler.add(request)
         else:
@@ -276,6 +283,8 @@ class Engine:
         for request in self.scheduler.scored:
             if request.unsent_scores and request.finish_reason is None:  # else they went with its token, or it is over
                 self._outbox.add_scores(request)
+        for request in self.scheduler.embedded:
+            self._outbox.add_embedding(request)
 
     def _send_events(self) -> None:
         self._outbox.send(self.scheduler.committed_step_id)

@@ -9,10 +9,9 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import StartupError
+from engine.sizes import GIB, format_count, format_size
 from models.config import ModelConfig
 
-GIB = 1024**3
-_UNITS = (("GiB", GIB), ("MiB", 1024**2), ("KiB", 1024))
 # Without a limit of its own, a CPU daemon's KV pool takes this share of the memory that is free when it starts
 _HOST_SHARE = 0.4
 
@@ -92,19 +91,6 @@ def describe_shortage(config: EngineConfig, *, during: str) -> str:
         f" programs: use a smaller --gpu-memory-utilization than {config.gpu_memory_utilization:g},"
         " or end other programs on this GPU."
     )
-
-
-def format_size(num_bytes: int) -> str:
-    """Return a size for people: "1.5 KiB", "16 MiB", "1000 bytes"."""
-    for unit, size in _UNITS:
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f}".removesuffix(".0") + f" {unit}"
-    return f"{max(num_bytes, 0)} bytes"
-
-
-def format_count(num_parameters: int) -> str:
-    """Return a number of parameters for people: "8.0 B", "596 M"."""
-    return f"{num_parameters / 1e9:.1f} B" if num_parameters >= 1e9 else f"{max(num_parameters // 10**6, 1)} M"
 
 
 def _what_fits(

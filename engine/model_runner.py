@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from engine.cuda_graph import DecodeGraphs, MixedGraphs, mixed_shapes
 from engine.device_state import DeviceState
 from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows
 from engine.kv_cache import KVCachePlan
+from engine.pooler import PoolSums, pool
 from engine.prompt_logprobs import PromptScorer, PromptScores
 from engine.sampler import Sampled, Sampler
 from engine.staging import Staging
@@ -103,7 +105,7 @@ class ModelRunner:
 
     def forward(self, plan: StepPlan) -> _Step:
         """See Executor.forward."""
-        scores: PromptScores | None = None
+        of_prompts = _OfPrompts()
         with torch.inference_mode():
             if plan.inits:
                 self._sampler.init(plan.inits)
@@ -117,12 +119,12 @@ class ModelRunner:
                 else:
                     hidden = self._run_decode(req_index, max(row.start + 1 for row in plan.rows))
                 sampling = SampleRows(plan.rows, req_index, self._state.num_computed[req_index])
-            elif any(row.scores is not None for row in plan.rows[num_decodes:]):
-                hidden, sampling, scores = self._forward_scored(plan.rows, num_decodes)
+            elif any(row.needs_hidden for row in plan.rows[num_decodes:]):
+                hidden, sampling, of_prompts = self._forward_whole(plan.rows, num_decodes)
             else:
                 hidden, sampling = self._forward_mixed(plan.rows, num_decodes)
             logits = self._model.compute_logits(hidden) if sampling.rows else hidden
-        return _Step(plan.step_id, sampling, logits, self._sampler, self.device, scores)
+        return _Step(plan.step_id, sampling, logits, self._sampler, self.device, of_prompts)
 
     def rehearse_masks(self) -> None:
         """Launch what no request without a grammar does."""
@@ -162,8 +164,8 @@ class ModelRunner:
         sampling = self._builder.mixed_samples(rows)
         return hidden[: len(sampling.rows)], sampling
 
-    def _forward_scored(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows, PromptScores]:
-        """As _forward_mixed, with the scores that rows ask for. Never a graph: those end at the last hidden states."""
+    def _forward_whole(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows, _OfPrompts]:
+        """As _forward_mixed, with what rows ask of prompts. Never a graph: those end at the last hidden states."""
         shape = MixedShape(sum(row.num_tokens for row in rows), len(rows), len(rows) - num_decodes)
         self._builder.send_mixed(rows, shape)
         batch = self._builder.mixed_batch(
@@ -172,9 +174,13 @@ class ModelRunner:
             max_seq_len=max(row.start + row.num_tokens for row in rows),
         )
         hidden = self._run_layers(batch)
-        scores = self._scorer.score(rows, hidden, self._model.compute_logits)
+        of_prompts = _OfPrompts()
+        if any(row.scores is not None for row in rows):
+            of_prompts.scores = self._scorer.score(rows, hidden, self._model.compute_logits)
+        if any(row.pools is not None for row in rows):
+            of_prompts.sums = pool(rows, hidden, self._state.staging)
         sampling = self._builder.mixed_samples(rows)
-        return hidden[batch.last_tokens][: len(sampling.rows)], sampling, scores
+        return hidden[batch.last_tokens][: len(sampling.rows)], sampling, of_prompts
 
     def _run_mixed(self, shape: MixedShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
         """What send_mixed shipped last → hidden [R, hidden_size], first the rows that sample."""
@@ -191,6 +197,14 @@ class ModelRunner:
         return self._model(batch.input_ids, ctx)
 
 
+@dataclass
+class _OfPrompts:
+    """What rows of a step ask of their prompts, beside the next token."""
+
+    scores: PromptScores | None = None
+    sums: PoolSums | None = None
+
+
 class _Step:
     """A step in flight; StepHandle."""
 
@@ -201,14 +215,14 @@ class _Step:
         logits: torch.Tensor,
         sampler: Sampler,
         device: torch.device,
-        scores: PromptScores | None,
+        of_prompts: _OfPrompts,
     ) -> None:
         self._step_id = step_id
         self._sampling = sampling
         self._logits = logits
         self._sampler = sampler
         self._device = device
-        self._scores = scores
+        self._of_prompts = of_prompts
         self._sampled: Sampled | None = None
         self._num_logprobs: dict[int, int | None] = {}
         self._done: torch.cuda.Event | None = None
@@ -231,6 +245,8 @@ class _Step:
         result = StepResult(self._step_id, [])
         if self._sampled is not None:
             result.token_ids, result.logprobs = self._sampled.to_lists(self._sampling.rows, self._num_logprobs)
-        if self._scores is not None:
-            result.prompt_logprobs = self._scores.to_lists()
+        if self._of_prompts.scores is not None:
+            result.prompt_logprobs = self._of_prompts.scores.to_lists()
+        if self._of_prompts.sums is not None:
+            result.pooled = self._of_prompts.sums.to_bytes()
         return result

@@ -7,13 +7,14 @@ generations = engine.generate([[1, 2, 3]], [SamplingParams(max_tokens=16)])
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from engine.config import EngineConfig
 from engine.errors import StartupError
 from engine.generate import Generation, LocalTransport, generate
 from engine.load import OnStage, load_engine
 from engine.metrics import Metrics
-from engine.protocol import SamplingParams
+from engine.protocol import PoolingKind, SamplingParams
 from engine.setup import LoadedEngine
 
 _WARM_UP_ROWS = 66  # one past the last size with kernels of its own
@@ -47,11 +48,23 @@ class OfflineEngine:
         """Run all prompts to their ends and return them in order; a prompt that failed has `error` set. Blocks."""
         return generate(self.engine, self.transport, prompts, params)
 
+    def embed(self, prompts: list[list[int]], kind: PoolingKind) -> list[Generation]:
+        """Make each prompt's embedding, not normalised; a prompt that failed has `error` set. Blocks."""
+        params, kinds = [SamplingParams(max_tokens=1)] * len(prompts), [kind] * len(prompts)
+        return generate(self.engine, self.transport, prompts, params, kinds)
+
     def self_test(self) -> None:
-        """Prove with real tokens that everything works. Raises StartupError.
+        """Prove with real tokens, or an embedding, that everything works. Raises StartupError.
 
         On CUDA batches of every small size, greedy and sampled, so that no kernel is compiled under a client's request.
         """
+        if not self.loaded.has_lm_head:
+            for generation in self.embed([[0]] * 2, "last"):
+                if generation.error is not None:
+                    raise StartupError(f"The self-test failed: {generation.error.message}")
+                if not np.isfinite(np.frombuffer(generation.embedding, dtype=np.float32)).all():
+                    raise StartupError("The self-test gave an embedding with numbers that are not finite.")
+            return
         num_requests = 1
         if self.loaded.runner.device.type == "cuda":
             num_requests = min(_WARM_UP_ROWS, self.loaded.scheduler_config.max_num_seqs)
@@ -69,6 +82,12 @@ class OfflineEngine:
         sizes = sorted({size for power in range(12) for size in (2**power, 3 * 2**power // 2)})
         fitting = [size for size in sizes if size <= self.loaded.scheduler_config.max_num_seqs]
         longest = self.engine.scheduler.max_num_tokens - 2
+        if not self.loaded.has_lm_head:
+            for num_requests in fitting[::3]:
+                for num_tokens in _PROMPT_LENS:
+                    prompt = [0] * min(max(num_tokens // num_requests, 1), longest)
+                    self.embed([prompt] * num_requests, "last")
+            return
         self.loaded.runner.rehearse_masks()
         for num_requests in fitting:
             for kind in (*_KINDS, *_ADJUSTED_KINDS):

@@ -67,6 +67,19 @@ class Outbox:
         events.request_ids.append(request.request_id)
         events.num_tokens.append(0)
 
+    def add_embedding(self, request: Request) -> None:
+        """Tell of a prompt's vector, which is its request's start and end at once."""
+        assert request.pooled is not None
+        events = self._events_for(request)
+        row = len(events.request_ids)
+        events.request_ids.append(request.request_id)
+        events.num_tokens.append(0)
+        events.embeddings[row] = request.pooled.vector()
+        queue_s, prefill_s = self._stats.record_started(request)
+        events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s))
+        events.finished.append(Finished(row, "stop", None))
+        self._stats.record_finished(request)
+
     def add_end(self, request: Request, reason: str) -> None:
         """Tell of an end that comes without a token."""
         events = self._events_for(request)

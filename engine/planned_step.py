@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from engine.protocol import TokenLogprobs
 from engine.request import Request
-from engine.step import RowPlan
+from engine.step import RowPlan, StepResult
 
 
 class RowOutput(NamedTuple):
@@ -21,6 +21,24 @@ class PlannedStep(NamedTuple):
     step_id: int
     rows: list[tuple[Request, RowPlan]]
     freed: list[int]  # req_indices named in its plan
+
+    def take_in(self, result: StepResult, now: float) -> tuple[list[Request], list[Request]]:
+        """Give its requests what came of their prompts; return those with scores, and those whose vector is whole."""
+        scored: list[Request] = []
+        embedded: list[Request] = []
+        for place, scores in result.prompt_logprobs.items():
+            request, _ = self.rows[place]
+            request.add_scores(scores)
+            scored.append(request)
+        for place, total in result.pooled.items():
+            request, row = self.rows[place]
+            assert request.pooled is not None
+            assert row.pools is not None
+            request.pooled.add(row.pools, total)
+            if request.pooled.is_whole and request.finish_reason is None:
+                request.first_token_s = now
+                embedded.append(request)
+        return scored, embedded
 
     def blamed(self) -> list[Request]:
         """The requests that made it large: prompt chunks that ask for more than a token, else prompt chunks.

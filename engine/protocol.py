@@ -10,7 +10,12 @@ Text, stop strings and templates never reach the engine: it knows token ids. A g
 one file that makes token masks of it (engine/grammar.py).
 """
 
+from typing import Literal
+
 import msgspec
+
+# Which of a prompt's hidden states its embedding is made of: those of its last token, or the mean of all
+PoolingKind = Literal["last", "mean"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,6 +84,7 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     cache_salt: str = ""
     priority: int = 0  # smaller runs earlier
     grammar: GrammarSpec | None = None  # None: any text
+    pooling: PoolingKind | None = None  # the prompt's embedding instead of tokens; `params` has no part in it
 
 
 class AbortRequest(msgspec.Struct, tag=True):
@@ -105,6 +111,8 @@ class EngineReady(msgspec.Struct, tag=True):
     block_size: int  # tokens
     vocab_size: int
     max_waiting: int  # requests
+    hidden_size: int  # numbers in an embedding
+    can_generate: bool = True  # False: the model has no language-model head, so that it only embeds
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -148,6 +156,7 @@ class StepEvents(msgspec.Struct, tag=True, omit_defaults=True):
     logprobs: dict[int, list[TokenLogprobs]] = {}  # row → one entry per token; only rows that asked
     # row → the next entries of its prompt, from the second token on; all are out with the first sampled token
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    embeddings: dict[int, bytes] = {}  # row → float32s, not normalised; comes with its request's start and end
 
 
 class QueueState(msgspec.Struct, tag=True):

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from engine.pooling import PooledPrompt
 from engine.protocol import SamplingParams, TokenLogprobs
-from engine.step import ScoreSpan
+from engine.step import PoolSpan, ScoreSpan
 
 if TYPE_CHECKING:
     from engine.grammar_compiler import Matcher
@@ -60,6 +61,7 @@ class Request:
     matcher: Matcher | None = None  # what its committed tokens have left of its grammar; None: any text
     num_scored_tokens: int = 0  # prompt tokens after the first whose log-probabilities are committed
     unsent_scores: list[TokenLogprobs] = field(default_factory=list)
+    pooled: PooledPrompt | None = None  # its embedding, which is all that it is for; None: it generates
 
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
@@ -73,6 +75,11 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_pending_tokens
 
     @property
+    def max_output_tokens(self) -> int:
+        """Tokens that it may generate, if they fit."""
+        return self.params.max_tokens if self.pooled is None else 0
+
+    @property
     def is_decoding(self) -> bool:
         """True once all that the host sends is computed, so that the next row starts at the device's last token."""
         return self.num_computed_tokens >= self.num_prefill_tokens
@@ -84,9 +91,11 @@ class Request:
 
     @property
     def num_cacheable_tokens(self) -> int:
-        """How many of its first tokens may come from the prefix cache: of one still to be scored, hidden states are
-        needed, which no cache has. The last token is always computed: it samples the next one.
+        """How many of its first tokens may come from the prefix cache: of one still to be scored or pooled, hidden
+        states are needed, which no cache has. The last token is always computed: it samples the next one.
         """
+        if self.pooled is not None:
+            return self.pooled.num_pooled_tokens
         if self.params.prompt_logprobs is None or self.num_scored_tokens >= len(self.prompt_token_ids) - 1:
             return self.num_tokens - 1
         return self.num_scored_tokens
@@ -99,6 +108,10 @@ class Request:
         if first >= last:
             return None
         return ScoreSpan(first, self.prompt_token_ids[first + 1 : last + 1])
+
+    def pool_span(self, start: int, end: int) -> PoolSpan | None:
+        """The same for its embedding."""
+        return None if self.pooled is None else self.pooled.span(start, end)
 
     def add_scores(self, scores: list[TokenLogprobs]) -> None:
         """Take in the next committed scores."""

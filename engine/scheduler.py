@@ -39,6 +39,7 @@ class Scheduler:
         self.running: list[Request] = []  # in order of service, as the queue
         self.retiring: list[Request] = []
         self.scored: list[Request] = []  # those with scores of the last commit, for the engine to send
+        self.embedded: list[Request] = []  # those that it ended with an embedding
         self.committed_step_id = -1
         self.num_preemptions = 0
         self._in_flight: deque[PlannedStep] = deque()
@@ -48,7 +49,7 @@ class Scheduler:
         self._num_added = 0
         self._num_stalled = 0  # rows of this schedule() that wait for promised blocks
         # The pool bounds a request as max_model_len does: one that runs alone can always grow to its end.
-        self.max_num_tokens = min(config.max_model_len, self.blocks.num_usable * config.block_size)
+        self.max_num_tokens = min(config.max_model_len, self.blocks.num_usable_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -67,15 +68,16 @@ class Scheduler:
             raise InvalidParameter(
                 f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
             )
-        if num_prompt + 1 > self.max_num_tokens:
+        most = self.max_num_tokens - (request.pooled is None)
+        if num_prompt > most:
             raise PromptTooLong(
-                f"The prompt has {num_prompt} tokens; at most {self.max_num_tokens - 1} leave room for one more"
+                f"The prompt has {num_prompt} tokens; at most {most} leave room for {self.max_num_tokens - most} more"
                 f" (max_model_len {self.config.max_model_len}, KV cache {self.blocks.num_usable} blocks"
                 f" of {self.config.block_size} tokens)."
             )
         if request.request_id in self.requests:
             raise InvalidParameter(f"The request id {request.request_id!r} is already being served.")
-        request.max_num_tokens = min(num_prompt + max_tokens, self.max_num_tokens)
+        request.max_num_tokens = min(num_prompt + request.max_output_tokens, self.max_num_tokens)
         request.sort_key = (request.priority, request.arrival_s, self._num_added)
         self._num_added += 1
         self.requests[request.request_id] = request
@@ -117,9 +119,7 @@ class Scheduler:
         self.committed_step_id = step.step_id
         block_size, logprobs = self.config.block_size, result.logprobs
         outputs: list[RowOutput] = []
-        self.scored = [step.rows[place][0] for place in result.prompt_logprobs]
-        for place, scores in result.prompt_logprobs.items():
-            step.rows[place][0].add_scores(scores)
+        self.scored, self.embedded = step.take_in(result, now)
         index = -1
         for request, row in step.rows:
             index += row.samples
@@ -132,6 +132,8 @@ class Scheduler:
                 token_id = result.token_ids[index]
                 outputs.append(RowOutput(request, token_id, logprobs.get(index) if logprobs else None))
                 self._append(request, token_id, now)
+        for request in self.embedded:
+            self._finish(request, "stop")
         self._release_retired()
         return outputs
 
@@ -198,9 +200,9 @@ class Scheduler:
         """Plan the next tokens of a request that the host still sends; return their number."""
         start = request.num_computed_tokens
         end = min(start + budget, request.num_prefill_tokens)
-        samples = end == request.num_prefill_tokens
+        samples = end == request.num_prefill_tokens and request.pooled is None
         row = RowPlan(request.req_index, start, end - start, request.token_ids(start, end), new_block_ids, samples)
-        row.scores = request.score_span(start, end)
+        row.scores, row.pools = request.score_span(start, end), request.pool_span(start, end)
         step.rows.append((request, row))
         request.num_computed_tokens = end
         request.num_pending_tokens += samples

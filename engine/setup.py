@@ -14,7 +14,7 @@ from engine.errors import StartupError
 from engine.grammar import Grammars
 from engine.grammar_compiler import CompilerLoader
 from engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache, smallest_pool_bytes
-from engine.memory import GIB, check_memory, measure_memory
+from engine.memory import GIB, DeviceMemory, check_memory, measure_memory
 from engine.metrics import Metrics
 from engine.model_runner import ModelRunner
 from engine.outbox import Transport
@@ -39,6 +39,8 @@ class LoadedEngine:
     vocab_size: int
     facts: dict[str, str]
     compiler_loader: CompilerLoader
+    hidden_size: int
+    has_lm_head: bool
 
     def engine(
         self,
@@ -63,6 +65,7 @@ class LoadedEngine:
             memory_error=torch.OutOfMemoryError,
             release_memory=self._release_memory,
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
+            can_generate=self.has_lm_head,
         )
 
     def _release_memory(self) -> None:
@@ -109,17 +112,26 @@ class Setup:
     backend: AttentionBackend = field(repr=False)
     compiler_loader: CompilerLoader = field(repr=False)
 
-    def plan_pool(self, *, has_weights: bool) -> KVCachePlan:
-        """Size the pool from what is free now, less the weights unless they are there. Raises StartupError."""
-        config, model, dtype, memory = (
-            self.config,
-            self.model_config,
-            self.dtype,
-            measure_memory(self.config, self.device),
-        )
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take on the device."""
+        return self.model_config.num_parameters * self.dtype.itemsize
+
+    @property
+    def step_bytes(self) -> int:
+        """What a step holds beside weights and pool; on the CPU nothing worth counting."""
+        return _step_bytes(self.model_config, self.limits, self.dtype) if self.device.type != "cpu" else 0
+
+    def plan_pool(self, *, has_weights: bool, memory: DeviceMemory | None = None) -> KVCachePlan:
+        """Size the pool from `memory`, or what is free now, less the weights unless they are there.
+
+        Raises StartupError.
+        """
+        config, model, dtype = self.config, self.model_config, self.dtype
+        memory = memory or measure_memory(config, self.device)
         block_size = config.block_size or max(16, self.backend.block_size_multiple)
-        step_bytes = _step_bytes(model, self.limits, dtype) if self.device.type != "cpu" else 0
-        weights = 0 if has_weights else model.num_parameters * dtype.itemsize
+        step_bytes = self.step_bytes
+        weights = 0 if has_weights else self.weight_bytes
         if not has_weights:
             least = smallest_pool_bytes(config, model, dtype=dtype, block_size=block_size)
             check_memory(config, model, memory, dtype=dtype, step_bytes=step_bytes, pool_bytes=least)
@@ -151,7 +163,9 @@ class Setup:
             vocab_size=self.model_config.vocab_size,
             device=device,
         )
-        if device.type == "cuda" and self.backend.is_graph_safe and not config.enforce_eager:
+        # Hidden states of whole prompts come without graphs, so a model without a head has no use for them
+        has_graphs = self.model_config.has_lm_head and not config.enforce_eager
+        if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
             runner.capture_graphs(on_graph)
         longest = _longest_step(runner, limits, config)
         scheduler_config = SchedulerConfig(
@@ -166,8 +180,16 @@ class Setup:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         depth = config.depth or (2 if device.type == "cuda" else 1)
-        vocab_size = self.model_config.vocab_size
-        return LoadedEngine(runner, scheduler_config, depth, vocab_size, facts, self.compiler_loader)
+        return LoadedEngine(
+            runner,
+            scheduler_config,
+            depth,
+            self.model_config.vocab_size,
+            facts,
+            self.compiler_loader,
+            self.model_config.hidden_size,
+            self.model_config.has_lm_head,
+        )
 
 
 def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> int:
@@ -181,5 +203,5 @@ def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> 
 def _step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:
     """Upper estimate of what a step holds beside weights and pool: the widest layer, logits, counts for penalties."""
     widest = 4 * model.hidden_size + mlp_values_per_token(model) + 3 * model.num_heads * model.head_dim
-    logits = limits.max_num_seqs * model.vocab_size * (4 * 4 + 5)
+    logits = limits.max_num_seqs * model.vocab_size * (4 * 4 + 5) * model.has_lm_head
     return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + _GRAPHS_BYTES

@@ -25,6 +25,13 @@ class ScoreSpan(msgspec.Struct):
     token_ids: list[int]
 
 
+class PoolSpan(msgspec.Struct):
+    """Wanted: the sum of the hidden states of a row's positions [start, start + num_tokens)."""
+
+    start: int
+    num_tokens: int
+
+
 class RowPlan(msgspec.Struct, omit_defaults=True):
     """One request's share of a step: compute tokens [start, start + num_tokens) of it.
 
@@ -39,6 +46,12 @@ class RowPlan(msgspec.Struct, omit_defaults=True):
     new_block_ids: list[int] = []  # appended to the request's block table before this step
     samples: bool = True
     scores: ScoreSpan | None = None  # of a prompt chunk whose request asked for prompt_logprobs
+    pools: PoolSpan | None = None  # of a prompt chunk whose request asked for an embedding, and never samples
+
+    @property
+    def needs_hidden(self) -> bool:
+        """True if hidden states other than those of tokens that sample are wanted."""
+        return self.scores is not None or self.pools is not None
 
 
 class StepPlan(msgspec.Struct, omit_defaults=True):
@@ -62,6 +75,7 @@ class StepResult(msgspec.Struct):
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = {}  # index into token_ids → logprobs, for rows that asked
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # index into the plan's rows → one entry per scored token
+    pooled: dict[int, bytes] = {}  # index into the plan's rows → the sum over its PoolSpan, as float32s
 
 
 class TokenMasks(msgspec.Struct):

@@ -20,6 +20,7 @@ Progress = Callable[[int, int], None]  # (bytes_done, bytes_total)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_INNER = "model."  # before the names of all tensors but the head's; a model saved without its head leaves it out
 # Buffers that old checkpoints carry and every model recomputes
 HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 MAX_NAMES_IN_ERROR = 8
@@ -37,6 +38,10 @@ class SafetensorsReader:
         self._progress = progress
         self._files: dict[Path, safe_open] = {}
         self._path_of = self._index()
+        self._added_prefix = ""  # of every name, for the file does not have it
+        if "embed_tokens.weight" in self._path_of:
+            self._added_prefix = _INNER
+            self._path_of = {_INNER + name: path for name, path in self._path_of.items()}
         self._unread = dict.fromkeys(self._path_of)
         self._bytes_done = 0
         self._bytes_total = sum(path.stat().st_size for path in self._files)
@@ -52,7 +57,7 @@ class SafetensorsReader:
             raise ModelError(f"{self._folder}: tensor {name} with shape {list(shape)} is missing from the checkpoint")
         path = self._path_of[name]
         try:
-            stored = self._files[path].get_slice(name)
+            stored = self._files[path].get_slice(name.removeprefix(self._added_prefix))
             found = stored.get_shape()
             if found != list(shape):
                 raise ModelError(f"{path}: tensor {name} has shape {found}, but config.json means {list(shape)}")

@@ -31,6 +31,8 @@ _ACTIVATION_NAMES = {
     "gelu_tanh": ("gelu_pytorch_tanh",),
     "legacy_gelu_tanh": ("gelu_pytorch_tanh", "gelu"),
 }
+# What makes a folder one of sentence-transformers: an embedding model, whose head, if there is one, nobody asks
+EMBEDDING_FILE = "modules.json"
 # What a model with a text part states for all of it
 _WHOLE_MODEL_FIELDS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
 
@@ -53,6 +55,7 @@ class ModelConfig:
     num_layer_norms: int  # of hidden_size, in each layer
     activation: Literal["silu", "gelu_tanh"]  # of the MLP's gate
     tie_word_embeddings: bool
+    has_lm_head: bool  # False: an embedding model, which generates nothing
     has_qkv_bias: bool
     has_output_bias: bool  # the attention's output projection
     has_mlp_bias: bool
@@ -76,7 +79,8 @@ class ModelConfig:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ModelError(f"{path}: malformed JSON: {error}") from error
-        return cls.from_json(raw, where=str(path))
+        config = cls.from_json(raw, where=str(path))
+        return dataclasses.replace(config, has_lm_head=False) if (Path(folder) / EMBEDDING_FILE).is_file() else config
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
@@ -115,6 +119,7 @@ class ModelConfig:
             num_layer_norms=architecture.num_layer_norms,
             activation=_activation(config, architecture),
             tie_word_embeddings=config.flag("tie_word_embeddings"),
+            has_lm_head=architecture.has_lm_head,
             has_qkv_bias=_qkv_bias(config, architecture),
             has_output_bias=config.flag("attention_bias") and architecture.has_output_bias,
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
@@ -162,6 +167,17 @@ class ModelConfig:
     def kv_bytes_per_token(self, tp_size: int, dtype: torch.dtype) -> int:
         """Bytes of KV cache that one token takes on one rank, over all layers."""
         return 2 * self.num_layers * self.num_kv_heads_per_rank(tp_size) * self.head_dim * dtype.itemsize
+
+    def share_of_rank(self, tp_size: int) -> ModelConfig:
+        """This model as large as what one of tp_size ranks holds of it: for arithmetic, not to be built."""
+        return dataclasses.replace(
+            self,
+            vocab_size=-(-self.vocab_size // tp_size),
+            intermediate_size=self.intermediate_size // tp_size,
+            num_heads=self.num_heads // tp_size,
+            num_kv_heads=self.num_kv_heads_per_rank(tp_size),
+            experts=None if self.experts is None else self.experts.share_of_rank(tp_size),
+        )
 
     def attention_spec(
         self, tp_size: int, dtype: torch.dtype, device: torch.device, block_size: int | None = None
@@ -221,6 +237,8 @@ def _refuse_unsupported(config: Fields) -> None:
         )
     if config.get("use_bidirectional_attention"):
         raise ModelError(f"{config.where}: use_bidirectional_attention is not supported: only causal models are served")
+    if config.get("is_causal") is False:
+        raise ModelError(f"{config.where}: is_causal false is not supported: only causal models are served")
 
 
 def _heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:

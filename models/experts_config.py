@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from models.config_fields import Fields
@@ -25,6 +26,14 @@ class ExpertsConfig:
         shared = self.shared_intermediate_size
         router = hidden_size * (self.num_experts + (shared > 0))
         return router + 3 * hidden_size * (num_experts * self.intermediate_size + shared)
+
+    def share_of_rank(self, tp_size: int) -> ExpertsConfig:
+        """What one of tp_size ranks holds of them: for arithmetic, not to be built."""
+        return dataclasses.replace(
+            self,
+            intermediate_size=self.intermediate_size // tp_size,
+            shared_intermediate_size=self.shared_intermediate_size // tp_size,
+        )
 
 
 def parse_experts(

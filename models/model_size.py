@@ -20,7 +20,9 @@ def count_parameters(model: ModelConfig, num_experts: int) -> int:
     layers += model.sparse_layers.count(False) * mlp
     if model.experts is not None:
         layers += model.sparse_layers.count(True) * model.experts.count_parameters(model.hidden_size, num_experts)
-    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    embeddings = (
+        model.vocab_size * model.hidden_size * (2 if model.has_lm_head and not model.tie_word_embeddings else 1)
+    )
     return embeddings + layers + model.hidden_size
 
 

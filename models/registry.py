@@ -54,6 +54,7 @@ class Architecture:
     text_config: str | None = None
     text_prefix: str | None = None
     unserved: tuple[str, ...] = ()
+    has_lm_head: bool = True  # False: hidden states are all that there is
 
 
 def _text_part_of(architecture: Architecture) -> Architecture:
@@ -190,7 +191,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def find_architecture(name: str) -> Architecture:
-    """Look a row up. Raises ModelError listing the supported names."""
+    """Look a row up; XModel is XForCausalLM without its head. Raises ModelError listing the supported names."""
+    whole = f"{name.removesuffix('Model')}ForCausalLM"
+    if name.endswith("Model") and whole in ARCHITECTURES:
+        return dataclasses.replace(ARCHITECTURES[whole], has_lm_head=False)
     if name not in ARCHITECTURES:
         raise ModelError(f"architecture {name!r} is not supported: supported are {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
@@ -199,7 +203,7 @@ def find_architecture(name: str) -> Architecture:
 def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> nn.Module:
     """Make the model with this rank's weights, every tensor of the checkpoint accounted for.
 
-    The result has forward(input_ids [T] int64, ctx) → hidden [T, hidden_size] and
+    The result has forward(input_ids [T] int64, ctx) → hidden [T, hidden_size] and, with a head,
     compute_logits(hidden [N, hidden_size]) → [N, vocab_size], the same on every rank. Call both under
     torch.inference_mode. Blocks while weights are read. Raises ModelError.
     """
@@ -209,5 +213,6 @@ def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> nn.Module:
     model_class = vars(importlib.import_module(module_name))[class_name]
     text = w if architecture.text_prefix is None else w / architecture.text_prefix
     model: nn.Module = model_class(config, text, tp)
-    w.finish(has_tied_embeddings=config.tie_word_embeddings, unserved=architecture.unserved)
+    needs_no_head = config.tie_word_embeddings or not config.has_lm_head
+    w.finish(has_tied_embeddings=needs_no_head, unserved=architecture.unserved)
     return model.eval()

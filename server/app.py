@@ -27,6 +27,7 @@ from server.open_requests import OpenRequests
 from server.openapi import openapi_document
 from server.routes.chat import chat_router
 from server.routes.completions import completions_router
+from server.routes.embeddings import embeddings_router
 from server.routes.health import metrics_router, public_router
 from server.routes.messages import messages_router
 from server.routes.models import models_router
@@ -35,6 +36,7 @@ from server.routes.requests import requests_router
 from server.routes.responses import responses_router
 from server.routes.tokens import tokens_router
 from server.schemas import ChatBody, CompletionBody
+from server.schemas_embeddings import EmbeddingBody
 from server.schemas_messages import CountTokensBody, MessagesBody
 from server.schemas_responses import ResponsesBody
 from server.schemas_tokens import DetokenizeBody, TokenizeBody
@@ -51,6 +53,7 @@ _BODIES: dict[str, type[BaseModel]] = {
         CountTokensBody,
         TokenizeBody,
         DetokenizeBody,
+        EmbeddingBody,
     )
 }
 
@@ -82,6 +85,7 @@ def create_app(
         completions_router,
         responses_router,
         messages_router,
+        embeddings_router,
         tokens_router,
         models_router,
         metrics_router,

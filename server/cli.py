@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
 from server.bench_cli import add_bench
+from server.doctor_cli import add_doctor
 from server.flags import BACKEND_NAMES, deadline, integer, seconds, share, size, text, workers
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
 
@@ -28,6 +29,7 @@ examples:
   quire serve                                       the built-in demo model, on http://127.0.0.1:8000
   quire serve ./my-model --port 8080                a folder in Hugging Face layout
   quire serve Qwen/Qwen3-0.6B --max-model-len 8192  a hub id
+  quire doctor ./my-model                           whether it can be served here, and what fits
   quire bench serve --concurrency 64                the latencies that clients of a running server see
 """
 
@@ -61,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
     add_bench(commands, _HelpFormatter)
+    add_doctor(commands, _HelpFormatter)
     return parser
 
 
@@ -106,6 +109,13 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         default="auto",
         metavar="NAME",
         help="auto, triton, flash-attn, torch",
+    )
+    add(
+        "--pooling",
+        choices=("auto", "last", "mean"),
+        metavar="KIND",
+        default="auto",
+        help="embeddings: auto (as an embedding model's folder says), last or mean",
     )
     add("--chat-template", type=text, metavar="FILE", help="Jinja file that replaces the model's own template")
 
@@ -157,6 +167,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     """Bind the port, find the model, launch. The port comes first: a taken one must not cost a download."""
     from engine.config import ServerConfig
     from server.api_keys import read_key_hashes
+    from server.embedding_model import load_embedding_model
     from server.launch import launch
     from server.listener import bind
     from server.resolve import check_kernels_package, resolve_model
@@ -170,10 +181,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     launch_config = _launch_config(arguments)
     listeners = bind(launch_config)
     model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
+    load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
     server_config = ServerConfig(
         model=str(model.folder),
         served_model_names=arguments.served_model_name or [model.name],
         chat_template=chat_template,
+        pooling=arguments.pooling,
         strict=arguments.strict,
         request_timeout_s=arguments.request_timeout,
         api_key_hashes=key_hashes,

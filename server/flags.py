@@ -80,6 +80,11 @@ def size(text: str) -> int:
     return num_bytes
 
 
+def gibibytes(text: str) -> int:
+    """Parse a size in GiB, or one with a unit."""
+    return size(f"{text}GiB" if text.strip().replace(".", "", 1).isdigit() else text)
+
+
 def text(text: str) -> str:
     """Parse any text that is not blank."""
     if not text.strip():

@@ -6,6 +6,7 @@ import msgspec
 
 from engine.protocol import GrammarSpec, SamplingParams
 from server.schemas import ChatBody, CompletionBody
+from server.schemas_embeddings import EmbeddingBody
 
 
 class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +46,6 @@ class Moment(NamedTuple):
     seed: int
     key_hash: str = ""
 
-    def timeout_of(self, body: ChatBody | CompletionBody) -> float | None:
+    def timeout_of(self, body: ChatBody | CompletionBody | EmbeddingBody) -> float | None:
         """Return the seconds that a request has from its arrival on."""
         return min((seconds for seconds in (body.timeout, self.timeout_s) if seconds is not None), default=None)

@@ -22,6 +22,7 @@ from server.chunks import (
     Rendered,
     TextCompletion,
 )
+from server.embedding_answer import EmbeddingList
 from server.error_replies import AnthropicBody, ErrorBody, speaks_anthropic
 from server.messages_chunks import Message, TokenCount
 from server.responses_chunks import Response
@@ -97,6 +98,7 @@ _ANSWERS: dict[str, _Answers] = {
     "/v1/responses": _Answers(Response, "OpenAI's named events, from response.created to response.completed"),
     "/v1/messages": _Answers(Message, "Anthropic's named events, from message_start to message_stop"),
     "/v1/messages/count_tokens": _Answers(TokenCount),
+    "/v1/embeddings": _Answers(EmbeddingList),
     "/v1/chat/completions/render": _Answers(Rendered),
     "/v1/completions/render": _Answers(Rendered, is_list=True),
     "/v1/requests/{request_id}": _Answers(CancelledRequest),

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from engine.client import Delta
 from engine.control import Stage, State
@@ -27,6 +28,7 @@ READY = EngineReady(
     block_size=16,
     vocab_size=512,
     max_waiting=2048,
+    hidden_size=8,
 )
 
 
@@ -96,6 +98,9 @@ class FakeEngineClient:
         self.fail, self.fail_after = ShuttingDown("The server is shutting down."), 0
 
     async def _answer(self, request: AddRequest) -> AsyncIterator[Delta]:
+        if request.pooling is not None:
+            yield await self._embed(request)
+            return
         script = list(self.script(request) if callable(self.script) else self.script)
         ids, reason, stop_id = self._cut(script, request)
         pieces = [ids[i : i + self.tokens_per_delta] for i in range(0, len(ids), self.tokens_per_delta)] or [[]]
@@ -123,6 +128,24 @@ class FakeEngineClient:
             )
             num_sent += len(piece)
 
+    async def _embed(self, request: AddRequest) -> Delta:
+        await asyncio.sleep(self.delay_s)
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.fail is not None:
+            raise self.fail
+        if request.request_id in self._aborting:
+            return Delta([], finish_reason="abort")
+        return Delta(
+            [],
+            embedding=fake_embedding(request).tobytes(),
+            arrival_s=time.monotonic(),
+            num_cached_tokens=self.num_cached_tokens,
+            queue_s=0.001,
+            prefill_s=0.002,
+            finish_reason="stop",
+        )
+
     @staticmethod
     def _cut(script: list[int], request: AddRequest) -> tuple[list[int], str, int | None]:
         ids: list[int] = []
@@ -133,6 +156,13 @@ class FakeEngineClient:
             if len(ids) == request.params.max_tokens:
                 return ids, "length", None
         return ids, "stop", None
+
+
+def fake_embedding(request: AddRequest) -> np.ndarray:
+    """Return a vector that depends on the prompt and the kind of pooling, not normalised."""
+    ids = request.prompt_token_ids
+    head = [len(ids), ids[0], ids[-1], sum(ids), 1 if request.pooling == "last" else 2]
+    return np.array([*head, *range(READY.hidden_size - len(head))], dtype=np.float32)
 
 
 class FakeSupervisor:
@@ -223,6 +253,11 @@ class FakeExecutor:
                     fake_score(position, token_id)
                     for position, token_id in enumerate(row.scores.token_ids, row.scores.start + 1)
                 ]
+            if row.pools is not None:
+                assert not row.samples
+                assert row.start <= row.pools.start
+                assert row.pools.start + row.pools.num_tokens <= row.start + row.num_tokens
+                result.pooled[place] = self._pool_hidden(row, self._rows[row.req_index])
             if row.samples:
                 self._sample(row, self._rows[row.req_index], result, allowed.get(row.req_index))
         return result
@@ -233,6 +268,12 @@ class FakeExecutor:
         assert len(token_ids) == row.num_tokens
         for position, token_id in enumerate(token_ids, row.start):
             self._pool[self._slot(state, position)] = (position, token_id)
+
+    def _pool_hidden(self, row: RowPlan, state: "_FakeRow") -> bytes:
+        assert row.pools is not None
+        end = row.pools.start + row.pools.num_tokens
+        history = [self._pool[self._slot(state, position)] for position in range(end)]
+        return sum(fake_hidden(history[: p + 1]) for p in range(row.pools.start, end)).tobytes()
 
     def _sample(self, row: RowPlan, state: "_FakeRow", result: StepResult, allowed: list[int] | None) -> None:
         history = [self._pool[self._slot(state, position)] for position in range(row.start + row.num_tokens)]
@@ -252,6 +293,18 @@ class FakeExecutor:
 def fake_score(position: int, token_id: int) -> TokenLogprobs:
     """Return the score of a prompt token."""
     return TokenLogprobs(-float(position), [token_id], [-float(position)], 1)
+
+
+def fake_hidden(history: list[tuple[int, int]]) -> np.ndarray:
+    """Return the hidden state of the last token of `history`, a list of (position, token): small whole numbers."""
+    return np.array([fake_token(history, 1000), len(history)], dtype=np.float32)
+
+
+def expected_embedding(prompt: list[int], pooling: str) -> list[float]:
+    """Return what any correct engine over FakeExecutor makes of a prompt: no batch, no blocks, no cache."""
+    history = list(enumerate(prompt))
+    hidden = [fake_hidden(history[: end + 1]) for end in range(len(prompt))]
+    return (hidden[-1] if pooling == "last" else sum(hidden) / np.float32(len(prompt))).tolist()
 
 
 def fake_token(history: list[tuple[int, int]], vocab_size: int) -> int:

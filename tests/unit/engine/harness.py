@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from engine.config import SchedulerConfig
 from engine.engine import Engine
 from engine.generate import LocalTransport
@@ -22,7 +24,7 @@ from engine.protocol import (
 )
 from engine.scheduler import Scheduler
 from engine.step import StepPlan
-from tests.fakes import FakeExecutor, expected_tokens, fake_score
+from tests.fakes import FakeExecutor, expected_embedding, expected_tokens, fake_score
 
 VOCAB_SIZE = 50
 
@@ -69,6 +71,8 @@ class Seen:
     num_logprobs: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     is_gone: bool = False
+    pooling: str | None = None
+    embedding: bytes = b""
     grammar: GrammarSpec | None = None
 
 
@@ -133,11 +137,12 @@ class Harness:
         cache_salt: str = "",
         priority: int = 0,
         grammar: GrammarSpec | None = None,
+        pooling: str | None = None,
         **params,
     ) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, **params)
-        self.seen[request_id] = Seen(prompt, sampling, client_id, grammar=grammar)
-        message = AddRequest(request_id, prompt, sampling, self.clock(), cache_salt, priority, grammar)
+        self.seen[request_id] = Seen(prompt, sampling, client_id, grammar=grammar, pooling=pooling)
+        message = AddRequest(request_id, prompt, sampling, self.clock(), cache_salt, priority, grammar, pooling)
         self.transport.inbox.append((client_id, message))
 
     def abort(self, request_id: str, client_id: int = 1) -> None:
@@ -184,6 +189,9 @@ class Harness:
             assert len(seen.ends) == 1, f"{request_id} ended {seen.ends}"
             assert seen.num_started == bool(seen.token_ids)
             return
+        if seen.pooling is not None:
+            self._check_embedding(request_id, seen)
+            return
         expected = expected_tokens(seen.prompt, seen.params, max_num_tokens=self.scheduler.max_num_tokens)
         if seen.is_gone:
             assert len(seen.ends) <= 1
@@ -201,6 +209,14 @@ class Harness:
         scores = [fake_score(position, token_id) for position, token_id in enumerate(seen.prompt)][1:]
         asked = seen.params.prompt_logprobs is not None
         assert seen.prompt_logprobs == (scores[: len(seen.prompt_logprobs)] if asked else [])
+
+    def _check_embedding(self, request_id: str, seen: Seen) -> None:
+        assert len(seen.ends) == 1 or (seen.is_gone and not seen.ends), f"{request_id} ended {seen.ends}"
+        is_done = seen.ends == ["stop"]
+        assert seen.token_ids == []
+        assert seen.num_started == is_done
+        vector = np.frombuffer(seen.embedding, dtype=np.float32).tolist()
+        assert vector == (expected_embedding(seen.prompt, seen.pooling) if is_done else [])
 
     def _receive_at_client(self, client_id: int, message: FromEngine) -> None:
         self.messages.append((client_id, message))
@@ -221,6 +237,7 @@ class Harness:
             seen.token_ids += events.token_ids[start : start + events.num_tokens[row]]
             seen.num_logprobs += len(events.logprobs.get(row, []))
             seen.prompt_logprobs += events.prompt_logprobs.get(row, [])
+            seen.embedding += events.embeddings.get(row, b"")
             if events.num_tokens[row] and seen.params.prompt_logprobs is not None:
                 assert len(seen.prompt_logprobs) == len(seen.prompt) - 1, "a token came before the prompt's scores"
             start += events.num_tokens[row]
@@ -234,5 +251,5 @@ class Harness:
         for finished in events.finished:
             seen = self.seen[events.request_ids[finished.row]]
             seen.ends.append(finished.reason)
-            if seen.grammar is None:
+            if seen.grammar is None and seen.pooling is None:
                 assert (finished.reason == "stop") == (finished.stop_token_id is not None)

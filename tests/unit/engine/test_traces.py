@@ -51,6 +51,7 @@ class EngineTraces(RuleBasedStateMachine):
         logprobs=st.sampled_from([None, 1]),
         prompt_logprobs=st.sampled_from([None, None, 0, 1]),
         presence_penalty=st.sampled_from([0.0, 1.0]),
+        pooling=st.sampled_from([None, None, "last", "mean"]),
     )
     def add(self, prefix, suffix, max_tokens, salt, priority, client_id, **params):
         request_id = f"r{len(self.harness.seen)}"
