@@ -104,28 +104,25 @@ class Setup:
     model_config: ModelConfig
     device: torch.device
     dtype: torch.dtype
+    kv_dtype: torch.dtype  # of the pool
     limits: Limits
     backend: AttentionBackend = field(repr=False)
     compiler_loader: CompilerLoader = field(repr=False)
 
     def plan_pool(self, *, has_weights: bool) -> KVCachePlan:
         """Size the pool from what is free now, less the weights unless they are there. Raises StartupError."""
-        config, model, dtype, memory = (
-            self.config,
-            self.model_config,
-            self.dtype,
-            measure_memory(self.config, self.device),
-        )
+        config, model, dtype = self.config, self.model_config, self.dtype
+        memory = measure_memory(config, self.device)
         block_size = config.block_size or max(16, self.backend.block_size_multiple)
         step_bytes = _step_bytes(model, self.limits, dtype) if self.device.type != "cpu" else 0
         weights = 0 if has_weights else model.num_parameters * dtype.itemsize
         if not has_weights:
-            least = smallest_pool_bytes(config, model, dtype=dtype, block_size=block_size)
+            least = smallest_pool_bytes(config, model, dtype=self.kv_dtype, block_size=block_size)
             check_memory(config, model, memory, dtype=dtype, step_bytes=step_bytes, pool_bytes=least)
         return plan_kv_cache(
             config,
             model,
-            dtype=dtype,
+            dtype=self.kv_dtype,
             block_size=block_size,
             max_num_seqs=self.limits.max_num_seqs,
             free_bytes=memory.pool_bytes(needed_bytes=weights + step_bytes),
@@ -142,7 +139,7 @@ class Setup:
         config, limits, device = self.config, self.limits, self.device
         runner = ModelRunner(
             model,
-            kv_caches=allocate_kv_cache(plan, self.model_config, dtype=self.dtype, device=device),
+            kv_caches=allocate_kv_cache(plan, self.model_config, dtype=self.kv_dtype, device=device),
             plan=plan,
             backend=self.backend,
             max_num_seqs=limits.max_num_seqs,

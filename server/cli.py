@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
 from server.bench_cli import add_bench
-from server.flags import BACKEND_NAMES, deadline, integer, seconds, share, size, text, workers
+from server.flags import BACKEND_NAMES, KV_CACHE_DTYPES, deadline, integer, seconds, share, size, text, workers
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
 
 if TYPE_CHECKING:
@@ -118,6 +118,13 @@ def _add_memory_flags(group: argparse._ArgumentGroup) -> None:
     add("--max-num-mixed-tokens", type=integer(1, 32_768), metavar="N", help="the same while requests decode")
     add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
+    add(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default="auto",
+        metavar="TYPE",
+        help="auto: as --dtype; fp8 (e4m3): twice the tokens, keys and values rounded to 3 bits of mantissa",
+    )
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of GPU memory (0.9)")
     add("--no-prefix-caching", action="store_true", help="do not reuse the KV of shared prefixes")
     add("--depth", type=integer(1, 2), metavar="N", help="steps in flight (2 on cuda, else 1)")
@@ -221,6 +228,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig"
         load_format=arguments.load_format,
         device=arguments.device,
         dtype=arguments.dtype,
+        kv_cache_dtype=arguments.kv_cache_dtype,
         attention_backend=arguments.attention_backend,
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 
 BACKEND_NAMES = ("auto", "triton", "flash-attn", "torch")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")  # the last two are one
 _SIZE_UNITS = {
     "": 1,
     "B": 1,
