@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, is_wide, page_offsets
-from kernels.kv_write import FP8, UNSCALED, KVScales
+from kernels.kv_write import UNSCALED, KVScales
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,10 @@ class PrefillConfig:
     maxnreg: int | None = None
 
 
-def prefill_config(
-    head_dim: int, dtype: torch.dtype, *, max_rows: int, total_rows: int, is_fp8: bool = False
-) -> PrefillConfig:
+def prefill_config(head_dim: int, dtype: torch.dtype, *, max_rows: int, total_rows: int) -> PrefillConfig:
     """Choose tiles (benchmarks/notes.md). Rows here are query tokens x heads: of the longest row, and of all.
 
-    Capped at 128 registers, two tiles of 128 rows share an SM and one's softmax hides behind the other's products;
-    keys in fp8 pass through registers on their way, which then are too few.
+    Capped at 128 registers, two tiles of 128 rows share an SM and one's softmax hides behind the other's products.
     """
     if dtype == torch.float32:
         return PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=1)
@@ -46,7 +43,7 @@ def prefill_config(
         return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=2)
     if max_rows <= 64 or total_rows <= 264 * 128:  # fewer tiles of 128 rows than two for each of 132 SMs
         return PrefillConfig(block_m=64, block_n=64, num_warps=4, num_stages=2)
-    return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3, maxnreg=None if is_fp8 else 128)
+    return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3, maxnreg=128)
 
 
 def prefill_attention(
@@ -80,8 +77,7 @@ def prefill_attention(
     group = num_heads // num_kv_heads
     if config is None:
         longest, all_rows = max_query_len * group, total_tokens * num_heads
-        is_fp8 = k_cache.dtype == FP8
-        config = prefill_config(head_dim, q.dtype, max_rows=longest, total_rows=all_rows, is_fp8=is_fp8)
+        config = prefill_config(head_dim, q.dtype, max_rows=longest, total_rows=all_rows)
     tokens_per_tile = max(1, config.block_m // group)
     num_rows = seq_lens.shape[0] - first_row
     # Row i's tiles begin at (its first token // tokens_per_tile) + i: never less room than it needs, without a scan
