@@ -8,6 +8,7 @@ import torch
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+_VALUES = torch.arange(256, dtype=torch.uint8).view(FP8).float()
 
 
 @dataclass(frozen=True)
@@ -47,3 +48,11 @@ def write_kv(
 def to_fp8(x: torch.Tensor, scale: float) -> torch.Tensor:
     """x / scale in FP8, of any shape. Clamped first: outside of its range torch's conversion may give NaN."""
     return (x.float() * (1.0 / scale)).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+
+
+def from_fp8(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers of x, which is contiguous, in another dtype: all that are served hold them exactly."""
+    if x.device.type != "cpu":
+        return x.to(dtype)
+    # torch's conversion is a scalar loop on the CPU: a table is six times as fast
+    return _VALUES.to(dtype).index_select(0, x.view(torch.uint8).flatten().int()).view(x.shape)

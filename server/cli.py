@@ -123,7 +123,7 @@ def _add_memory_flags(group: argparse._ArgumentGroup) -> None:
         choices=KV_CACHE_DTYPES,
         default="auto",
         metavar="TYPE",
-        help="auto: as --dtype; fp8 (e4m3): twice the tokens, keys and values rounded to 3 bits of mantissa",
+        help="auto: as --dtype; fp8 (e4m3): twice the tokens",
     )
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of GPU memory (0.9)")
     add("--no-prefix-caching", action="store_true", help="do not reuse the KV of shared prefixes")

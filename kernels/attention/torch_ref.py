@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from kernels.attention.base import AttentionMetadata, AttentionSpec
-from kernels.kv_write import UNSCALED, KVScales
+from kernels.kv_write import FP8, UNSCALED, KVScales, from_fp8
 
 
 class TorchAttention:
@@ -114,7 +114,7 @@ class _Scratch:
     def gather(
         self, cache: torch.Tensor, block_table: torch.Tensor, num_tokens: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """The first num_tokens tokens of each row's blocks in dtype, as a view [N, Hkv, num_tokens, D].
+        """The first num_tokens tokens of each row's blocks, FP8 as dtype, as a view [N, Hkv, num_tokens, D].
 
         cache: [num_blocks, block_size, Hkv, D]; block_table: [N, max_blocks]. Valid until the next call.
         """
@@ -122,12 +122,16 @@ class _Scratch:
         _, block_size, num_kv_heads, head_dim = cache.shape
         num_blocks = min(-(-num_tokens // block_size), block_table.shape[1])
         block_ids = block_table[:, :num_blocks].flatten()
+        is_fp8 = cache.dtype == FP8
+        cache = cache.view(torch.uint8) if is_fp8 else cache  # not every torch gathers fp8 on every device
         if cache.device.type == "cpu":
             pages = self._reserve(cache, block_ids.shape[0])
             torch.index_select(cache, 0, block_ids, out=pages)
         else:
             pages = cache.index_select(0, block_ids)
-        tokens = pages.to(dtype).view(num_rows, num_blocks * block_size, num_kv_heads, head_dim)
+        if is_fp8:
+            pages = from_fp8(pages.view(FP8), dtype)
+        tokens = pages.view(num_rows, num_blocks * block_size, num_kv_heads, head_dim)
         return tokens[:, :num_tokens].transpose(1, 2)
 
     def _reserve(self, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from kernels.attention.base import AttentionSpec, select_backend
 from kernels.attention.flash import FlashAttention
 from kernels.attention.torch_ref import TorchAttention
 from kernels.attention.triton_backend import TritonAttention
-from kernels.kv_write import FP8, KVScales, to_fp8, write_kv
+from kernels.kv_write import FP8, KVScales, from_fp8, to_fp8, write_kv
 from kernels.ops import norm_rope_write_kv
 from tests.unit.kernels.test_torch_attention import RAGGED, make_case, naive_attention
 
@@ -38,6 +38,12 @@ def test_what_fp8_has_is_kept_and_what_is_above_it_is_its_largest():
     assert torch.equal(to_fp8(FINITE * 4, 4.0).float(), FINITE)
     large = torch.tensor([449.0, 465.0, 1e30, float("inf")])
     assert torch.equal(to_fp8(torch.cat((large, -large)), 1.0).float(), torch.tensor([448.0] * 4 + [-448.0] * 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_dtype_has_all_numbers_of_fp8(dtype):
+    every = torch.arange(256, dtype=torch.uint8).view(FP8).view(4, 8, 8)
+    torch.testing.assert_close(from_fp8(every, dtype).float(), ALL.view(4, 8, 8), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -74,7 +80,7 @@ def _case(**options):
     return q, pool, metadata, scales, (k_cache, v_cache), exact
 
 
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 5}, {"softcap": 2.0}, {"sliding_window": 9, "softcap": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 5}, {"softcap": 2.0}, {"sliding_window": 9, "softcap": 1}])
 @pytest.mark.parametrize("heads", [{"group": 1}, {"group": 4, "num_kv_heads": 1}, {"head_dim": 64}, {"block_size": 16}])
 def test_attention_over_an_fp8_pool_is_that_over_what_its_numbers_stand_for(options, heads):
     q, pool, metadata, scales, _, exact = _case(**heads)
