@@ -26,15 +26,24 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     torch.cuda.empty_cache()
 
 
-@pytest.mark.parametrize("shape", ["qwen3-0.6b", "llama-3.1-8b"])
-def test_a_cold_start_compiles_nothing_outside_the_rehearsal(shape: str, fresh_cache: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "kv_cache_dtype"), [("qwen3-0.6b", "auto"), ("llama-3.1-8b", "auto"), ("qwen3-0.6b", "fp8")]
+)
+def test_a_cold_start_compiles_nothing_outside_the_rehearsal(
+    shape: str, kv_cache_dtype: str, fresh_cache: Path
+) -> None:
     compiled: list[str] = []
 
     def listener(*, src: object, cache_hit: bool, **_: object) -> None:
         if not cache_hit:
             compiled.append(src.name)
 
-    config = EngineConfig(model=str(SHAPES / shape), load_format="dummy", kv_cache_memory_bytes=8 * 1024**3)
+    config = EngineConfig(
+        model=str(SHAPES / shape),
+        load_format="dummy",
+        kv_cache_dtype=kv_cache_dtype,
+        kv_cache_memory_bytes=8 * 1024**3,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton.knobs.compilation, "listener", listener)  # in forked children it fills another list
         engine = OfflineEngine.load(config)

@@ -115,13 +115,13 @@ def test_the_pool_holds_twice_the_tokens_of_bf16_and_says_so(checkpoint: Path, n
     assert "fp8" not in facts["auto"]
 
 
-def _demo_tokens(kv_cache_dtype: str) -> list[list[int]]:
+def demo_tokens(kv_cache_dtype: str, *, device: str = "cpu") -> list[list[int]]:
     """What the demo model says to 20 questions of its examination, greedily, 50 tokens or to its end."""
     tokenizer = load_tokenizer(DEMO_FOLDER)
     questions = choose(examination(0), 1)[:20]
     engine = OfflineEngine.load(
         EngineConfig(
-            model=str(DEMO_FOLDER), device="cpu", kv_cache_dtype=kv_cache_dtype, kv_cache_memory_bytes=64 * 2**20
+            model=str(DEMO_FOLDER), device=device, kv_cache_dtype=kv_cache_dtype, kv_cache_memory_bytes=64 * 2**20
         )
     )
     params = SamplingParams(max_tokens=50, temperature=0.0, stop_token_ids=[tokenizer.eos_id])
@@ -130,7 +130,7 @@ def _demo_tokens(kv_cache_dtype: str) -> list[list[int]]:
 
 
 def test_the_demo_model_says_nearly_the_same() -> None:
-    whole, fp8 = _demo_tokens("auto"), _demo_tokens("fp8")
+    whole, fp8 = demo_tokens("auto"), demo_tokens("fp8")
     pairs = [pair for texts in zip(whole, fp8, strict=True) for pair in zip(*texts, strict=False)]
     assert len(whole) == 20
     assert sum(a == b for a, b in pairs) / len(pairs) > 0.9

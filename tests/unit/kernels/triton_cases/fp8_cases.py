@@ -1,7 +1,7 @@
 """The Triton kernels over an fp8 pool against their specifications, through Triton's interpreter.
 
 It reads fp8 exactly, and writes exactly the numbers that fp8 has; others to either neighbour, and, for want of a carry,
-at times to half of one that is a power of two. tests/gpu has the rounding.
+at times to half of one that is a power of two; and the smallest less well. tests/gpu has the rounding.
 """
 
 from __future__ import annotations
@@ -134,15 +134,17 @@ def _codes(pool):
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_fused_kernel_writes_what_its_specification_does(num_heads, num_kv_heads, head_dim, has_norm, dtype):
+    torch.manual_seed(0)
     qkv = torch.randn(5, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype)
     pool = torch.full((8, 16, num_kv_heads, head_dim), 7.0).to(FP8)
     norm = torch.randn(head_dim).to(dtype) if has_norm else None
     mine, theirs, q, expected_q = _written(qkv, pool, SCALES, num_heads=num_heads, head_dim=head_dim, norm=norm)
     for written, expected in zip(mine, theirs, strict=True):
         distance = (_codes(written) - _codes(expected)).abs()
-        is_power_of_two = _codes(expected) % 8 == 0
-        assert int(distance[~is_power_of_two].max()) <= 1
-        assert int(distance[is_power_of_two].max()) <= 8
+        is_carried, is_subnormal = _codes(expected) % 8 == 0, _codes(expected).abs() <= 8
+        assert int(distance[~is_carried & ~is_subnormal].max()) <= 1
+        assert int(distance.max()) <= 8
+        assert float((distance == 0).float().mean()) > 0.8
         assert bool((expected.float() != 7.0).any())
     torch.testing.assert_close(q, expected_q, rtol=2e-3, atol=2e-3)
 
