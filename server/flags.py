@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable
 
 BACKEND_NAMES = ("auto", "triton", "flash-attn", "torch")
-KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")  # the last two are one
 _SIZE_UNITS = {
     "": 1,
     "B": 1,
@@ -23,6 +22,7 @@ _SIZE_UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")  # the last two are one
 
 
 def integer(minimum: int, maximum: int) -> Callable[[str], int]:
