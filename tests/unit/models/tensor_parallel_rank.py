@@ -32,7 +32,7 @@ def main(rank: int, size: int, store_file: str, folders: list[str]) -> None:
 
 def pool_dtype(folder: Path) -> torch.dtype:
     """What the pool holds: the folder's name says it."""
-    return FP8 if folder.name.startswith("fp8") else torch.float32
+    return FP8 if folder.name.startswith("fp8_pool") else torch.float32
 
 
 def check_collectives(tp: TensorParallel) -> None:
