@@ -81,7 +81,7 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
     detail = f"{model_config.architecture}, {model_config.num_layers} layers, {_name(dtype)} on {device.type}"
     if device.type == "cpu" and model_config.num_parameters < _ONE_THREAD_PARAMETERS:
         torch.set_num_threads(1)
-    backend = _select_backend(config, model_config, dtype, kv_dtype, device)
+    backend = _select_backend(config, model_config, dtype, device, kv_dtype=kv_dtype)
     loader = CompilerLoader(Path(config.model))
     setup = Setup(config, model_config, device, dtype, kv_dtype, choose_limits(config, device), backend, loader)
     plan, key = setup.plan_pool(has_weights=False), repr(setup)
@@ -159,7 +159,12 @@ def _load_weights(
 
 
 def _select_backend(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    kv_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
     spec = model.attention_spec(1, dtype, device, config.block_size, kv_dtype=kv_dtype)
     try:
