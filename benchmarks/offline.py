@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     weights = "random weights" if config.load_format == "dummy" else "its own weights"
     print(f"{name} with {weights}, loaded in {report['load_s']:.1f} s on {loaded.facts['Device']}")
-    print(f"attention: {loaded.facts['Attention']}")
+    print(f"attention: {loaded.facts['Attention']}; KV cache: {loaded.facts['KV cache']}")
     fitted = {workload_name: _fit(loaded, workload_name, requests) for workload_name, requests in workloads.items()}
     for workload_name, requests in fitted.items():
         print(f"{workload_name} …", file=sys.stderr, flush=True)
@@ -136,6 +136,7 @@ def _engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         kv_cache_memory_bytes=arguments.kv_cache_memory,
+        kv_cache_dtype=arguments.kv_cache_dtype,
         enable_prefix_caching=False,
         enforce_eager=arguments.enforce_eager,
         depth=arguments.depth,

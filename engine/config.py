@@ -22,6 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_mixed_tokens: int | None = None  # the same while requests decode, which wait for the whole step
     block_size: int | None = None  # tokens per KV block
     kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"  # auto (as dtype) | fp8, or fp8_e4m3 (float8_e4m3fn)
     gpu_memory_utilization: float = 0.9  # share of the device's memory the daemon may fill
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # no CUDA graphs: for debugging

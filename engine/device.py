@@ -8,12 +8,15 @@ import warnings
 import torch
 
 from engine.errors import StartupError
+from kernels.kv_write import FP8
 from kernels.ops import HAS_TRITON
 from models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
 _GIB = 1024**3
+_KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+_FP8_CAPABILITY = (8, 9)  # the first that converts fp8 in hardware, and the first for which Triton does it at all
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -42,6 +45,23 @@ def resolve_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.
     if device.type == "cpu":
         return torch.float32
     return torch.float16 if model.dtype == "float16" else torch.bfloat16
+
+
+def resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return what the KV pool holds. auto: what is computed with. Raises StartupError."""
+    if name not in _KV_CACHE_DTYPES:
+        raise StartupError(f"--kv-cache-dtype {name} is not known: choose from {', '.join(_KV_CACHE_DTYPES)}.")
+    if name == "auto":
+        return dtype
+    if device.type == "mps":
+        raise StartupError(f"--kv-cache-dtype {name}: torch has no fp8 on Apple GPUs: use auto.")
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else _FP8_CAPABILITY
+    if capability < _FP8_CAPABILITY:
+        raise StartupError(
+            f"--kv-cache-dtype {name} needs a GPU of compute capability {_FP8_CAPABILITY[0]}.{_FP8_CAPABILITY[1]} or"
+            f" higher, and this one has {capability[0]}.{capability[1]}: use auto."
+        )
+    return FP8
 
 
 def describe_device(device: torch.device) -> str:

@@ -90,7 +90,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     share = model.share_of_rank(ask.num_gpus)
     limits, backend = choose_limits(config, device), _backend(share, dtype, device)
     setup = Setup(config, share, device, dtype, limits, backend, CompilerLoader(folder))
-    report.weights, report.kv_bytes_per_token = setup.weight_bytes, share.kv_bytes_per_token(1, dtype)
+    report.weights, report.kv_bytes_per_token = setup.weight_bytes, share.kv_bytes_per_token(1, setup.kv_dtype)
     memory = _memory(ask, config, device)
     plan = setup.plan_pool(has_weights=False, memory=memory)
     lens = sorted({size for size in _TYPICAL_LENS if size < plan.max_model_len} | {plan.max_model_len})

@@ -17,7 +17,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.control import Stage
-from engine.device import describe_device, resolve_device, resolve_dtype
+from engine.device import describe_device, resolve_device, resolve_dtype, resolve_kv_dtype
 from engine.errors import StartupError
 from engine.grammar_compiler import CompilerLoader
 from engine.kv_cache import KVCachePlan
@@ -28,9 +28,11 @@ from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.flash import FlashAttention
 from kernels.attention.torch_ref import TorchAttention
 from kernels.attention.triton_backend import TritonAttention
+from kernels.kv_write import FP8, UNSCALED
 from kernels.ops import HAS_TRITON
 from models.config import ModelConfig
 from models.errors import ModelError
+from models.layers.attention import SelfAttention
 from models.parallel import TensorParallel
 from models.registry import build
 from models.weights import Weights
@@ -41,6 +43,8 @@ logger = logging.getLogger(__name__)
 BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
 # Below this, waking a second thread costs more than it computes (docs/performance.md)
 _ONE_THREAD_PARAMETERS = 20_000_000
+# Qwen2 has keys of hundreds, and fails with fp8 (github.com/QwenLM/Qwen3/issues/840); from 64 on, fp8's steps are 8
+_MAX_KEY_BIAS = 64.0
 OnStage = Callable[[Stage], None]
 
 
@@ -73,12 +77,13 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
     model_config = ModelConfig.from_folder(Path(config.model))
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, model_config, device)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
     detail = f"{model_config.architecture}, {model_config.num_layers} layers, {_name(dtype)} on {device.type}"
     if device.type == "cpu" and model_config.num_parameters < _ONE_THREAD_PARAMETERS:
         torch.set_num_threads(1)
-    backend = _select_backend(config, model_config, dtype, device)
+    backend = _select_backend(config, model_config, dtype, device, kv_dtype=kv_dtype)
     loader = CompilerLoader(Path(config.model))
-    setup = Setup(config, model_config, device, dtype, choose_limits(config, device), backend, loader)
+    setup = Setup(config, model_config, device, dtype, kv_dtype, choose_limits(config, device), backend, loader)
     plan, key = setup.plan_pool(has_weights=False), repr(setup)
     # The model is built for the requests that fit: its rotary tables end there, and longrope is chosen by it
     setup = dataclasses.replace(setup, model_config=model_config.limited_to(plan.max_model_len))
@@ -108,7 +113,7 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
             model_config.max_context_len,
             format_size(plan.bytes_per_block * plan.num_blocks),
         )
-    facts["KV cache"] = _describe_pool(plan)
+    facts["KV cache"] = _describe_pool(plan) + (f", {_describe_fp8(model)}" if kv_dtype == FP8 else "")
     facts["Attention"] = f"{backend.name} ({_describe_choice(config)}), blocks of {plan.block_size} tokens"
     if device.type == "cuda" and not HAS_TRITON:
         facts["Attention"] += "; all kernels in torch, since triton cannot be imported"
@@ -154,9 +159,14 @@ def _load_weights(
 
 
 def _select_backend(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    kv_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
-    spec = model.attention_spec(1, dtype, device, config.block_size)
+    spec = model.attention_spec(1, dtype, device, config.block_size, kv_dtype=kv_dtype)
     try:
         return select_backend(spec, BACKENDS, wanted=config.attention_backend)
     except ValueError as error:
@@ -179,6 +189,19 @@ def _describe_pool(plan: KVCachePlan) -> str:
     size = format_size(plan.bytes_per_block * plan.num_blocks)
     requests = plan.num_tokens // plan.max_model_len
     return f"{plan.num_tokens:,} tokens = {requests} requests × {plan.max_model_len:,} ({size})"
+
+
+def _describe_fp8(model: torch.nn.Module) -> str:
+    """Say whose scales an fp8 pool has; warn of a model that it is known to spoil."""
+    layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
+    largest = max((float(layer.key_bias.abs().max()) for layer in layers if layer.key_bias is not None), default=0.0)
+    if largest > _MAX_KEY_BIAS:
+        logger.warning(
+            "kv_cache_dtype=fp8: this model adds up to %.0f to its keys, which fp8 then rounds so coarsely that answers"
+            " may be wrong: use --kv-cache-dtype auto",
+            largest,
+        )
+    return "fp8 with the checkpoint's scales" if any(layer.kv_scales != UNSCALED for layer in layers) else "fp8"
 
 
 def _name(dtype: torch.dtype) -> str:

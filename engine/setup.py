@@ -108,6 +108,7 @@ class Setup:
     model_config: ModelConfig
     device: torch.device
     dtype: torch.dtype
+    kv_dtype: torch.dtype  # of the pool
     limits: Limits
     backend: AttentionBackend = field(repr=False)
     compiler_loader: CompilerLoader = field(repr=False)
@@ -133,12 +134,12 @@ class Setup:
         step_bytes = self.step_bytes
         weights = 0 if has_weights else self.weight_bytes
         if not has_weights:
-            least = smallest_pool_bytes(config, model, dtype=dtype, block_size=block_size)
+            least = smallest_pool_bytes(config, model, dtype=self.kv_dtype, block_size=block_size)
             check_memory(config, model, memory, dtype=dtype, step_bytes=step_bytes, pool_bytes=least)
         return plan_kv_cache(
             config,
             model,
-            dtype=dtype,
+            dtype=self.kv_dtype,
             block_size=block_size,
             max_num_seqs=self.limits.max_num_seqs,
             free_bytes=memory.pool_bytes(needed_bytes=weights + step_bytes),
@@ -155,7 +156,7 @@ class Setup:
         config, limits, device = self.config, self.limits, self.device
         runner = ModelRunner(
             model,
-            kv_caches=allocate_kv_cache(plan, self.model_config, dtype=self.dtype, device=device),
+            kv_caches=allocate_kv_cache(plan, self.model_config, dtype=self.kv_dtype, device=device),
             plan=plan,
             backend=self.backend,
             max_num_seqs=limits.max_num_seqs,

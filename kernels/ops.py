@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from kernels import batch_inputs, elementwise, moe, sampling
 from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
-from kernels.kv_write import write_kv
+from kernels.kv_write import UNSCALED, KVScales, write_kv
 
 try:
     from kernels import triton_adjust, triton_batch_inputs, triton_elementwise, triton_moe, triton_sampling
@@ -97,24 +97,25 @@ def norm_rope_write_kv(
     slot_mapping: torch.Tensor,
     *,
     num_heads: int,
+    kv_scales: KVScales = UNSCALED,
 ) -> torch.Tensor:
     """Split qkv, normalise each head of q and k (unless the weights are None), rotate them, store k and v.
 
     qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; weights: [head_dim], both of one dtype (see
     kernels.elementwise.rms_norm); positions, slot_mapping: [T] int64;
-    cos_sin_cache: [max_positions, rotary_dim]; caches: as write_kv, written in place. Returns q [T, H, D].
+    cos_sin_cache: [max_positions, rotary_dim]; caches, kv_scales: as write_kv, which writes them. Returns q [T, H, D].
     """
     if HAS_TRITON and qkv.is_cuda:
         return triton_elementwise.norm_rope_write_kv(
             qkv, q_weight, k_weight, eps, positions, cos_sin_cache, k_cache, v_cache, slot_mapping,
-            num_heads=num_heads, pdl=_has_pdl(qkv.device),
+            num_heads=num_heads, kv_scales=kv_scales, pdl=_has_pdl(qkv.device),
         )  # fmt: skip
     num_kv_heads, head_dim = k_cache.shape[2:]
     q, k, v = qkv.unflatten(-1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_weight is not None and k_weight is not None:
         q, k = elementwise.rms_norm(q, q_weight, eps), elementwise.rms_norm(k, k_weight, eps)
     q, k = elementwise.apply_rope(q, k, positions, cos_sin_cache)
-    write_kv(k, v, k_cache, v_cache, slot_mapping)
+    write_kv(k, v, k_cache, v_cache, slot_mapping, kv_scales)
     return q
 
 

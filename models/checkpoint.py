@@ -70,6 +70,18 @@ class SafetensorsReader:
         # copy: a tensor that stays mapped onto the file would change, or fault, when the file does
         return part.to(self.device, self.dtype, copy=True)
 
+    def optional(self, name: str) -> torch.Tensor | None:
+        """Read all of a tensor, if it is there; see TensorReader.optional."""
+        if name not in self._path_of:
+            return None
+        path = self._path_of[name]
+        try:
+            stored = self._files[path].get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
+        self._record(name, stored.nbytes)
+        return stored.to(torch.float32, copy=True)
+
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Unmap the files; see TensorReader.finish."""
         self._files.clear()
@@ -154,6 +166,10 @@ class RandomReader:
             whole.normal_(0.0, self._std, generator=generator)
         part = whole.narrow(dim, start, stop - start)
         return part if part.shape == whole.shape else part.contiguous().clone()
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        """Nothing optional is there."""
+        return None
 
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Nothing is open, and nothing can be left over."""

@@ -164,9 +164,9 @@ class ModelConfig:
         """KV heads that one rank stores: its share, or one replicated head when there are more ranks than heads."""
         return max(self.num_kv_heads // tp_size, 1)
 
-    def kv_bytes_per_token(self, tp_size: int, dtype: torch.dtype) -> int:
+    def kv_bytes_per_token(self, tp_size: int, kv_dtype: torch.dtype) -> int:
         """Bytes of KV cache that one token takes on one rank, over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads_per_rank(tp_size) * self.head_dim * dtype.itemsize
+        return 2 * self.num_layers * self.num_kv_heads_per_rank(tp_size) * self.head_dim * kv_dtype.itemsize
 
     def share_of_rank(self, tp_size: int) -> ModelConfig:
         """This model as large as what one of tp_size ranks holds of it: for arithmetic, not to be built."""
@@ -180,7 +180,13 @@ class ModelConfig:
         )
 
     def attention_spec(
-        self, tp_size: int, dtype: torch.dtype, device: torch.device, block_size: int | None = None
+        self,
+        tp_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        block_size: int | None = None,
+        *,
+        kv_dtype: torch.dtype | None = None,
     ) -> AttentionSpec:
         """What one rank of this model asks of an attention backend."""
         return AttentionSpec(
@@ -190,6 +196,7 @@ class ModelConfig:
             dtype=dtype,
             device=device,
             block_size=block_size,
+            kv_dtype=kv_dtype,
         )
 
     def check_tensor_parallel(self, tp_size: int) -> None:

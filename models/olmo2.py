@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from kernels.kv_write import KVScales
 from models.config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention, SelfAttention
@@ -82,7 +83,7 @@ class WidthNormedAttention(nn.Module):
         self.k_norm = SplitRMSNorm(config, w, "k_norm", tp, size=kv_size, rank=kv_rank, num_parts=kv_parts)
         self.sizes = (q_size // tp.size, kv_size // kv_parts, kv_size // kv_parts)
 
-    def forward(self, qkv: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+    def forward(self, qkv: torch.Tensor, ctx: ForwardContext, kv_scales: KVScales) -> torch.Tensor:
         """See Attention.forward."""
         q, k, v = qkv.split(self.sizes, dim=-1)
-        return self.attention(torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-1), ctx)
+        return self.attention(torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-1), ctx, kv_scales)

@@ -44,6 +44,10 @@ class SplitReader:
         offset = shape[dim] * first // size
         return self._reader.read(self._merged + tensor, stored, dim=dim, start=offset + start, stop=offset + stop)
 
+    def optional(self, name: str) -> torch.Tensor | None:
+        """See TensorReader.optional; under its own name alone."""
+        return self._reader.optional(name)
+
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """See TensorReader.finish."""
         self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)

@@ -31,6 +31,10 @@ class TensorReader(Protocol):
         """A new tensor: [start, stop) along dim of tensor `name`, which must have `shape`. Raises ModelError."""
         ...
 
+    def optional(self, name: str) -> torch.Tensor | None:
+        """A small tensor of any shape in fp32 on the CPU; None if there is none of that name. Raises ModelError."""
+        ...
+
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Close what is open. Raises ModelError if tensors were left unread, but for those whose prefix is unserved."""
         ...
@@ -86,7 +90,15 @@ class Weights:
 
     def slice(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
         """[start, stop) along dim. shape: of the whole tensor."""
-        return self._reader.read(self._prefix + name, shape, dim=dim, start=start, stop=stop)
+        return self._reader.read(self.full_name(name), shape, dim=dim, start=start, stop=stop)
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        """A small tensor that not every checkpoint has; see TensorReader.optional."""
+        return self._reader.optional(self.full_name(name))
+
+    def full_name(self, name: str) -> str:
+        """What the checkpoint calls it."""
+        return self._prefix + name
 
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Say that the model is built. Raises ModelError naming tensors that it did not read."""

@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from server.flags import BACKEND_NAMES, deadline, integer, size, text
+from server.flags import BACKEND_NAMES, KV_CACHE_DTYPES, deadline, integer, size, text
 
 Formatter = type[argparse.HelpFormatter]
 
@@ -83,6 +83,7 @@ def _add_offline(parser: argparse.ArgumentParser) -> None:
     add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once")
     add("--max-num-batched-tokens", type=integer(1, 32_768), metavar="N", help="tokens computed per step")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB")
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", metavar="TYPE", help="auto or fp8")
     add("--enforce-eager", action="store_true", help="no CUDA graphs")
     add("--depth", type=integer(1, 2), metavar="N", help="steps in flight")
     add("--runs", type=integer(1, 100), default=2, metavar="N", help="the best of so many is reported (2)")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from engine.errors import StartupError
 from server.bench_cli import add_bench
 from server.doctor_cli import add_doctor
-from server.flags import BACKEND_NAMES, deadline, integer, seconds, share, size, text, workers
+from server.flags import BACKEND_NAMES, KV_CACHE_DTYPES, deadline, integer, seconds, share, size, text, workers
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
 
 if TYPE_CHECKING:
@@ -128,6 +128,13 @@ def _add_memory_flags(group: argparse._ArgumentGroup) -> None:
     add("--max-num-mixed-tokens", type=integer(1, 32_768), metavar="N", help="the same while requests decode")
     add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
+    add(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default="auto",
+        metavar="TYPE",
+        help="auto: as --dtype; fp8 (e4m3): twice the tokens",
+    )
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of GPU memory (0.9)")
     add("--no-prefix-caching", action="store_true", help="do not reuse the KV of shared prefixes")
     add("--depth", type=integer(1, 2), metavar="N", help="steps in flight (2 on cuda, else 1)")
@@ -241,6 +248,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig"
         max_num_mixed_tokens=arguments.max_num_mixed_tokens,
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory,
+        kv_cache_dtype=arguments.kv_cache_dtype,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         enable_prefix_caching=not arguments.no_prefix_caching,
         enforce_eager=arguments.enforce_eager,

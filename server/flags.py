@@ -22,6 +22,7 @@ _SIZE_UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")  # the last two are one
 
 
 def integer(minimum: int, maximum: int) -> Callable[[str], int]:

@@ -39,6 +39,9 @@ class Upcast:
     def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
         return self._reader.read(name, shape, dim=dim, start=start, stop=stop).to(self.dtype)
 
+    def optional(self, name: str) -> torch.Tensor | None:
+        return self._reader.optional(name)
+
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)
 

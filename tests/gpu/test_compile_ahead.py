@@ -27,9 +27,13 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     torch.cuda.empty_cache()
 
 
-@pytest.mark.parametrize("shape", ["qwen3-0.6b", "llama-3.1-8b"])
-def test_a_cold_start_compiles_nothing_outside_the_rehearsal(shape: str, fresh_cache: Path) -> None:
-    _start_cold(SHAPES / shape, fresh_cache)
+@pytest.mark.parametrize(
+    ("shape", "kv_cache_dtype"), [("qwen3-0.6b", "auto"), ("llama-3.1-8b", "auto"), ("qwen3-0.6b", "fp8")]
+)
+def test_a_cold_start_compiles_nothing_outside_the_rehearsal(
+    shape: str, kv_cache_dtype: str, fresh_cache: Path
+) -> None:
+    _start_cold(SHAPES / shape, fresh_cache, kv_cache_dtype=kv_cache_dtype)
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
@@ -42,7 +46,7 @@ def test_a_cold_start_with_dense_and_sparse_layers_does_neither(
     _start_cold(folder, fresh_cache, enforce_eager=enforce_eager)
 
 
-def _start_cold(model: Path, fresh_cache: Path, **settings: bool) -> None:
+def _start_cold(model: Path, fresh_cache: Path, **settings: bool | str) -> None:
     """Load and serve; nothing may compile in this process."""
     compiled: list[str] = []
 

@@ -15,7 +15,7 @@ from models.weights import Weights
 from tests.unit.models.checkpoints import TINY, make_configs
 from tests.unit.models.harness import CPU, PagedRunner, load
 from tests.unit.models.reference import save_checkpoint
-from tests.unit.models.tensor_parallel_rank import PROMPT
+from tests.unit.models.tensor_parallel_rank import PROMPT, pool_dtype
 
 TIMEOUT_S = 120
 
@@ -46,6 +46,8 @@ TWO_RANKS = {
     "llama": make_configs()["llama3.1"],
     "biases": make_configs()["llama_all_biases"],
     "replicated_kv_head": LlamaConfig(**TINY, num_key_value_heads=1),
+    "fp8_pool": LlamaConfig(**TINY, num_key_value_heads=2),
+    "fp8_pool_replicated": LlamaConfig(**TINY, num_key_value_heads=1),
     "qwen3_tied": make_configs()["qwen3"],
     "qwen3_replicated": Qwen3Config(**TINY, num_key_value_heads=1, head_dim=24),
     **{kind: make_configs()[kind] for kind in ("smollm3", "phi3", "phi3_long", "granite_biases", "olmo2")},
@@ -67,7 +69,7 @@ def test_split_model_gives_the_logits_of_the_whole(size, configs, tmp_path):
         save_checkpoint(folder, config)
     run_ranks(size, folders, tmp_path)
     for folder in folders:
-        runner = PagedRunner(load(folder), ModelConfig.from_folder(folder))
+        runner = PagedRunner(load(folder), ModelConfig.from_folder(folder), dtype=pool_dtype(folder))
         expected = runner.step([(runner.add_row(), PROMPT)])[0]
         for rank in range(size):
             logits = torch.load(folder / f"logits-{size}-{rank}.pt")

@@ -55,7 +55,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--block-size 8 --kv-cache-memory 1.5MiB --gpu-memory-utilization 0.5 --attention-backend torch "
         f"--no-prefix-caching --depth 1 --max-waiting 9 --max-queued-tokens 99 --chat-template {template} "
         "--strict --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug "
-        "--api-key k --cors-origin https://a.test --cors-origin * --root-path /llm"
+        "--api-key k --cors-origin https://a.test --cors-origin * --root-path /llm --kv-cache-dtype fp8"
     )
     assert main(["serve", *flags.split()]) == 0
     (config,) = launched
@@ -79,6 +79,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         max_num_batched_tokens=32,
         block_size=8,
         kv_cache_memory_bytes=1_572_864,
+        kv_cache_dtype="fp8",
         gpu_memory_utilization=0.5,
         enable_prefix_caching=False,
         depth=1,
@@ -112,6 +113,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         ("--max-num-batched-tokens", "many"),
         ("--block-size", "0"),
         ("--kv-cache-memory", "4 parsecs"),
+        ("--kv-cache-dtype", "int8"),
         ("--kv-cache-memory", "0"),
         ("--kv-cache-memory", "9" * 400),
         ("--gpu-memory-utilization", "1.01"),
