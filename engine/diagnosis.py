@@ -11,6 +11,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str | None = None  # of the model; config.json is enough
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     device: str = "auto"
     gpu_memory: int | None = None  # of a GPU that need not be here
     gpu_memory_utilization: float = 0.9

@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
-from engine.device import resolve_device, resolve_dtype, why_no_cuda
+from engine.device import resolve_device, resolve_dtype, resolve_kv_dtype, why_no_cuda
 from engine.diagnosis import Ask, Diagnosis, Gpu, Machine, ModelReport, Room, Stored
 from engine.errors import StartupError, sentence
 from engine.grammar_compiler import CompilerLoader
@@ -77,11 +77,14 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
         model=str(folder),
         device=ask.device,
         dtype=ask.dtype,
+        kv_cache_dtype=ask.kv_cache_dtype,
         max_model_len=ask.max_model_len,
         gpu_memory_utilization=ask.gpu_memory_utilization,
     )
     device = resolve_device(ask.device) if ask.gpu_memory is None else torch.device("cuda")
     dtype = resolve_dtype(ask.dtype, model, device)
+    # A GPU that is not here may be of any kind
+    kv_dtype = resolve_kv_dtype(ask.kv_cache_dtype, dtype, device if ask.gpu_memory is None else torch.device("cpu"))
     report.num_parameters, report.has_lm_head = model.num_parameters, model.has_lm_head
     report.checkpoint_dtype, report.dtype = model.dtype, str(dtype).removeprefix("torch.")
     report.max_context_len = model.max_context_len
@@ -89,7 +92,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     model.check_tensor_parallel(ask.num_gpus)
     share = model.share_of_rank(ask.num_gpus)
     limits, backend = choose_limits(config, device), _backend(share, dtype, device)
-    setup = Setup(config, share, device, dtype, limits, backend, CompilerLoader(folder))
+    setup = Setup(config, share, device, dtype, kv_dtype, limits, backend, CompilerLoader(folder))
     report.weights, report.kv_bytes_per_token = setup.weight_bytes, share.kv_bytes_per_token(1, setup.kv_dtype)
     memory = _memory(ask, config, device)
     plan = setup.plan_pool(has_weights=False, memory=memory)

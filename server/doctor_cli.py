@@ -5,7 +5,7 @@ Exit codes: 0 the model can be served, 2 it cannot, or wrong usage.
 
 import argparse
 
-from server.flags import gibibytes, integer, share, text
+from server.flags import KV_CACHE_DTYPES, gibibytes, integer, share, text
 
 _EXAMPLES = """\
 examples:
@@ -40,6 +40,7 @@ def add_doctor(
     choices = {"--device": ("auto", "cuda", "mps", "cpu"), "--dtype": ("auto", "bfloat16", "float16", "float32")}
     for flag, names in choices.items():
         add(flag, choices=names, default="auto", metavar=flag[2:5].upper(), help=", ".join(names))
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", metavar="KIND", help=", ".join(KV_CACHE_DTYPES))
     add("--pooling", choices=("auto", "last", "mean"), default="auto", metavar="KIND", help="as of quire serve")
     add("--host", type=text, default="127.0.0.1", help="address to look for a free port on (127.0.0.1)")
     add("--port", type=integer(0, 65_535), default=8000, metavar="N", help="the port (8000)")
@@ -57,6 +58,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     ask = Ask(
         dtype=arguments.dtype,
+        kv_cache_dtype=arguments.kv_cache_dtype,
         device=arguments.device,
         gpu_memory=arguments.gpu_memory,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
