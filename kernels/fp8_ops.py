@@ -25,11 +25,6 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return triton_quant_fp8.quantize_rows(x) if _has_twin(x) else quant_fp8.quantize_rows(x)
 
 
-def quantize_whole(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.quant_fp8.quantize_whole."""
-    return quant_fp8.quantize_whole(x)
-
-
 def quantize_by(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.quant_fp8.quantize_by."""
     return triton_quant_fp8.quantize_by(x, scale) if _has_twin(x) else quant_fp8.quantize_by(x, scale)

@@ -46,8 +46,8 @@ def quantize_groups(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Ten
     num_groups = triton.cdiv(k, size)
     values = torch.empty(num_rows, k, dtype=FP8, device=x.device)
     scales = torch.empty(num_rows, num_groups, dtype=torch.float32, device=x.device)
-    _quantize_groups_kernel[(num_rows, num_groups)](
-        x, values, scales, k, num_groups, x.stride(0), SIZE=size, num_warps=1
+    _quantize_groups_kernel[(num_rows, triton.cdiv(num_groups, 8))](
+        x, values, scales, k, num_groups, x.stride(0), SIZE=size, GROUPS=8, num_warps=4
     )
     return values, scales
 
@@ -84,6 +84,7 @@ def _stream(
 ) -> torch.Tensor:  # fmt: skip
     (num_rows, k), n = x.shape, w.shape[0]
     assert num_rows <= MAX_ROWS
+    x_scales = x_scales.contiguous()  # one scale for all rows comes expanded
     out = torch.empty(num_rows, n, dtype=dtype, device=x.device)
     m_pad = max(8, triton.next_power_of_2(num_rows))
     block_n, block_k = (32 if n < 8192 else 64), columns or (256 if m_pad <= 16 else 128)
@@ -142,15 +143,16 @@ def _quantize_by_kernel(x_ptr, scale_ptr, values_ptr, scales_ptr, k, stride_x, B
 
 @triton.jit
 def _quantize_groups_kernel(
-    x_ptr, values_ptr, scales_ptr, k, num_groups, stride_x, SIZE: tl.constexpr
+    x_ptr, values_ptr, scales_ptr, k, num_groups, stride_x, SIZE: tl.constexpr, GROUPS: tl.constexpr
 ) -> None:  # fmt: skip
-    """One group of one row."""
-    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    columns = group * SIZE + tl.arange(0, SIZE)
+    """Some groups of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    columns = groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     x = tl.load(x_ptr + row * stride_x + columns, mask=columns < k, other=0.0).to(tl.float32)
-    scale = _scale_of(tl.max(tl.abs(x), 0))
-    tl.store(values_ptr + row * k + columns, _to_e4m3(x, scale), mask=columns < k)
-    tl.store(scales_ptr + row * num_groups + group, scale)
+    scales = _scale_of(tl.max(tl.abs(x), 1))
+    tl.store(values_ptr + row * k + columns, _to_e4m3(x, scales[:, None]), mask=columns < k)
+    tl.store(scales_ptr + row * num_groups + groups, scales, mask=groups < num_groups)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
