@@ -75,7 +75,7 @@ def parse(fields: Fields) -> QuantizationConfig:
     for name, raw in groups.items():
         group = Fields(raw, f"{fields.where}: config_groups {name}")
         format_ = group.get("format") or fields.get("format")
-        if format_ not in FORMATS:
+        if not isinstance(format_, str) or format_ not in FORMATS:
             raise ModelError(f"{group.where}: format {format_!r} is not supported: supported are {', '.join(FORMATS)}")
         targets = LayerNames.parse(group.get("targets"), where=f"{group.where}: targets", everything=_EVERY_LAYER)
         rules.append(Rule(targets, FORMATS[format_](_read_group(group))))
