@@ -20,6 +20,9 @@ from models.errors import ModelError
 from models.experts_config import ExpertsConfig, parse_experts
 from models.layer_kinds import find_rope_layers, find_sliding_layers, find_windows
 from models.model_size import count_parameters
+from models.quantization.config import QuantizationConfig
+from models.quantization.parse import choose_quantization, parse_quantization
+from models.quantization.sizes import saved_bytes
 from models.registry import Architecture, find_architecture
 from models.rope_config import RopeConfig, parse_ropes
 from models.scales import Scales, parse_scales
@@ -68,6 +71,7 @@ class ModelConfig:
     dtype: str  # of the checkpoint: one of DTYPES
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    quantization: QuantizationConfig | None  # of the linear layers; None: all are as `dtype` says
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
@@ -132,7 +136,12 @@ class ModelConfig:
             dtype=_dtype(config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
             eos_token_ids=config.token_ids("eos_token_id"),
+            quantization=parse_quantization(config),
         )
+
+    def quantized(self, wanted: str) -> ModelConfig:
+        """This model as the flag --quantization wants it. Raises ModelError if its checkpoint cannot be so."""
+        return dataclasses.replace(self, quantization=choose_quantization(self.quantization, wanted))
 
     def limited_to(self, max_model_len: int | None) -> ModelConfig:
         """This model for requests of at most so many tokens (None: as many as it can). Never longer than it was.
@@ -159,6 +168,10 @@ class ModelConfig:
     def num_active_parameters(self) -> int:
         """The same without the experts that a token is not sent to."""
         return count_parameters(self, 0 if self.experts is None else self.experts.num_experts_per_tok)
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the whole model's weights on the device, its unquantized ones in `dtype`."""
+        return self.num_parameters * dtype.itemsize - saved_bytes(self, dtype)
 
     def num_kv_heads_per_rank(self, tp_size: int) -> int:
         """KV heads that one rank stores: its share, or one replicated head when there are more ranks than heads."""
@@ -236,12 +249,6 @@ def _text_fields(raw: Mapping[str, Any], architecture: Architecture, where: str)
 
 
 def _refuse_unsupported(config: Fields) -> None:
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        raise ModelError(
-            f"{config.where}: quantization_config ({method}) is not supported yet: use an unquantized checkpoint"
-        )
     if config.get("use_bidirectional_attention"):
         raise ModelError(f"{config.where}: use_bidirectional_attention is not supported: only causal models are served")
     if config.get("is_causal") is False:

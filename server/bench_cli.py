@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from server.flags import BACKEND_NAMES, KV_CACHE_DTYPES, deadline, integer, size, text
+from server.flags import BACKEND_NAMES, KV_CACHE_DTYPES, QUANTIZATION_NAMES, deadline, integer, size, text
 
 Formatter = type[argparse.HelpFormatter]
 
@@ -79,6 +79,7 @@ def _add_offline(parser: argparse.ArgumentParser) -> None:
     )
     add("--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", metavar="DEV", help="auto, cuda, mps, cpu")
     add("--attention-backend", choices=BACKEND_NAMES, default="auto", metavar="NAME", help="as of quire serve")
+    add("--quantization", choices=QUANTIZATION_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length (8192, or what the model reaches)")
     add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once")
     add("--max-num-batched-tokens", type=integer(1, 32_768), metavar="N", help="tokens computed per step")
