@@ -24,14 +24,13 @@ class IntWeight:
     # [num_tiles, N, PLANE] int16: bits [i * bits, (i + 1) * bits) of word r of tile t are the code of input
     # (t * 16 / bits + i) * PLANE + r. The last tile is filled up with codes that inputs past K never meet
     packed: torch.Tensor
-    # [num_groups, N], as wide as the checkpoint's
-    scales: torch.Tensor
-    # [num_groups, N] uint8; None: all are 2^(bits - 1)
-    zeros: torch.Tensor | None
+    # [num_groups, N] int32: the zero point << 16 | the bits of the scale, so that one load brings both in time
+    groups: torch.Tensor
     # [K] int64: which input of the layer comes first, second, …; None: as they are
     order: torch.Tensor | None
     bits: int  # one of BITS
     in_features: int  # K
+    scale_dtype: torch.dtype  # float16 or bfloat16
 
     @property
     def out_features(self) -> int:
@@ -41,7 +40,17 @@ class IntWeight:
     @property
     def group_size(self) -> int:
         """Inputs of one group; K if there is one."""
-        return self.in_features // self.scales.shape[0]
+        return self.in_features // self.groups.shape[0]
+
+    @property
+    def scales(self) -> torch.Tensor:
+        """[num_groups, N], of scale_dtype."""
+        return self.groups.to(torch.int16).view(self.scale_dtype)
+
+    @property
+    def zeros(self) -> torch.Tensor:
+        """[num_groups, N] int32."""
+        return self.groups >> 16
 
 
 def make_int_weight(
@@ -54,24 +63,30 @@ def make_int_weight(
 ) -> IntWeight:
     """Pack codes: [N, K] uint8, inputs in the order of their groups; scales: [num_groups, N]; zeros: so, uint8.
 
-    Zero points that are all 2^(bits - 1) are dropped. Waits for the device: for loading only.
+    Without zeros they are 2^(bits - 1). fp32 scales become fp16, or bf16 if one is too large or too small for that.
+    Waits for the device: for loading only.
     """
     assert bits in BITS and codes.shape[1] % scales.shape[0] == 0
-    if zeros is not None and bool((zeros == 1 << (bits - 1)).all()):
-        zeros = None
+    if scales.dtype not in (torch.float16, torch.bfloat16):
+        limits, sizes = torch.finfo(torch.float16), scales.abs()
+        fits = bool(((sizes == 0) | ((sizes >= limits.tiny) & (sizes <= limits.max))).all())
+        scales = scales.to(torch.float16 if fits else torch.bfloat16)
+    high = torch.full_like(scales, 1 << (bits - 1), dtype=torch.int32) if zeros is None else zeros.to(torch.int32)
+    low = scales.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
     return IntWeight(
         packed=_pack(codes, bits),
-        scales=scales.contiguous(),
-        zeros=None if zeros is None else zeros.contiguous(),
+        groups=((high << 16) | low).contiguous(),
         order=order,
         bits=bits,
         in_features=codes.shape[1],
+        scale_dtype=scales.dtype,
     )
 
 
-def packed_bytes(out_features: int, in_features: int, bits: int) -> int:
-    """Bytes that the codes of a matrix take."""
-    return -(-in_features // (PLANE * 16 // bits)) * out_features * PLANE * 2
+def int_weight_bytes(out_features: int, in_features: int, *, bits: int, num_groups: int) -> int:
+    """Bytes that a matrix takes, without an order."""
+    num_tiles = -(-in_features // (PLANE * 16 // bits))
+    return out_features * (num_tiles * PLANE * 2 + num_groups * 4)
 
 
 def unpack(weight: IntWeight) -> torch.Tensor:
@@ -84,8 +99,7 @@ def unpack(weight: IntWeight) -> torch.Tensor:
 def dequantize(weight: IntWeight, dtype: torch.dtype) -> torch.Tensor:
     """[N, K]: (code - zero) * scale, inputs in the order of their groups, rounded once to dtype."""
     codes = unpack(weight).float().unflatten(1, (-1, weight.group_size))  # [N, groups, group_size]
-    zeros = 1 << (weight.bits - 1) if weight.zeros is None else weight.zeros.T[:, :, None].float()
-    return ((codes - zeros) * weight.scales.T[:, :, None].float()).flatten(1).to(dtype)
+    return ((codes - weight.zeros.T[:, :, None]) * weight.scales.T[:, :, None].float()).flatten(1).to(dtype)
 
 
 def int_linear(x: torch.Tensor, weight: IntWeight, bias: torch.Tensor | None) -> torch.Tensor:

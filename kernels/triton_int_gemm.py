@@ -42,7 +42,7 @@ class IntGemmConfig:
 
 def can_int_gemm(x: torch.Tensor, weight: IntWeight) -> bool:
     """Whether int_gemm takes this product. Host-side facts only."""
-    is_grouped = weight.scales.shape[0] > 1
+    is_grouped = weight.groups.shape[0] > 1
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and 0 < x.shape[0] <= MAX_ROWS
@@ -102,12 +102,13 @@ def int_gemm(
     if config.splits > 1:
         assert grid[0] * grid[1] <= scratch.arrivals.shape[0]
         assert math.prod(grid) * config.block_m * config.block_n <= scratch.partial.shape[0]
-    is_grouped = weight.scales.shape[0] > 1
+    is_grouped = weight.groups.shape[0] > 1
     # row tiles first: those that read the same weights run at the same time, and L2 holds them
     _int_gemm_kernel[grid](
-        x, weight.packed, weight.scales, weight.zeros, bias, out, scratch.partial, scratch.arrivals,
-        num_rows, n, k, num_tiles, triton.cdiv(num_tiles, config.splits), weight.scales.shape[0], x.stride(0),
+        x, weight.packed, weight.groups, bias, out, scratch.partial, scratch.arrivals,
+        num_rows, n, k, num_tiles, triton.cdiv(num_tiles, config.splits), weight.groups.shape[0], x.stride(0),
         M_PAD=config.block_m, BLOCK_N=config.block_n, PLANE=PLANE, BITS=weight.bits, SPLITS=config.splits,
+        SCALES_BF16=weight.scale_dtype == torch.bfloat16,
         GROUP_SIZE=weight.group_size if is_grouped else 0,
         RUN=math.gcd(weight.group_size // PLANE, num_planes) if is_grouped else num_planes,
         EVEN_N=n % config.block_n == 0, EVEN_K=k % (num_planes * PLANE) == 0,
@@ -119,10 +120,10 @@ def int_gemm(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _int_gemm_kernel(
-    x_ptr, packed_ptr, scales_ptr, zeros_ptr, bias_ptr, out_ptr, partial_ptr, arrivals_ptr,
+    x_ptr, packed_ptr, groups_ptr, bias_ptr, out_ptr, partial_ptr, arrivals_ptr,
     num_rows, n, k, num_tiles, tiles_per_split, num_groups, stride_x,
     M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, PLANE: tl.constexpr, BITS: tl.constexpr, SPLITS: tl.constexpr,
-    GROUP_SIZE: tl.constexpr, RUN: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
+    SCALES_BF16: tl.constexpr, GROUP_SIZE: tl.constexpr, RUN: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
     USES_ASM: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """One (tile of rows, tile of outputs, split of K)."""
@@ -143,9 +144,9 @@ def _int_gemm_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     rows = row_tile * M_PAD + tl.arange(0, M_PAD)
     acc = _sum_slab(
-        x_ptr + rows.to(tl.int64) * stride_x, packed_ptr, scales_ptr, zeros_ptr, rows < num_rows, sources,
+        x_ptr + rows.to(tl.int64) * stride_x, packed_ptr, groups_ptr, rows < num_rows, sources,
         first, last, n, k, num_groups,
-        M_PAD, BLOCK_N, PLANE, BITS, GROUP_SIZE, RUN, EVEN_K, USES_ASM, STAGES,
+        M_PAD, BLOCK_N, PLANE, BITS, SCALES_BF16, GROUP_SIZE, RUN, EVEN_K, USES_ASM, STAGES,
     )  # fmt: skip
     results = out_ptr + rows.to(tl.int64)[None, :] * n + outputs[:, None]
     mask = (rows < num_rows)[None, :] & (outputs < n)[:, None]
@@ -168,9 +169,9 @@ def _int_gemm_kernel(
 
 @triton.jit
 def _sum_slab(
-    x_ptrs, packed_ptr, scales_ptr, zeros_ptr, in_rows, sources, first, last, n, k, num_groups,
-    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, PLANE: tl.constexpr, BITS: tl.constexpr, GROUP_SIZE: tl.constexpr,
-    RUN: tl.constexpr, EVEN_K: tl.constexpr, USES_ASM: tl.constexpr, STAGES: tl.constexpr,
+    x_ptrs, packed_ptr, groups_ptr, in_rows, sources, first, last, n, k, num_groups,
+    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, PLANE: tl.constexpr, BITS: tl.constexpr, SCALES_BF16: tl.constexpr,
+    GROUP_SIZE: tl.constexpr, RUN: tl.constexpr, EVEN_K: tl.constexpr, USES_ASM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_N, M_PAD] fp32: weight @ x.T over the tiles [first, last). RUN: planes of a tile that share a group."""
     PLANES: tl.constexpr = 16 // BITS
@@ -179,17 +180,15 @@ def _sum_slab(
     word_ptrs = packed_ptr + sources[:, None] * PLANE + offsets[None, :]
     acc = tl.zeros([BLOCK_N, M_PAD], tl.float32)
     if GROUP_SIZE == 0:
-        scales = tl.load(scales_ptr + sources).to(tl.float32)
-        zeros = _load_zeros(zeros_ptr, sources, BLOCK_N, BITS, dtype)
+        scales, zeros = split_groups(tl.load(groups_ptr + sources), BITS, SCALES_BF16, dtype)
     for t in tl.range(first, last, num_stages=STAGES):
         words = tl.load(word_ptrs + t * n * PLANE, eviction_policy="evict_first")
         for run in tl.static_range(PLANES // RUN):
             start = (t * PLANES + run * RUN) * PLANE
             if GROUP_SIZE > 0:
                 # The last tile may reach past K, where x is zero: any group will do
-                group = tl.minimum(start // GROUP_SIZE, num_groups - 1) * n + sources
-                scales = tl.load(scales_ptr + group).to(tl.float32)
-                zeros = _load_zeros(zeros_ptr, group, BLOCK_N, BITS, dtype)
+                group = tl.minimum(start // GROUP_SIZE, num_groups - 1) * n
+                scales, zeros = split_groups(tl.load(groups_ptr + group + sources), BITS, SCALES_BF16, dtype)
                 part = tl.zeros([BLOCK_N, M_PAD], tl.float32)
             else:
                 part = acc
@@ -210,37 +209,31 @@ def _sum_slab(
 def unpack_plane(
     words, zeros, PLANE_INDEX: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr, USES_ASM: tl.constexpr
 ):
-    """code - zero, exactly, as dtype. words: [N, PLANE] int16; zeros: [N, 1], from _load_zeros."""
+    """code - zero, exactly, as dtype. words: [N, PLANE] int16; zeros: [N, 1], from split_groups."""
     SHIFT: tl.constexpr = PLANE_INDEX * BITS
-    if dtype == tl.bfloat16 and BITS == 8:
-        # bf16 has too few bits for the trick below; fp32 has it at 2^23
-        codes = ((words >> SHIFT) & 0xFF).to(tl.int32) | 0x4B000000
-        return (codes.to(tl.float32, bitcast=True) - zeros).to(tl.bfloat16)
     # A code in the lowest bits of the mantissa of 2^7 (bf16) or 2^10 (fp16) is that number plus the code: no conversion
-    if USES_ASM:
-        wide = tl.broadcast_to(zeros, words.shape)
-        return _subtract_pairs(words, -wide, SHIFT, BITS, dtype)
-    if dtype == tl.bfloat16:
-        codes = ((words >> SHIFT) & 0xF) | 0x4300
+    if dtype == tl.bfloat16 and BITS == 8:
+        # bf16 has too few bits for that; fp32 has them at 2^23
+        codes = ((words >> SHIFT) & 0xFF).to(tl.int32) | 0x4B000000
+        weights = (codes.to(tl.float32, bitcast=True) - zeros).to(tl.bfloat16)
+    elif USES_ASM:
+        weights = _subtract_pairs(words, -tl.broadcast_to(zeros, words.shape), SHIFT, BITS, dtype)
     else:
-        codes = ((words >> SHIFT) & ((1 << BITS) - 1)) | 0x6400
-    return codes.to(tl.int16).to(dtype, bitcast=True) - zeros
+        codes = ((words >> SHIFT) & ((1 << BITS) - 1)) | (0x4300 if dtype == tl.bfloat16 else 0x6400)
+        weights = codes.to(tl.int16).to(dtype, bitcast=True) - zeros
+    return weights
 
 
 @triton.jit
 def _subtract_pairs(words, negated, SHIFT: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
     """unpack_plane's trick on two neighbouring words at once: shift, (a & b) | c, a * 1 + c."""
     if dtype == tl.bfloat16:
-        return tl.inline_asm_elementwise(
-            _PAIRS_BF16[SHIFT // 4], "=r,r,r", [words, negated], dtype=tl.bfloat16, is_pure=True, pack=2
-        )
-    if BITS == 4:
-        return tl.inline_asm_elementwise(
-            _PAIRS_FP16[SHIFT // 4], "=r,r,r", [words, negated], dtype=tl.float16, is_pure=True, pack=2
-        )
-    return tl.inline_asm_elementwise(
-        _PAIRS_FP16_8BIT[SHIFT // 8], "=r,r,r", [words, negated], dtype=tl.float16, is_pure=True, pack=2
-    )
+        ASM: tl.constexpr = _PAIRS_BF16[SHIFT // 4]
+    elif BITS == 4:
+        ASM: tl.constexpr = _PAIRS_FP16[SHIFT // 4]
+    else:
+        ASM: tl.constexpr = _PAIRS_FP16_8BIT[SHIFT // 8]
+    return tl.inline_asm_elementwise(ASM, "=r,r,r", [words, negated], dtype=negated.dtype, is_pure=True, pack=2)
 
 
 def _pairs_asm(shift: int, mask: str, magic: str, one: str, kind: str) -> str:
@@ -263,16 +256,14 @@ _PAIRS_FP16_8BIT = tl.constexpr(
 
 
 @triton.jit
-def _load_zeros(zeros_ptr, indices, BLOCK_N: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
-    """[BLOCK_N]: the zero points, plus the number that unpack_plane has added to the codes."""
-    if zeros_ptr is None:
-        zeros = tl.full([BLOCK_N], 1 << (BITS - 1), tl.int32)
-    else:
-        zeros = tl.load(zeros_ptr + indices).to(tl.int32)
+def split_groups(groups, BITS: tl.constexpr, SCALES_BF16: tl.constexpr, dtype: tl.constexpr):
+    """The scales, fp32, and the zero points plus the number that unpack_plane's trick has added to the codes."""
+    scales = groups.to(tl.int16).to(tl.bfloat16 if SCALES_BF16 else tl.float16, bitcast=True).to(tl.float32)
     if dtype == tl.bfloat16 and BITS == 8:
-        return (zeros | 0x4B000000).to(tl.float32, bitcast=True)
-    magic = zeros | (0x4300 if dtype == tl.bfloat16 else 0x6400)
-    return magic.to(tl.int16).to(dtype, bitcast=True)
+        zeros = ((groups >> 16) | 0x4B000000).to(tl.float32, bitcast=True)
+    else:
+        zeros = ((groups >> 16) | (0x4300 if dtype == tl.bfloat16 else 0x6400)).to(tl.int16).to(dtype, bitcast=True)
+    return scales, zeros
 
 
 @triton.jit
