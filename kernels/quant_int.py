@@ -19,7 +19,7 @@ BITS = (4, 8)
 
 @dataclass(frozen=True)
 class IntWeight:
-    """An [N, K] matrix. Inputs of one group are neighbours; where the checkpoint's are not, `order` brings them there."""
+    """An [N, K] matrix. Inputs of a group are neighbours; where a checkpoint's are not, `order` brings them there."""
 
     # [num_tiles, N, PLANE] int16: bits [i * bits, (i + 1) * bits) of word r of tile t are the code of input
     # (t * 16 / bits + i) * PLANE + r. The last tile is filled up with codes that inputs past K never meet
@@ -66,7 +66,8 @@ def make_int_weight(
     Without zeros they are 2^(bits - 1). fp32 scales become fp16, or bf16 if one is too large or too small for that.
     Waits for the device: for loading only.
     """
-    assert bits in BITS and codes.shape[1] % scales.shape[0] == 0
+    assert bits in BITS
+    assert codes.shape[1] % scales.shape[0] == 0
     if scales.dtype not in (torch.float16, torch.bfloat16):
         limits, sizes = torch.finfo(torch.float16), scales.abs()
         fits = bool(((sizes == 0) | ((sizes >= limits.tiny) & (sizes <= limits.max))).all())

@@ -94,7 +94,8 @@ def int_gemm(
     """
     num_rows, k = x.shape
     num_tiles, n, _ = weight.packed.shape
-    assert k == weight.in_features and x.stride(1) == 1
+    assert k == weight.in_features
+    assert x.stride(1) == 1
     config = config or int_gemm_config(num_rows=num_rows, n=n, num_tiles=num_tiles)
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
     num_planes = 16 // weight.bits
@@ -180,7 +181,7 @@ def _sum_slab(
     word_ptrs = packed_ptr + sources[:, None] * PLANE + offsets[None, :]
     acc = tl.zeros([BLOCK_N, M_PAD], tl.float32)
     if GROUP_SIZE == 0:
-        scales, zeros = split_groups(tl.load(groups_ptr + sources), BITS, SCALES_BF16, dtype)
+        scales, zeros = _split_groups(tl.load(groups_ptr + sources), BITS, SCALES_BF16, dtype)
     for t in tl.range(first, last, num_stages=STAGES):
         words = tl.load(word_ptrs + t * n * PLANE, eviction_policy="evict_first")
         for run in tl.static_range(PLANES // RUN):
@@ -188,7 +189,7 @@ def _sum_slab(
             if GROUP_SIZE > 0:
                 # The last tile may reach past K, where x is zero: any group will do
                 group = tl.minimum(start // GROUP_SIZE, num_groups - 1) * n
-                scales, zeros = split_groups(tl.load(groups_ptr + group + sources), BITS, SCALES_BF16, dtype)
+                scales, zeros = _split_groups(tl.load(groups_ptr + group + sources), BITS, SCALES_BF16, dtype)
                 part = tl.zeros([BLOCK_N, M_PAD], tl.float32)
             else:
                 part = acc
@@ -196,7 +197,7 @@ def _sum_slab(
                 inputs = start + index * PLANE + offsets
                 mask = in_rows[:, None] if EVEN_K else in_rows[:, None] & (inputs < k)[None, :]
                 x = tl.load(x_ptrs[:, None] + inputs[None, :], mask=mask, other=0.0)
-                weights = unpack_plane(words, zeros[:, None], run * RUN + index, BITS, dtype, USES_ASM)
+                weights = _unpack_plane(words, zeros[:, None], run * RUN + index, BITS, dtype, USES_ASM)
                 part = tl.dot(weights, tl.trans(x), part)
             if GROUP_SIZE > 0:
                 acc += part * scales[:, None]
@@ -206,10 +207,10 @@ def _sum_slab(
 
 
 @triton.jit
-def unpack_plane(
+def _unpack_plane(
     words, zeros, PLANE_INDEX: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr, USES_ASM: tl.constexpr
 ):
-    """code - zero, exactly, as dtype. words: [N, PLANE] int16; zeros: [N, 1], from split_groups."""
+    """code - zero, exactly, as dtype. words: [N, PLANE] int16; zeros: [N, 1], from _split_groups."""
     SHIFT: tl.constexpr = PLANE_INDEX * BITS
     # A code in the lowest bits of the mantissa of 2^7 (bf16) or 2^10 (fp16) is that number plus the code: no conversion
     if dtype == tl.bfloat16 and BITS == 8:
@@ -226,7 +227,7 @@ def unpack_plane(
 
 @triton.jit
 def _subtract_pairs(words, negated, SHIFT: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
-    """unpack_plane's trick on two neighbouring words at once: shift, (a & b) | c, a * 1 + c."""
+    """_unpack_plane's trick on two neighbouring words at once: shift, (a & b) | c, a * 1 + c."""
     if dtype == tl.bfloat16:
         ASM: tl.constexpr = _PAIRS_BF16[SHIFT // 4]
     elif BITS == 4:
@@ -256,8 +257,8 @@ _PAIRS_FP16_8BIT = tl.constexpr(
 
 
 @triton.jit
-def split_groups(groups, BITS: tl.constexpr, SCALES_BF16: tl.constexpr, dtype: tl.constexpr):
-    """The scales, fp32, and the zero points plus the number that unpack_plane's trick has added to the codes."""
+def _split_groups(groups, BITS: tl.constexpr, SCALES_BF16: tl.constexpr, dtype: tl.constexpr):
+    """The scales, fp32, and the zero points plus the number that _unpack_plane's trick has added to the codes."""
     scales = groups.to(tl.int16).to(tl.bfloat16 if SCALES_BF16 else tl.float16, bitcast=True).to(tl.float32)
     if dtype == tl.bfloat16 and BITS == 8:
         zeros = ((groups >> 16) | 0x4B000000).to(tl.float32, bitcast=True)
