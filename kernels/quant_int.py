@@ -114,7 +114,7 @@ def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     num_planes = 16 // bits
     num_outputs, num_inputs = codes.shape
     padded = functional.pad(codes, (0, -num_inputs % (num_planes * PLANE)))
-    planes = padded.view(num_outputs, -1, num_planes, PLANE).permute(2, 1, 0, 3)  # [planes, tiles, N, PLANE]
+    planes = padded.reshape(num_outputs, -1, num_planes, PLANE).permute(2, 1, 0, 3)  # [planes, tiles, N, PLANE]
     packed = torch.zeros(planes.shape[1:], dtype=torch.int32, device=codes.device)
     for index in range(num_planes):
         packed |= planes[index].to(torch.int32) << (index * bits)

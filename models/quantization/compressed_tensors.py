@@ -12,6 +12,7 @@ from models.config_fields import Fields
 from models.errors import ModelError
 from models.quantization.config import LayerNames, QuantizationConfig, Rule, Scheme
 from models.quantization.fp8 import Fp8
+from models.quantization.pack_quantized import PackQuantized
 
 _EVERY_LAYER = ("Linear",)
 
@@ -111,6 +112,25 @@ def _float_quantized(group: Group) -> Scheme:
     raise activations.refuse("activations")
 
 
+def _pack_quantized(group: Group) -> Scheme:
+    """4- or 8-bit integers by row or group of inputs; activations stay as they are."""
+    weights = group.weights
+    sizes = {"group": weights.group_size, "channel": None}
+    is_known = weights.strategy in sizes and (weights.strategy == "channel" or weights.group_size is not None)
+    if not is_known or weights.type != "int" or weights.num_bits not in (4, 8) or weights.dynamic:
+        raise weights.refuse("weights")
+    if group.activations is not None:
+        raise group.activations.refuse("activations beside packed weights")
+    order = weights.fields.get("actorder")
+    return PackQuantized(
+        bits=weights.num_bits,
+        group_size=sizes[weights.strategy],
+        is_symmetric=weights.is_symmetric,
+        has_order=order is True or order in ("group", "dynamic"),
+    )
+
+
 FORMATS: dict[str, Callable[[Group], Scheme]] = {
     "float-quantized": _float_quantized,
+    "pack-quantized": _pack_quantized,
 }
