@@ -53,21 +53,24 @@ def can_int_gemm(x: torch.Tensor, weight: IntWeight) -> bool:
 
 
 def int_gemm_config(*, num_rows: int, n: int, num_tiles: int) -> IntGemmConfig:
-    """The cut of a shape class. num_tiles: of the packed weights along K."""
+    """The cut of a shape class: rows to a power of two up to 64, to 256, and above. num_tiles: packed, along K."""
     if num_rows <= 64:
         block_m, block_n, warps, stages = max(8, triton.next_power_of_2(num_rows)), 64, 4, 4
+        fewest = most = block_m
     elif num_rows <= 256:
         block_m, block_n, warps, stages = 64, 128, 8, 3
+        fewest, most = 128, 256
     else:
         block_m, block_n, warps, stages = 128, 128, 8, 3
-    programs = triton.cdiv(num_rows, block_m) * triton.cdiv(n, block_n)
+        fewest, most = 512, MAX_ROWS
+    num_columns = triton.cdiv(n, block_n)
     wanted = _ENOUGH_PROGRAMS if num_rows <= 64 else 132
     splits = 1
     while (
         splits < _MAX_SPLITS
-        and programs * splits * 2 <= wanted
+        and triton.cdiv(fewest, block_m) * num_columns * splits * 2 <= wanted
         and num_tiles >= splits * 2 * 4  # of four tiles at least, or the loop has nothing to overlap
-        and programs * splits * 2 * block_m * block_n <= SCRATCH_SUMS
+        and triton.cdiv(most, block_m) * block_m * num_columns * block_n * splits * 2 <= SCRATCH_SUMS
     ):
         splits *= 2
     return IntGemmConfig(block_m, block_n, splits, warps, stages)
@@ -119,7 +122,7 @@ def int_gemm(
     return out
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_tiles", "tiles_per_split", "num_groups"])
 def _int_gemm_kernel(
     x_ptr, packed_ptr, groups_ptr, bias_ptr, out_ptr, partial_ptr, arrivals_ptr,
     num_rows, n, k, num_tiles, tiles_per_split, num_groups, stride_x,
