@@ -53,7 +53,11 @@ def can_int_gemm(x: torch.Tensor, weight: IntWeight) -> bool:
 
 
 def int_gemm_config(*, num_rows: int, n: int, num_tiles: int) -> IntGemmConfig:
-    """The cut of a shape class: rows to a power of two up to 64, to 256, and above. num_tiles: packed, along K."""
+    """The cut of a shape class: rows to a power of two up to 64, to 256, and above. num_tiles: packed, along K.
+
+    Chosen from what the compiler makes of it (registers, shared memory) and so that the device is full; not yet timed:
+    python -m benchmarks.kernels --only int4 --sweep.
+    """
     if num_rows <= 64:
         block_m, block_n, warps, stages = max(8, triton.next_power_of_2(num_rows)), 64, 4, 4
         fewest = most = block_m

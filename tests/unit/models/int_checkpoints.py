@@ -189,11 +189,9 @@ def with_groups_of(size: int, kind: IntFormat) -> IntFormat:
     """The same kind with smaller groups, if it has groups."""
     if kind.group_size == -1:
         return kind
-    config = kind.config | (
-        packed_config(symmetric=kind.is_symmetric, group_size=size)
-        if "config_groups" in kind.config
-        else {"group_size": size}
-    )
+    config = json.loads(json.dumps(kind.config))
+    groups = config.get("config_groups")
+    (config if groups is None else groups["group_0"]["weights"])["group_size"] = size
     return replace(kind, group_size=size, config=config)
 
 

@@ -248,3 +248,14 @@ def test_gptq_exceptions_by_pattern_have_settings_of_their_own(tmp_path):
     assert quantization.scheme_of("model.layers.0.mlp.up_proj") == Gptq(8, None, has_order=False, is_v2=False)
     assert quantization.scheme_of("model.layers.0.mlp.down_proj") == Gptq(4, 16, has_order=True, is_v2=False)
     assert quantization.scheme_of("model.layers.1.mlp.up_proj") is None
+
+
+def test_the_flag_may_say_what_the_checkpoint_is_and_nothing_else(awq):
+    config = ModelConfig.from_folder(awq)
+    assert config.quantized("awq") == config.quantized("auto") == config
+    for other in ("gptq", "compressed-tensors", "fp8", "none"):
+        with pytest.raises(ModelError, match=f"--quantization {other}: the checkpoint is quantized as awq already"):
+            config.quantized(other)
+    plain = ModelConfig.from_folder(awq.parent / "dense")
+    with pytest.raises(ModelError, match="--quantization awq: the checkpoint is not"):
+        plain.quantized("awq")
