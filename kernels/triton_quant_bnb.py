@@ -2,7 +2,7 @@
 """Triton twins of kernels/quant_bnb.py: products that unpack weights on their way, for few rows, and unpacking alone.
 
 As in kernels/triton_gemv.py each program streams some rows of the matrix once. 4-bit codes are looked up in a table of
-16 entries of x's dtype, which stays in the L1 cache, and a block's sum is scaled before it is added. The two halves of a
+16 entries of x's dtype, which stays in the L1 cache; a block's sum is scaled before it is added. The two halves of a
 byte meet the even and the odd columns of x, so that nothing has to be interleaved.
 """
 
@@ -107,7 +107,7 @@ def _stream_4bit_kernel(
     x_ptr, packed_ptr, scales_ptr, table_ptr, bias_ptr, out_ptr, num_rows, n, k, stride_x,
     M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """BLOCK_N outputs of every row, a block of 64 inputs after the other; the loads of UNROLL blocks go out together."""
+    """BLOCK_N outputs of every row, 64 inputs after the other; the loads of UNROLL blocks go out together."""
     features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     sources = tl.minimum(features, n - 1).to(tl.int64)
     rows = tl.arange(0, M_PAD)
