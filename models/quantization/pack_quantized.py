@@ -97,7 +97,7 @@ def _cut(codes: torch.Tensor, share: range, per_word: int) -> torch.Tensor:
 
 def _check_shape(part: StoredPart) -> None:
     """Raise ModelError unless weight_shape says what config.json does."""
-    found = part.w.stored("weight_shape", (2,), (torch.int64, torch.int32)).tolist()
+    found = [int(size) for size in part.w.stored("weight_shape", (2,), (torch.int64, torch.int32))]
     if found != [part.num_rows, part.num_columns]:
         raise ModelError(
             f"tensor {part.w.full_name('weight_shape')} says {found}, but config.json means"
