@@ -37,8 +37,8 @@ class Arguments:
         return cls(
             fields=fields,
             num_bits=fields.count("num_bits", default=8),
-            type=fields.get("type") or "int",
-            strategy=fields.get("strategy") or ("group" if group_size is not None else "tensor"),
+            type=_word(fields, "type", default="int"),
+            strategy=_word(fields, "strategy", default="group" if group_size is not None else "tensor"),
             group_size=None if group_size in (None, -1) else fields.count("group_size"),
             is_symmetric=fields.flag("symmetric", default=True),
             dynamic=fields.get("dynamic") or False,
@@ -76,12 +76,19 @@ def parse(fields: Fields) -> QuantizationConfig:
     for name, raw in groups.items():
         group = Fields(raw, f"{fields.where}: config_groups {name}")
         format_ = group.get("format") or fields.get("format")
-        if format_ not in FORMATS:
+        if not isinstance(format_, str) or format_ not in FORMATS:
             raise ModelError(f"{group.where}: format {format_!r} is not supported: supported are {', '.join(FORMATS)}")
         targets = LayerNames.parse(group.get("targets"), where=f"{group.where}: targets", everything=_EVERY_LAYER)
         rules.append(Rule(targets, FORMATS[format_](_read_group(group))))
     ignored = LayerNames.parse(fields.get("ignore"), where=f"{fields.where}: ignore")
     return QuantizationConfig("compressed-tensors", tuple(rules), ignored)
+
+
+def _word(fields: Fields, name: str, *, default: str) -> str:
+    value = fields.get(name) or default
+    if not isinstance(value, str):
+        raise ModelError(f"{fields.where}: {name} must be a word, found {value!r}")
+    return value
 
 
 def _read_group(group: Fields) -> Group:

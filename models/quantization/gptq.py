@@ -110,8 +110,9 @@ def parse(fields: Fields) -> QuantizationConfig:
     )
     rules, skipped = _read_dynamic(fields, scheme)
     blocks = fields.get("modules_in_block_to_quantize")
-    names = [name for block in blocks for name in block] if blocks and isinstance(blocks[0], list) else blocks
-    layers = LayerNames.parse(names, where=f"{fields.where}: modules_in_block_to_quantize")
+    if isinstance(blocks, list) and all(isinstance(block, list) for block in blocks):
+        blocks = [name for block in blocks for name in block]
+    layers = LayerNames.parse(blocks, where=f"{fields.where}: modules_in_block_to_quantize")
     if not layers.patterns:
         layers = LayerNames(has_all=True)
     excepted = LayerNames.parse(fields.get("modules_to_not_convert"), where=f"{fields.where}: modules_to_not_convert")
