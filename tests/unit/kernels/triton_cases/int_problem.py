@@ -19,16 +19,16 @@ def int_problem(
     device: str = "cpu",
 ) -> tuple[IntWeight, torch.Tensor]:
     """A weight, and the [N, K] float64 matrix it stands for, over the layer's inputs as they come."""
-    generator = torch.Generator().manual_seed(n * k + bits)
+    generator = torch.Generator(device).manual_seed(n * k + bits)
     num_groups = 1 if group_size == -1 else k // group_size
-    codes = torch.randint(0, 1 << bits, (n, k), dtype=torch.uint8, generator=generator)
-    scales = (torch.rand(num_groups, n, generator=generator) + 0.5).mul(0.01).to(scale_dtype)
-    zeros = torch.randint(0, 1 << bits, (num_groups, n), dtype=torch.uint8, generator=generator) if has_zeros else None
-    order = torch.randperm(k, generator=generator) if has_order else None
-    group_of = torch.arange(k) // (k // num_groups)
-    middle = zeros[group_of].T.double() if has_zeros else float(1 << (bits - 1))
+    drawn = {"generator": generator, "device": device}
+    codes = torch.randint(0, 1 << bits, (n, k), dtype=torch.uint8, **drawn)
+    scales = (torch.rand(num_groups, n, **drawn) + 0.5).mul(0.01).to(scale_dtype)
+    zeros = torch.randint(0, 1 << bits, (num_groups, n), dtype=torch.uint8, **drawn) if has_zeros else None
+    order = torch.randperm(k, **drawn) if has_order else None
+    group_of = torch.arange(k, device=device) // (k // num_groups)
+    middle = float(1 << (bits - 1)) if zeros is None else zeros[group_of].T.double()
     dense = (codes.double() - middle) * scales[group_of].T.double()
     if order is not None:
         dense = torch.empty_like(dense).index_copy_(1, order, dense)
-    tensors = [None if tensor is None else tensor.to(device) for tensor in (codes, scales, zeros, order)]
-    return make_int_weight(*tensors[:3], bits=bits, order=tensors[3]), dense.to(device)
+    return make_int_weight(codes, scales, zeros, bits=bits, order=order), dense
