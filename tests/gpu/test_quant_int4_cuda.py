@@ -111,7 +111,7 @@ def test_checkpoints_give_the_logits_of_the_dense_weights_they_mean(kind, tmp_pa
     save_checkpoint(tmp_path / "dense", LlamaConfig(**WIDE, num_key_value_heads=2))
     save_quantized(tmp_path / "dense", tmp_path / "quantized", with_groups_of(64, FORMATS[kind]))
     expected = reference_logits(tmp_path / "dense", PROMPT)
-    for dtype, tolerance in ((torch.float32, 1e-4), (torch.float16, 1e-2)):
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.float16, 2e-2)):
         model = load(tmp_path / "quantized", device=CUDA, dtype=dtype)
         runner = PagedRunner(model, ModelConfig.from_folder(tmp_path / "quantized"), device=CUDA, dtype=dtype)
         row = runner.add_row()
