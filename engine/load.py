@@ -152,6 +152,8 @@ def _load_weights(
         weights = Weights.from_folder(Path(config.model), device=device, dtype=dtype, progress=progress)
     with torch.inference_mode():
         model = build(model_config, weights, TensorParallel())
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what quantising took for a moment is the pool's now
     return model, model_config.weight_bytes(dtype)
 
 
