@@ -37,7 +37,7 @@ class IntGemmConfig:
     splits: int  # of K, in whole tiles of the packed weights; the last may be shorter
     num_warps: int
     num_stages: int
-    prefetch: int = 2  # tiles of weights that a program asks L2 for before it waits for x; 0: none
+    prefetch: int = 4  # tiles of weights that a program asks L2 for before it waits for x; 0: none
 
 
 def can_int_gemm(x: torch.Tensor, weight: IntWeight) -> bool:
