@@ -225,7 +225,9 @@ def _unpack_plane(
         codes = ((words >> SHIFT) & 0xFF).to(tl.int32) | 0x4B000000
         weights = (codes.to(tl.float32, bitcast=True) - zeros).to(tl.bfloat16)
     elif USES_ASM:
-        weights = _subtract_pairs(words, -tl.broadcast_to(zeros, words.shape), SHIFT, BITS, dtype)
+        # In fp16 every other code is read four bits higher, as 16 times itself: one shift less, and 2^10 becomes 2^6
+        negated = 960.0 - zeros if dtype == tl.float16 and BITS == 4 and PLANE_INDEX % 2 == 1 else -zeros
+        weights = _subtract_pairs(words, tl.broadcast_to(negated, words.shape), PLANE_INDEX, BITS, dtype)
     else:
         codes = ((words >> SHIFT) & ((1 << BITS) - 1)) | (0x4300 if dtype == tl.bfloat16 else 0x6400)
         weights = codes.to(tl.int16).to(dtype, bitcast=True) - zeros
@@ -233,34 +235,34 @@ def _unpack_plane(
 
 
 @triton.jit
-def _subtract_pairs(words, negated, SHIFT: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
-    """_unpack_plane's trick on two neighbouring words at once: shift, (a & b) | c, a * 1 + c."""
+def _subtract_pairs(words, negated, PLANE_INDEX: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
+    """_unpack_plane's trick on two neighbouring words at once: shift, (a & b) | c, a * b + c."""
     if dtype == tl.bfloat16:
-        ASM: tl.constexpr = _PAIRS_BF16[SHIFT // 4]
+        ASM: tl.constexpr = _PAIRS_BF16[PLANE_INDEX]
     elif BITS == 4:
-        ASM: tl.constexpr = _PAIRS_FP16[SHIFT // 4]
+        ASM: tl.constexpr = _PAIRS_FP16[PLANE_INDEX]
     else:
-        ASM: tl.constexpr = _PAIRS_FP16_8BIT[SHIFT // 8]
+        ASM: tl.constexpr = _PAIRS_FP16_8BIT[PLANE_INDEX]
     return tl.inline_asm_elementwise(ASM, "=r,r,r", [words, negated], dtype=negated.dtype, is_pure=True, pack=2)
 
 
-def _pairs_asm(shift: int, mask: str, magic: str, one: str, kind: str) -> str:
+def _pairs_asm(kind: str, shift: int, mask: str, magic: str, factor: str) -> str:
     # 0xea: (a & b) | c
     return (
-        f"{{ .reg .b32 t, one; shr.u32 t, $1, {shift}; lop3.b32 t, t, {mask}, {magic}, 0xea;"
-        f" mov.b32 one, {one}; fma.rn.{kind} $0, t, one, $2; }}"
+        f"{{ .reg .b32 t, f; shr.u32 t, $1, {shift}; lop3.b32 t, t, 0x{mask}{mask}, 0x{magic}{magic}, 0xea;"
+        f" mov.b32 f, 0x{factor}{factor}; fma.rn.{kind} $0, t, f, $2; }}"
     )
 
 
-_PAIRS_BF16 = tl.constexpr(
-    tuple(_pairs_asm(shift, "0x000f000f", "0x43004300", "0x3f803f80", "bf16x2") for shift in (0, 4, 8, 12))
-)
+_PAIRS_BF16 = tl.constexpr(tuple(_pairs_asm("bf16x2", shift, "000f", "4300", "3f80") for shift in (0, 4, 8, 12)))
 _PAIRS_FP16 = tl.constexpr(
-    tuple(_pairs_asm(shift, "0x000f000f", "0x64006400", "0x3c003c00", "f16x2") for shift in (0, 4, 8, 12))
+    tuple(
+        _pairs_asm("f16x2", shift, mask, "6400", factor)
+        for shift in (0, 8)
+        for mask, factor in (("000f", "3c00"), ("00f0", "2c00"))  # times 1, times 1/16
+    )
 )
-_PAIRS_FP16_8BIT = tl.constexpr(
-    tuple(_pairs_asm(shift, "0x00ff00ff", "0x64006400", "0x3c003c00", "f16x2") for shift in (0, 8))
-)
+_PAIRS_FP16_8BIT = tl.constexpr(tuple(_pairs_asm("f16x2", shift, "00ff", "6400", "3c00") for shift in (0, 8)))
 
 
 @triton.jit
