@@ -19,13 +19,12 @@ from kernels.quant_int import BITS, IntWeight, int_weight_bytes, make_int_weight
 from models.config_fields import Fields
 from models.errors import ModelError
 from models.quantization.base import LinearPart
-from models.quantization.stored import StoredPart
+from models.quantization.stored import StoredPart, read_dense
 from models.weights import Weights
 
 logger = logging.getLogger(__name__)
 
 INT32 = (torch.int32,)
-_RANDOM_STD = 0.02
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class IntMethod:
         """See LinearMethod.load."""
         stored = [StoredPart.locate(w, part) for part in parts]
         if w.is_random:
-            read = [_draw(part, self._scheme) for part in stored]
+            read = [_round(read_dense(w, part), share, self._scheme) for part, share in zip(parts, stored, strict=True)]
         else:
             read = [self._scheme.read(part) for part in stored]
         blocks = [[read[0]]]
@@ -210,15 +209,14 @@ def _merge_biases(parts: Sequence[IntPart], dtype: torch.dtype) -> torch.Tensor 
     return torch.cat([bias.to(dtype) for bias in biases])
 
 
-def _draw(part: StoredPart, scheme: IntScheme) -> IntPart:
-    """Uniform codes, of the scale that makes their standard deviation what random dense weights have."""
-    codes = part.matrix("codes", (torch.int8,)).view(torch.uint8) & ((1 << scheme.bits) - 1)
-    _, groups = group_band(part, scheme.group_size)
-    is_wide = not scheme.has_model_scales or part.w.dtype == torch.float32
-    scales = torch.full(
-        (len(groups), len(part.rows)),
-        _RANDOM_STD * 12**0.5 / (1 << scheme.bits),
-        dtype=torch.float16 if is_wide else part.w.dtype,
-        device=codes.device,
-    )
-    return IntPart(codes, scales, None)
+def _round(dense: torch.Tensor, part: StoredPart, scheme: IntScheme) -> IntPart:
+    """Random weights as a checkpoint would have them: rounded to nearest between the ends of each group."""
+    num_groups = len(group_band(part, scheme.group_size)[1])
+    grouped = dense.float().unflatten(1, (num_groups, -1))
+    low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+    top = (1 << scheme.bits) - 1
+    has_own_dtype = not scheme.has_model_scales or dense.dtype == torch.float32
+    scales = ((high - low) / top).clamp(min=1e-4).to(torch.float16 if has_own_dtype else dense.dtype)
+    zeros = (-low / scales.float()).round().clamp(0, top)
+    codes = (grouped / scales.float()[..., None]).round_().add_(zeros[..., None]).clamp_(0, top)
+    return IntPart(codes.to(torch.uint8).flatten(1), scales.T, zeros.T.to(torch.uint8))
