@@ -117,5 +117,5 @@ def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     planes = padded.reshape(num_outputs, -1, num_planes, PLANE).permute(2, 1, 0, 3)  # [planes, tiles, N, PLANE]
     packed = torch.zeros(planes.shape[1:], dtype=torch.int32, device=codes.device)
     for index in range(num_planes):
-        packed |= planes[index].to(torch.int32) << (index * bits)
+        packed |= planes[index].to(torch.int32) * (1 << (index * bits))
     return packed.to(torch.int16)  # keeps the low half
