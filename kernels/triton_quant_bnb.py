@@ -16,7 +16,8 @@ import triton.language as tl
 from kernels.attention.triton_common import prefetch_l2
 from kernels.quant_bnb import BLOCK
 
-MAX_ROWS = 64  # of x, for the streaming products
+MAX_ROWS = 128  # of x, for the streaming products: beyond, unpacking once costs less than unpacking per tile
+_TILE_ROWS = 64
 _BLOCK = tl.constexpr(BLOCK)
 _INT8_MAX = tl.constexpr(127.0)
 
@@ -24,12 +25,13 @@ _INT8_MAX = tl.constexpr(127.0)
 def linear_int8(
     x: torch.Tensor, values: torch.Tensor, largest: torch.Tensor, bias: torch.Tensor | None, *, pdl: bool = False
 ) -> torch.Tensor:
-    """See kernels.quant_bnb.linear_int8; 16-bit x of at most 64 rows."""
+    """See kernels.quant_bnb.linear_int8; 16-bit x of at most MAX_ROWS rows."""
     (num_rows, k), n = x.shape, values.shape[0]
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
-    m_pad = max(8, triton.next_power_of_2(num_rows))
+    m_pad = min(max(8, triton.next_power_of_2(num_rows)), _TILE_ROWS)
     block_n, block_k = (32 if n < 8192 else 64), (256 if m_pad <= 16 else 128)
-    _stream_int8_kernel[(triton.cdiv(n, block_n),)](
+    # row tiles first: those that read the same weights run at the same time, and L2 holds them
+    _stream_int8_kernel[(triton.cdiv(num_rows, m_pad), triton.cdiv(n, block_n))](
         x, values, largest, bias, out, num_rows, n, k, x.stride(0),
         M_PAD=m_pad, BLOCK_N=block_n, BLOCK_K=block_k, EVEN_K=k % block_k == 0, HAS_BIAS=bias is not None, STAGES=4,
         PREFETCH=k % 512 == 0, PDL=pdl, num_warps=4, launch_pdl=pdl,
@@ -41,15 +43,15 @@ def linear_4bit(
     x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, bias: torch.Tensor | None,
     *, pdl: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """See kernels.quant_bnb.linear_4bit; 16-bit x of at most 64 rows, blocks of 64, and a table of x's dtype."""
+    """See kernels.quant_bnb.linear_4bit; 16-bit x of at most MAX_ROWS rows, blocks of 64, and a table of x's dtype."""
     (num_rows, k), n = x.shape, packed.shape[0]
     assert k % BLOCK == 0
     assert scales.shape == (n, k // BLOCK)
     assert table.dtype == x.dtype  # 4-byte entries would be copied to shared memory one by one
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
-    m_pad = max(8, triton.next_power_of_2(num_rows))
+    m_pad = min(max(8, triton.next_power_of_2(num_rows)), _TILE_ROWS)
     block_n = 32 if n < 8192 else 64
-    _stream_4bit_kernel[(triton.cdiv(n, block_n),)](
+    _stream_4bit_kernel[(triton.cdiv(num_rows, m_pad), triton.cdiv(n, block_n))](
         x, packed, scales, table, bias, out, num_rows, n, k, x.stride(0),
         M_PAD=m_pad, BLOCK_N=block_n, UNROLL=next(u for u in (4, 2, 1) if k % (u * BLOCK) == 0),
         HAS_BIAS=bias is not None, STAGES=3, PREFETCH=k % 1024 == 0, PDL=pdl, num_warps=4, launch_pdl=pdl,
@@ -84,10 +86,10 @@ def _stream_int8_kernel(
     M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
     STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """BLOCK_N outputs of every row: w @ x.T, so that w fills the wide side. Integers to 127 are exact in bf16."""
-    features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    """BLOCK_N outputs of M_PAD rows: w @ x.T, so that w fills the wide side. Integers to 127 are exact in bf16."""
+    features = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     sources = tl.minimum(features, n - 1)  # past the end the last one again: cheaper in the loop than a mask
-    rows = tl.arange(0, M_PAD)
+    rows = tl.program_id(0) * M_PAD + tl.arange(0, M_PAD)
     in_rows = rows < num_rows
     w_ptrs = values_ptr + sources.to(tl.int64)[:, None] * k
     if PDL:
@@ -113,10 +115,10 @@ def _stream_4bit_kernel(
     M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
     PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """BLOCK_N outputs of every row, 64 inputs after the other; the loads of UNROLL blocks go out together."""
-    features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    """BLOCK_N outputs of M_PAD rows, 64 inputs after the other; the loads of UNROLL blocks go out together."""
+    features = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     sources = tl.minimum(features, n - 1).to(tl.int64)
-    rows = tl.arange(0, M_PAD)
+    rows = tl.program_id(0) * M_PAD + tl.arange(0, M_PAD)
     in_rows = rows < num_rows
     halves = tl.arange(0, _BLOCK // 2)
     packed_ptrs = packed_ptr + sources[:, None] * (k // 2) + halves[None, :]
@@ -141,7 +143,9 @@ def _stream_4bit_kernel(
 @triton.jit
 def _prefetch_and_wait(row_ptrs, PREFETCH: tl.constexpr) -> None:
     """Ask L2 for 512 bytes of each row, wait for the kernel before, and let the next one begin its own asking."""
-    if PREFETCH and tl.program_id(0) < 528:  # programs past the first wave start when the wait is long over
+    if (
+        PREFETCH and tl.program_id(0) == 0 and tl.program_id(1) < 528
+    ):  # programs past the first wave start when the wait is long over
         prefetch_l2(row_ptrs + (tl.arange(0, 4) * 128)[None, :])
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from models.errors import ModelError
 from models.layer_kinds import find_rope_layers, find_sliding_layers, find_windows
 from models.quantization.config import QuantizationConfig
 from models.quantization.parse import choose_quantization, parse_quantization
+from models.quantization.sizes import saved_bytes
 from models.registry import Architecture, find_architecture
 from models.rope_config import RopeConfig, parse_ropes
 from models.scales import Scales, parse_scales
@@ -161,32 +162,7 @@ class ModelConfig:
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the whole model's weights on the device, its unquantized ones in `dtype`."""
-        num_bytes = self.num_parameters * dtype.itemsize
-        if self.quantization is None:
-            return num_bytes
-        for layer, out_features, in_features in self._linear_layers():
-            scheme = self.quantization.scheme_of(layer)
-            if scheme is not None:
-                num_bytes -= out_features * in_features * dtype.itemsize
-                num_bytes += scheme.matrix_bytes(out_features, in_features, itemsize=dtype.itemsize)
-        return num_bytes
-
-    def _linear_layers(self) -> Iterator[tuple[str, int, int]]:
-        """Name, outputs and inputs of each matrix that may be quantized, named as in most checkpoints."""
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        hidden, wide = self.hidden_size, self.intermediate_size
-        shapes = {
-            "self_attn.q_proj": (q_size, hidden),
-            "self_attn.k_proj": (kv_size, hidden),
-            "self_attn.v_proj": (kv_size, hidden),
-            "self_attn.o_proj": (hidden, q_size),
-            "mlp.gate_proj": (wide, hidden),
-            "mlp.up_proj": (wide, hidden),
-            "mlp.down_proj": (hidden, wide),
-        }
-        for layer in range(self.num_layers):
-            for name, (out_features, in_features) in shapes.items():
-                yield f"model.layers.{layer}.{name}", out_features, in_features
+        return self.num_parameters * dtype.itemsize - saved_bytes(self, dtype)
 
     def num_kv_heads_per_rank(self, tp_size: int) -> int:
         """KV heads that one rank stores: its share, or one replicated head when there are more ranks than heads."""

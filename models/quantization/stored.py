@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -90,7 +91,12 @@ class StoredPart:
         return values.float().flatten()
 
     def scalar(self, name: str, dtypes: tuple[torch.dtype, ...] = SCALE_DTYPES) -> torch.Tensor:
-        """[] fp32, of a tensor of one value."""
+        """[] fp32, of a tensor of one value, which must be a positive number. Waits for the device."""
         shape = self.w.shape_of(name)
         stored = shape if shape is not None and all(size == 1 for size in shape) else ()
-        return self.w.stored(name, stored, dtypes).float().reshape(())
+        value = self.w.stored(name, stored, dtypes).float().reshape(())
+        if not 0.0 < float(value) < math.inf:
+            raise ModelError(
+                f"tensor {self.w.full_name(name)} is {float(value)}, and a scale must be a positive number"
+            )
+        return value

@@ -68,7 +68,7 @@ def test_activations_become_e4m3_as_specified(num_rows, k, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", [*ROWS, 65, 300])
+@pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_e4m3_products_scaled_by_row(n, k, num_rows, dtype):
     from kernels import fp8_ops
@@ -84,7 +84,7 @@ def test_e4m3_products_scaled_by_row(n, k, num_rows, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", [*ROWS, 65, 300])
+@pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
 @pytest.mark.parametrize("rows", [128, 64])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_e4m3_products_scaled_by_block(n, k, rows, num_rows, dtype):
@@ -100,7 +100,7 @@ def test_e4m3_products_scaled_by_block(n, k, rows, num_rows, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", [*ROWS, 65, 300])
+@pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_bitsandbytes_products(n, k, num_rows, dtype):
     from kernels import bnb_ops

@@ -234,6 +234,16 @@ LAYER = r"model\.layers\.0\.mlp\.down_proj"
         ),
         ("fp8_tensor", {"weight_scale": torch.ones(2)}, rf"{LAYER}\.weight_scale has shape \[2\]"),
         ("fp8_blocks", {"weight_scale_inv": torch.ones(1, 1)}, rf"{LAYER}\.weight_scale_inv has shape \[1, 1\]"),
+        (
+            "fp8_static",
+            {"input_scale": torch.zeros(1)},
+            rf"{LAYER}\.input_scale is 0\.0, and a scale must be a positive",
+        ),
+        (
+            "fp8_tensor",
+            {"weight_scale": torch.tensor(float("nan"))},
+            rf"{LAYER}\.weight_scale is nan, and a scale must",
+        ),
         ("fp8_tensor", {"weight_scale": torch.ones((), dtype=torch.int32)}, rf"{LAYER}\.weight_scale is int32"),
     ],
 )

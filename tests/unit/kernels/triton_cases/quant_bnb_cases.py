@@ -11,7 +11,7 @@ TABLE = torch.tensor(quant_bnb.NF4_TABLE)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("num_rows", "n", "k"), [(1, 40, 256), (5, 33, 192), (17, 64, 64)])
+@pytest.mark.parametrize(("num_rows", "n", "k"), [(1, 40, 256), (5, 33, 192), (17, 64, 64), (100, 40, 64)])
 def test_4bit_product_is_as_specified(num_rows, n, k, has_bias):
     x, codes = torch.randn(num_rows, k).half(), quant_bnb.quantize_nf4(torch.randn(n, k))
     bias = torch.randn(n).half() if has_bias else None
@@ -20,7 +20,7 @@ def test_4bit_product_is_as_specified(num_rows, n, k, has_bias):
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("num_rows", "n", "k"), [(1, 40, 256), (5, 33, 300), (17, 64, 128)])
+@pytest.mark.parametrize(("num_rows", "n", "k"), [(1, 40, 256), (5, 33, 300), (17, 64, 128), (100, 40, 64)])
 def test_int8_product_is_as_specified(num_rows, n, k, has_bias):
     x, integers = torch.randn(num_rows, k).half(), quant_bnb.quantize_int8(torch.randn(n, k))
     bias = torch.randn(n).half() if has_bias else None
