@@ -11,12 +11,21 @@ import functools
 import torch
 from torch.nn import functional
 
-from kernels import batch_inputs, elementwise, moe, sampling
+from kernels import batch_inputs, elementwise, moe, quant_int, sampling
 from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
 from kernels.kv_write import UNSCALED, KVScales, write_kv
+from kernels.quant_int import IntWeight
 
 try:
-    from kernels import triton_adjust, triton_batch_inputs, triton_elementwise, triton_moe, triton_sampling
+    from kernels import (
+        triton_adjust,
+        triton_batch_inputs,
+        triton_elementwise,
+        triton_int_dequantize,
+        triton_int_gemm,
+        triton_moe,
+        triton_sampling,
+    )
     from kernels.triton_gemv import GemvScratch, can_gemv, gemv
     from kernels.triton_sampling import SamplingScratch
     from kernels.triton_truncation import SamplingState
@@ -243,6 +252,25 @@ class DenseLinear:
         if self._scratch is None:
             self._scratch = GemvScratch.allocate(x.device)
         return gemv(x, w, bias, self._scratch, pdl=_has_pdl(x.device))
+
+
+class IntLinear:
+    """See kernels.quant_int.int_linear. Dequantises in registers, or once for cuBLAS. Owns scratch: one stream."""
+
+    def __init__(self) -> None:
+        self._scratch: GemvScratch | None = None
+
+    def __call__(self, x: torch.Tensor, weight: IntWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """x: [T, K]; bias: [N] or None; returns [T, N]."""
+        if not (HAS_TRITON and x.is_cuda):
+            return quant_int.int_linear(x, weight, bias)
+        if weight.order is not None:
+            x = x.index_select(1, weight.order)
+        if not triton_int_gemm.can_int_gemm(x, weight):
+            return functional.linear(x, triton_int_dequantize.dequantize(weight, x.dtype), bias)
+        if self._scratch is None:
+            self._scratch = triton_int_gemm.allocate_scratch(x.device)
+        return triton_int_gemm.int_gemm(x, weight, bias, self._scratch, pdl=_has_pdl(x.device))
 
 
 @functools.cache

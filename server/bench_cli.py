@@ -74,9 +74,8 @@ def _add_offline(parser: argparse.ArgumentParser) -> None:
     add("workloads", nargs="+", metavar="WORKLOAD", help="one or more of the workloads below")
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--model", type=text, help="folder in Hugging Face layout, or hub id")
-    model.add_argument(
-        "--shape", type=text, metavar="NAME", help="random weights: qwen3-0.6b, llama-3.1-8b or qwen3-30b-a3b"
-    )
+    shapes = "random weights: qwen3-0.6b, llama-3.1-8b[-awq] or qwen3-30b-a3b"
+    model.add_argument("--shape", type=text, metavar="NAME", help=shapes)
     add("--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", metavar="DEV", help="auto, cuda, mps, cpu")
     add("--attention-backend", choices=BACKEND_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--quantization", choices=QUANTIZATION_NAMES, default="auto", metavar="NAME", help="as of quire serve")

@@ -10,8 +10,17 @@ import re
 from collections.abc import Callable
 
 BACKEND_NAMES = ("auto", "triton", "flash-attn", "torch")
-# As models/quantization/parse.py knows them: what an unquantized checkpoint can become on load
-QUANTIZATION_NAMES = ("auto", "none", "fp8", "bitsandbytes-nf4", "bitsandbytes-int8")
+# As models/quantization/parse.py knows them: what an unquantized checkpoint can become on load, or one is already
+QUANTIZATION_NAMES = (
+    "auto",
+    "none",
+    "fp8",
+    "bitsandbytes-nf4",
+    "bitsandbytes-int8",
+    "awq",
+    "gptq",
+    "compressed-tensors",
+)
 _SIZE_UNITS = {
     "": 1,
     "B": 1,

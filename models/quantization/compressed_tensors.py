@@ -13,6 +13,7 @@ from models.errors import ModelError
 from models.quantization.config import LayerNames, QuantizationConfig, Rule, Scheme
 from models.quantization.fp8 import Fp8
 from models.quantization.fp8_block import Fp8Block
+from models.quantization.pack_quantized import PackQuantized
 
 _EVERY_LAYER = ("Linear",)
 
@@ -36,8 +37,8 @@ class Arguments:
         return cls(
             fields=fields,
             num_bits=fields.count("num_bits", default=8),
-            type=fields.get("type") or "int",
-            strategy=fields.get("strategy") or ("group" if group_size is not None else "tensor"),
+            type=_word(fields, "type", default="int"),
+            strategy=_word(fields, "strategy", default="group" if group_size is not None else "tensor"),
             group_size=None if group_size in (None, -1) else fields.count("group_size"),
             is_symmetric=fields.flag("symmetric", default=True),
             dynamic=fields.get("dynamic") or False,
@@ -81,6 +82,13 @@ def parse(fields: Fields) -> QuantizationConfig:
         rules.append(Rule(targets, FORMATS[format_](_read_group(group))))
     ignored = LayerNames.parse(fields.get("ignore"), where=f"{fields.where}: ignore")
     return QuantizationConfig("compressed-tensors", tuple(rules), ignored)
+
+
+def _word(fields: Fields, name: str, *, default: str) -> str:
+    value = fields.get(name) or default
+    if not isinstance(value, str):
+        raise ModelError(f"{fields.where}: {name} must be a word, found {value!r}")
+    return value
 
 
 def _read_group(group: Fields) -> Group:
@@ -130,6 +138,25 @@ def _float_quantized(group: Group) -> Scheme:
     raise activations.refuse("activations")
 
 
+def _pack_quantized(group: Group) -> Scheme:
+    """4- or 8-bit integers by row or group of inputs; activations stay as they are."""
+    weights = group.weights
+    sizes = {"group": weights.group_size, "channel": None}
+    is_known = weights.strategy in sizes and (weights.strategy == "channel" or weights.group_size is not None)
+    if not is_known or weights.type != "int" or weights.num_bits not in (4, 8) or weights.dynamic:
+        raise weights.refuse("weights")
+    if group.activations is not None:
+        raise group.activations.refuse("activations beside packed weights")
+    order = weights.fields.get("actorder")
+    return PackQuantized(
+        bits=weights.num_bits,
+        group_size=sizes[weights.strategy],
+        is_symmetric=weights.is_symmetric,
+        has_order=order is True or order in ("group", "dynamic"),
+    )
+
+
 FORMATS: dict[str, Callable[[Group], Scheme]] = {
     "float-quantized": _float_quantized,
+    "pack-quantized": _pack_quantized,
 }

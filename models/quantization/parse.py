@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from models.config_fields import Fields
 from models.errors import ModelError
-from models.quantization import bitsandbytes, compressed_tensors, fp8
+from models.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq
 from models.quantization.config import QuantizationConfig, Scheme
 
 # quant_method → its parser, which is given the quantization_config
@@ -17,6 +17,8 @@ FORMATS: dict[str, Callable[[Fields], QuantizationConfig]] = {
     "fp8": fp8.parse,
     "bitsandbytes": bitsandbytes.parse,
     "compressed-tensors": compressed_tensors.parse,
+    "awq": awq.parse,
+    "gptq": gptq.parse,
 }
 # --quantization → what layers of an unquantized checkpoint become while they are read (server/flags.py has the names)
 ON_LOAD: dict[str, Scheme] = {

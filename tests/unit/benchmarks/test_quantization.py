@@ -11,7 +11,7 @@ from server.resolve import DEMO_FOLDER
 
 @pytest.mark.parametrize(("name", "candidate"), SCHEMES.items())
 def test_every_scheme_errs_as_its_bits_let_expect(tmp_path, name, candidate):
-    raw = json.loads((DEMO_FOLDER / "config.json").read_text())
+    raw = json.loads((DEMO_FOLDER / "config.json").read_text()) | {"hidden_size": 256, "intermediate_size": 512}
     (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": candidate.section}))
     config = EngineConfig(model=str(tmp_path), device="cpu", quantization=candidate.flag)
     errors = measure_errors(config)

@@ -16,7 +16,7 @@ from models.quantization.config import LayerNames, QuantizationConfig
 from models.quantization.fp8 import ON_LOAD as FP8_ON_LOAD
 from models.quantization.fp8 import Fp8
 from models.quantization.fp8_block import Fp8Block
-from models.quantization.parse import ON_LOAD
+from models.quantization.parse import FORMATS, ON_LOAD
 from models.registry import build
 from models.weights import Weights
 from server.flags import QUANTIZATION_NAMES
@@ -99,8 +99,10 @@ def test_what_is_not_understood_is_refused_by_name(section, message):
         read(section)
 
 
-def test_every_flag_of_the_server_is_a_scheme():
-    assert ("auto", "none", *ON_LOAD) == QUANTIZATION_NAMES
+def test_every_flag_of_the_server_is_a_scheme_or_a_format():
+    formats = ("awq", "gptq", "compressed-tensors")  # what a checkpoint may be already
+    assert ("auto", "none", *ON_LOAD, *formats) == QUANTIZATION_NAMES
+    assert {*formats} < {*FORMATS}
 
 
 def test_the_flag_quantises_an_unquantised_checkpoint():

@@ -14,6 +14,7 @@ from models.parallel import TensorParallel
 from models.weights import Weights
 from tests.unit.models.checkpoints import TINY, make_configs
 from tests.unit.models.harness import CPU, PagedRunner, load
+from tests.unit.models.int_checkpoints import FORMATS, save_quantized, with_groups_of
 from tests.unit.models.reference import save_checkpoint
 from tests.unit.models.tensor_parallel_rank import PROMPT, pool_dtype
 
@@ -73,6 +74,21 @@ def test_split_model_gives_the_logits_of_the_whole(size, configs, tmp_path):
         expected = runner.step([(runner.add_row(), PROMPT)])[0]
         for rank in range(size):
             logits = torch.load(folder / f"logits-{size}-{rank}.pt")
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_split_model_of_packed_integers_gives_the_logits_of_the_whole(tmp_path):
+    kinds = ("awq", "gptq", "gptq_desc_act", "gptq_own_orders", "packed_asymmetric", "packed_channel")
+    folders = [tmp_path / kind for kind in kinds]
+    for folder in folders:
+        save_checkpoint(tmp_path / "dense", make_configs()["llama_all_biases"])
+        save_quantized(tmp_path / "dense", folder, with_groups_of(8, FORMATS[folder.name]))
+    run_ranks(2, folders, tmp_path)
+    for folder in folders:
+        runner = PagedRunner(load(folder), ModelConfig.from_folder(folder))
+        expected = runner.step([(runner.add_row(), PROMPT)])[0]
+        for rank in range(2):
+            logits = torch.load(folder / f"logits-2-{rank}.pt")
             torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 

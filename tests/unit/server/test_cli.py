@@ -54,8 +54,8 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--dtype float32 --load-format dummy --max-model-len 64 --max-num-seqs 4 --max-num-batched-tokens 32 "
         "--block-size 8 --kv-cache-memory 1.5MiB --gpu-memory-utilization 0.5 --attention-backend torch "
         f"--no-prefix-caching --depth 1 --max-waiting 9 --max-queued-tokens 99 --chat-template {template} "
-        "--strict --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug "
-        "--quantization fp8 --kv-cache-dtype fp8 --api-key k --cors-origin https://a.test --cors-origin * --root-path /llm"
+        "--strict --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug --quantization fp8 "
+        "--kv-cache-dtype fp8 --api-key k --cors-origin https://a.test --cors-origin * --root-path /llm"
     )
     assert main(["serve", *flags.split()]) == 0
     (config,) = launched
