@@ -60,6 +60,10 @@ class SafetensorsReader:
         # copy: a tensor that stays mapped onto the file would change, or fault, when the file does
         return part.to(self.device, self.dtype, copy=True)
 
+    def projection(self, name: str) -> tuple[str, int, int | None]:
+        """See TensorReader.projection."""
+        return name, 0, None
+
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Unmap the files; see TensorReader.finish."""
         self._files.clear()
@@ -140,6 +144,10 @@ class RandomReader:
             whole.normal_(0.0, self._std, generator=generator)
         part = whole.narrow(dim, start, stop - start)
         return part if part.shape == whole.shape else part.contiguous().clone()
+
+    def projection(self, name: str) -> tuple[str, int, int | None]:
+        """See TensorReader.projection."""
+        return name, 0, None
 
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Nothing is open, and nothing can be left over."""

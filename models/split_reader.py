@@ -40,6 +40,13 @@ class SplitReader:
         offset = shape[dim] * first // size
         return self._reader.read(self._merged + tensor, stored, dim=dim, start=offset + start, stop=offset + stop)
 
+    def projection(self, name: str) -> tuple[str, int, int | None]:
+        """The merged matrix for its parts; see TensorReader.projection."""
+        band = self._bands.get(f"{name}.")
+        if band is None:
+            return self._reader.projection(name)
+        return self._merged.removesuffix("."), band[0], self._num_outputs
+
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """See TensorReader.finish."""
         self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)

@@ -8,13 +8,17 @@ tensor that nobody asked for: a checkpoint half understood is a wrong model. Rea
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from models.checkpoint import Progress, RandomReader, SafetensorsReader
 from models.split_reader import SplitReader
+
+if TYPE_CHECKING:
+    from models.lora.stack import AdapterStack
 
 
 class TensorReader(Protocol):
@@ -27,44 +31,74 @@ class TensorReader(Protocol):
         """A new tensor: [start, stop) along dim of tensor `name`, which must have `shape`. Raises ModelError."""
         ...
 
+    def projection(self, name: str) -> tuple[str, int, int | None]:
+        """The matrix that holds projection `name`: its own name, the projection's first output, and all its outputs.
+
+        None: the projection's alone.
+        """
+        ...
+
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Close what is open. Raises ModelError if tensors were left unread, but for those whose prefix is unserved."""
         ...
 
 
-class Weights:
-    """A view of a reader under a name prefix. Cheap: `w / "mlp"` makes another."""
+@dataclass(frozen=True)
+class Projection:
+    """Where a checkpoint keeps a projection: alone, or as a band of the outputs of a larger matrix."""
 
-    def __init__(self, reader: TensorReader, prefix: str = "") -> None:
+    w: Weights  # below the matrix's own name
+    name: str  # in full, without a tensor's: "model.layers.0.self_attn.q_proj"
+    first_output: int
+    num_outputs: int  # of the whole matrix
+
+
+class Weights:
+    """A view of a reader under a name prefix. Cheap: `w / "mlp"` makes another.
+
+    adapters: what is added to the products of linear layers; None: nothing.
+    """
+
+    def __init__(self, reader: TensorReader, prefix: str = "", *, adapters: AdapterStack | None = None) -> None:
         self._reader = reader
         self._prefix = prefix
+        self.adapters = adapters
         self.device = reader.device
         self.dtype = reader.dtype
 
     @classmethod
     def from_folder(
-        cls, folder: Path, *, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
+        cls,
+        folder: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+        adapters: AdapterStack | None = None,
     ) -> Weights:
         """Open model.safetensors, or the shards of model.safetensors.index.json. Raises ModelError.
 
         progress(bytes_done, bytes_total) is called after each first read of a tensor, and once by finish().
         """
-        return cls(SafetensorsReader(Path(folder), device=device, dtype=dtype, progress=progress))
+        reader = SafetensorsReader(Path(folder), device=device, dtype=dtype, progress=progress)
+        return cls(reader, adapters=adapters)
 
     @classmethod
-    def dummy(cls, *, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Weights:
+    def dummy(
+        cls, *, device: torch.device, dtype: torch.dtype, seed: int = 0, adapters: AdapterStack | None = None
+    ) -> Weights:
         """Random weights made on the device (--load-format dummy): the same tensors for any split over ranks."""
-        return cls(RandomReader(device=device, dtype=dtype, seed=seed))
+        return cls(RandomReader(device=device, dtype=dtype, seed=seed), adapters=adapters)
 
     def __truediv__(self, part: str) -> Weights:
-        return Weights(self._reader, f"{self._prefix}{part}.")
+        return Weights(self._reader, f"{self._prefix}{part}.", adapters=self.adapters)
 
     def split(self, merged: str, sizes: Mapping[str, int]) -> Weights:
         """The same view, in which the checkpoint's projection `merged` is the projections `sizes`, side by side.
 
         sizes: name → outputs, in the checkpoint's order.
         """
-        return Weights(SplitReader(self._reader, self._prefix, merged, sizes), self._prefix)
+        return Weights(SplitReader(self._reader, self._prefix, merged, sizes), self._prefix, adapters=self.adapters)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The whole tensor, checked to have `shape`."""
@@ -80,6 +114,13 @@ class Weights:
         """[start, stop) along dim. shape: of the whole tensor."""
         return self._reader.read(self._prefix + name, shape, dim=dim, start=start, stop=stop)
 
+    def projection(self, name: str, num_outputs: int) -> Projection:
+        """Where the checkpoint keeps projection `name`, which has num_outputs."""
+        stored, first, total = self._reader.projection(self._prefix + name)
+        return Projection(Weights(self._reader, f"{stored}."), stored, first, total or num_outputs)
+
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
-        """Say that the model is built. Raises ModelError naming tensors that it did not read."""
+        """Say that the model is built. Raises ModelError naming tensors that it did not read, or of its adapters."""
         self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)
+        if self.adapters is not None:
+            self.adapters.finish()

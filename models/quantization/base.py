@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from models.weights import Weights
 
-# A method's own tensors by its own names; opaque to layers
-LinearParams = dict[str, torch.Tensor]
+# What a method keeps of a layer, most often its own tensors by its own names; opaque to layers
+LinearParams = Any
 
 
 @dataclass(frozen=True)

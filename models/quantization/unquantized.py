@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.ops import DenseLinear
-from models.quantization.base import LinearParams, LinearPart
+from models.quantization.base import LinearPart
 from models.weights import Weights
 
 
@@ -17,7 +17,7 @@ class Unquantized:
     def __init__(self) -> None:
         self._linear = DenseLinear()
 
-    def load(self, w: Weights, parts: Sequence[LinearPart]) -> LinearParams:
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> dict[str, torch.Tensor]:
         """Read each `<name>.weight`; see LinearMethod.load."""
         shards = [
             (w / part.name).shard(
@@ -27,6 +27,6 @@ class Unquantized:
         ]
         return {"weight": shards[0] if len(shards) == 1 else torch.cat(shards)}
 
-    def apply(self, params: LinearParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def apply(self, params: dict[str, torch.Tensor], x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
         return self._linear(x, params["weight"], bias)
