@@ -15,6 +15,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: str = "auto"  # auto (safetensors) | dummy (random weights of the config's shapes)
     device: str = "auto"  # auto | cuda | mps | cpu
     dtype: str = "auto"  # auto | bfloat16 | float16 | float32
+    quantization: str = "auto"  # of the linear layers. auto: as the checkpoint is | none | a scheme of server/flags.py
     attention_backend: str = "auto"
     max_model_len: int | None = None  # tokens
     max_num_seqs: int | None = None  # requests running at once

@@ -70,7 +70,7 @@ def load_engine(config: EngineConfig, on_stage: OnStage, *, serve: Serve | None 
 
 def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> LoadedEngine:
     on_stage(Stage("config"))
-    model_config = ModelConfig.from_folder(Path(config.model))
+    model_config = ModelConfig.from_folder(Path(config.model)).quantized(config.quantization)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, model_config, device)
     detail = f"{model_config.architecture}, {model_config.num_layers} layers, {_name(dtype)} on {device.type}"
@@ -97,6 +97,8 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
         "Device": describe_device(device),
         "Weights": f"{format_size(num_bytes)} {_name(dtype)} in {time.monotonic() - started:.1f} s",
     }
+    if model_config.quantization is not None:
+        facts["Quantization"] = model_config.quantization.describe()
     if compilation is not None:
         compilation.wait(lambda done, total: on_stage(Stage("kernels", done, total, unit="kernels")))
     on_stage(Stage("kv_cache"))
@@ -150,7 +152,7 @@ def _load_weights(
         weights = Weights.from_folder(Path(config.model), device=device, dtype=dtype, progress=progress)
     with torch.inference_mode():
         model = build(model_config, weights, TensorParallel())
-    return model, model_config.num_parameters * dtype.itemsize
+    return model, model_config.weight_bytes(dtype)
 
 
 def _select_backend(

@@ -55,7 +55,7 @@ def check_memory(
     pool_bytes: int,
 ) -> None:
     """Raise StartupError if the weights, a step and the smallest KV pool do not fit: with numbers, and what would."""
-    weights = model.num_parameters * dtype.itemsize
+    weights = model.weight_bytes(dtype)
     if weights + step_bytes + pool_bytes <= memory.usable:
         return
     parts = [f"{format_size(weights)} for its weights in {str(dtype).removeprefix('torch.')}"]

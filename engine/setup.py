@@ -118,7 +118,7 @@ class Setup:
         )
         block_size = config.block_size or max(16, self.backend.block_size_multiple)
         step_bytes = _step_bytes(model, self.limits, dtype) if self.device.type != "cpu" else 0
-        weights = 0 if has_weights else model.num_parameters * dtype.itemsize
+        weights = 0 if has_weights else model.weight_bytes(dtype)
         if not has_weights:
             least = smallest_pool_bytes(config, model, dtype=dtype, block_size=block_size)
             check_memory(config, model, memory, dtype=dtype, step_bytes=step_bytes, pool_bytes=least)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,8 @@ from kernels.attention.base import AttentionSpec
 from models.config_fields import Fields
 from models.errors import ModelError
 from models.layer_kinds import find_rope_layers, find_sliding_layers, find_windows
+from models.quantization.config import QuantizationConfig
+from models.quantization.parse import choose_quantization, parse_quantization
 from models.registry import Architecture, find_architecture
 from models.rope_config import RopeConfig, parse_ropes
 from models.scales import Scales, parse_scales
@@ -61,6 +63,7 @@ class ModelConfig:
     dtype: str  # of the checkpoint: one of DTYPES
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    quantization: QuantizationConfig | None  # of the linear layers; None: all are as `dtype` says
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
@@ -123,7 +126,12 @@ class ModelConfig:
             dtype=_dtype(config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
             eos_token_ids=config.token_ids("eos_token_id"),
+            quantization=parse_quantization(config),
         )
+
+    def quantized(self, wanted: str) -> ModelConfig:
+        """This model as the flag --quantization wants it. Raises ModelError if its checkpoint cannot be so."""
+        return dataclasses.replace(self, quantization=choose_quantization(self.quantization, wanted))
 
     def limited_to(self, max_model_len: int | None) -> ModelConfig:
         """This model for requests of at most so many tokens (None: as many as it can). Never longer than it was.
@@ -150,6 +158,35 @@ class ModelConfig:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         norms = self.num_layer_norms * self.hidden_size
         return embeddings + self.num_layers * (attention + mlp + norms) + self.hidden_size
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the whole model's weights on the device, its unquantized ones in `dtype`."""
+        num_bytes = self.num_parameters * dtype.itemsize
+        if self.quantization is None:
+            return num_bytes
+        for layer, out_features, in_features in self._linear_layers():
+            scheme = self.quantization.scheme_of(layer)
+            if scheme is not None:
+                num_bytes -= out_features * in_features * dtype.itemsize
+                num_bytes += scheme.matrix_bytes(out_features, in_features, itemsize=dtype.itemsize)
+        return num_bytes
+
+    def _linear_layers(self) -> Iterator[tuple[str, int, int]]:
+        """Name, outputs and inputs of each matrix that may be quantized, named as in most checkpoints."""
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden, wide = self.hidden_size, self.intermediate_size
+        shapes = {
+            "self_attn.q_proj": (q_size, hidden),
+            "self_attn.k_proj": (kv_size, hidden),
+            "self_attn.v_proj": (kv_size, hidden),
+            "self_attn.o_proj": (hidden, q_size),
+            "mlp.gate_proj": (wide, hidden),
+            "mlp.up_proj": (wide, hidden),
+            "mlp.down_proj": (hidden, wide),
+        }
+        for layer in range(self.num_layers):
+            for name, (out_features, in_features) in shapes.items():
+                yield f"model.layers.{layer}.{name}", out_features, in_features
 
     def num_kv_heads_per_rank(self, tp_size: int) -> int:
         """KV heads that one rank stores: its share, or one replicated head when there are more ranks than heads."""
@@ -201,12 +238,6 @@ def _text_fields(raw: Mapping[str, Any], architecture: Architecture, where: str)
 
 
 def _refuse_unsupported(config: Fields) -> None:
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        raise ModelError(
-            f"{config.where}: quantization_config ({method}) is not supported yet: use an unquantized checkpoint"
-        )
     if config.get("use_bidirectional_attention"):
         raise ModelError(f"{config.where}: use_bidirectional_attention is not supported: only causal models are served")
 

@@ -26,9 +26,26 @@ class TensorReader(Protocol):
 
     device: torch.device
     dtype: torch.dtype
+    is_random: bool  # whatever is asked for is made, and nothing is stored
 
-    def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
-        """A new tensor: [start, stop) along dim of tensor `name`, which must have `shape`. Raises ModelError."""
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dim: int,
+        start: int,
+        stop: int,
+        stored: tuple[torch.dtype, ...] = (),
+    ) -> torch.Tensor:
+        """A new tensor: [start, stop) along dim of tensor `name`, which must have `shape`. Raises ModelError.
+
+        stored: the tensor must have one of these dtypes, and keeps it; else it becomes the model's. () is a scalar.
+        """
+        ...
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The shape of tensor `name`, None if there is none. Not known where tensors are random."""
         ...
 
     def projection(self, name: str) -> tuple[str, int, int | None]:
@@ -65,6 +82,7 @@ class Weights:
         self.adapters = adapters
         self.device = reader.device
         self.dtype = reader.dtype
+        self.is_random = reader.is_random
 
     @classmethod
     def from_folder(
@@ -113,6 +131,28 @@ class Weights:
     def slice(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
         """[start, stop) along dim. shape: of the whole tensor."""
         return self._reader.read(self._prefix + name, shape, dim=dim, start=start, stop=stop)
+
+    def stored(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtypes: tuple[torch.dtype, ...],
+        *,
+        dim: int = 0,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> torch.Tensor:
+        """[start, stop) along dim of a tensor that has one of `dtypes`, in that dtype. stop: None is the end."""
+        end = (shape[dim] if shape else 1) if stop is None else stop
+        return self._reader.read(self._prefix + name, shape, dim=dim, start=start, stop=end, stored=dtypes)
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The stored shape of a tensor; None: there is none, or tensors are random."""
+        return self._reader.shape_of(self._prefix + name)
+
+    def full_name(self, name: str) -> str:
+        """What a tensor below this view is called in the checkpoint, for errors."""
+        return self._prefix + name
 
     def projection(self, name: str, num_outputs: int) -> Projection:
         """Where the checkpoint keeps projection `name`, which has num_outputs."""

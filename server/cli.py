@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
 from server.bench_cli import add_bench
-from server.flags import BACKEND_NAMES, deadline, integer, seconds, share, size, text, workers
+from server.flags import BACKEND_NAMES, QUANTIZATION_NAMES, deadline, integer, seconds, share, size, text, workers
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
 
 if TYPE_CHECKING:
@@ -98,6 +98,13 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         metavar="TYPE",
         default="auto",
         help="auto, bfloat16, float16 or float32",
+    )
+    add(
+        "--quantization",
+        choices=QUANTIZATION_NAMES,
+        metavar="NAME",
+        default="auto",
+        help=f"of linear layers (auto: as the checkpoint is): {', '.join(QUANTIZATION_NAMES)}",
     )
     add("--load-format", choices=("auto", "dummy"), metavar="FMT", default="auto", help="dummy: random weights")
     add(
@@ -221,6 +228,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig"
         load_format=arguments.load_format,
         device=arguments.device,
         dtype=arguments.dtype,
+        quantization=arguments.quantization,
         attention_backend=arguments.attention_backend,
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,

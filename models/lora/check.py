@@ -24,13 +24,30 @@ def check_adapters(adapters: Sequence[Adapter], config: ModelConfig, *, dtype: t
 class ShapeReader:
     """TensorReader: whatever is asked for, without values."""
 
+    is_random = True
+
     def __init__(self, dtype: torch.dtype) -> None:
         self.device = torch.device("meta")
         self.dtype = dtype
 
-    def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dim: int,
+        start: int,
+        stop: int,
+        stored: tuple[torch.dtype, ...] = (),
+    ) -> torch.Tensor:
         """See TensorReader.read."""
-        return torch.empty(*shape[:dim], stop - start, *shape[dim + 1 :], device=self.device, dtype=self.dtype)
+        dtype = stored[0] if stored else self.dtype
+        part = (*shape[:dim], stop - start, *shape[dim + 1 :]) if shape else ()
+        return torch.empty(part, device=self.device, dtype=dtype)
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """Nothing is stored."""
+        return None
 
     def projection(self, name: str) -> tuple[str, int, int | None]:
         """See TensorReader.projection."""

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.lora import LoraWeights
-from models.lora.adapter import Adapter
+from models.lora.adapter import Adapter, LowRank
 
 if TYPE_CHECKING:
     from kernels.ops import LoraTokens
     from models.quantization.base import LinearPart
-    from models.weights import Weights
+    from models.weights import Projection, Weights
 
 _LEAST_RANK = 16  # what matrix units take at once
 
@@ -45,31 +45,30 @@ class AdapterStack:
         if not any(ranks):
             return None
         rank = max(_LEAST_RANK, 1 << (max(ranks) - 1).bit_length())
-        sizes = tuple(part.out_features // _split(part, 0) for part in parts)
-        shape_a = (len(self._adapters), len(parts), rank, parts[0].in_features // _split(parts[0], 1))
+        sizes = tuple(part.outputs for part in parts)
+        shape_a = (len(self._adapters), len(parts), rank, parts[0].inputs)
         a = torch.zeros(shape_a, dtype=w.dtype, device=w.device)
         b = torch.zeros(len(self._adapters), sum(sizes), rank, dtype=w.dtype, device=w.device)
         self.num_bytes += a.nbytes + b.nbytes
         for index, adapter in enumerate(self._adapters):
-            outputs = b[index].split(sizes)
             for place, (part, module) in enumerate(zip(parts, modules, strict=True)):
                 own_rank = adapter.rank_of(module.name)
-                if own_rank == 0:
-                    continue
-                share = adapter.read(module.name, in_features=part.in_features, out_features=module.num_outputs)
-                self._read.update((adapter.name, name) for name in adapter.names_of(module.name))
-                band = share.b.narrow(0, module.first_output, part.out_features)
-                a[index, place, :own_rank] = share.a.chunk(_split(part, 1), dim=1)[part.rank if part.dim == 1 else 0]
-                outputs[place][:, :own_rank] = band.chunk(_split(part, 0))[part.rank if part.dim == 0 else 0]
+                if own_rank:
+                    share = self._share(adapter, part, module)
+                    a[index, place, :own_rank] = share.a
+                    b[index].split(sizes)[place][:, :own_rank] = share.b
         return LoraWeights(a, b, sizes)
+
+    def _share(self, adapter: Adapter, part: LinearPart, module: Projection) -> LowRank:
+        """Return this rank's share of what an adapter adds to a part: the module is the part, or holds it."""
+        whole = adapter.read(module.name, in_features=part.in_features, out_features=module.num_outputs)
+        self._read.update((adapter.name, name) for name in adapter.names_of(module.name))
+        first_input = part.rank * part.inputs if part.dim == 1 else 0
+        first_output = module.first_output + (part.rank * part.outputs if part.dim == 0 else 0)
+        return LowRank(whole.a.narrow(1, first_input, part.inputs), whole.b.narrow(0, first_output, part.outputs))
 
     def finish(self) -> None:
         """Say that the model is built. Raises ModelError naming tensors of an adapter that no layer asked for."""
         if not self._is_partial:
             for adapter in self._adapters:
                 adapter.refuse_unread(frozenset(name for owner, name in self._read if owner == adapter.name))
-
-
-def _split(part: LinearPart, dim: int) -> int:
-    """Into how many shares a part's matrix is cut along dim."""
-    return part.size if part.dim == dim else 1

@@ -28,6 +28,16 @@ class LinearPart:
     rank: int
     size: int
 
+    @property
+    def outputs(self) -> int:
+        """Outputs of this rank."""
+        return self.out_features // self.size if self.dim == 0 else self.out_features
+
+    @property
+    def inputs(self) -> int:
+        """Inputs of this rank."""
+        return self.in_features // self.size if self.dim == 1 else self.in_features
+
 
 class LinearMethod(Protocol):
     """One scheme. Stateless: what it loads, it is given back."""

@@ -55,7 +55,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--block-size 8 --kv-cache-memory 1.5MiB --gpu-memory-utilization 0.5 --attention-backend torch "
         f"--no-prefix-caching --depth 1 --max-waiting 9 --max-queued-tokens 99 --chat-template {template} "
         "--strict --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug "
-        "--api-key k --cors-origin https://a.test --cors-origin * --root-path /llm"
+        "--quantization fp8 --api-key k --cors-origin https://a.test --cors-origin * --root-path /llm"
     )
     assert main(["serve", *flags.split()]) == 0
     (config,) = launched
@@ -73,6 +73,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         load_format="dummy",
         device="cpu",
         dtype="float32",
+        quantization="fp8",
         attention_backend="torch",
         max_model_len=64,
         max_num_seqs=4,
@@ -107,6 +108,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         ("--device", "tpu"),
         ("--dtype", "int3"),
         ("--load-format", "pickle"),
+        ("--quantization", "int3"),
         ("--max-model-len", "0"),
         ("--max-num-seqs", "1.5"),
         ("--max-num-batched-tokens", "many"),
