@@ -7,6 +7,7 @@ generations = generate(engine, transport, prompts, params)
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -63,16 +64,25 @@ class Generation(msgspec.Struct):
 
 
 def generate(
-    engine: Engine, transport: LocalTransport, prompts: list[list[int]], params: list[SamplingParams]
+    engine: Engine,
+    transport: LocalTransport,
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    *,
+    lora_indices: Sequence[int] | None = None,
 ) -> list[Generation]:
-    """Run all prompts to their ends and return them in order. The engine must be idle, and is again afterwards."""
+    """Run all prompts to their ends and return them in order. The engine must be idle, and is again afterwards.
+
+    lora_indices: each prompt's adapter, as in AddRequest; None: all are for the model itself.
+    """
     generations = [Generation() for _ in prompts]
     by_id = {str(index): generation for index, generation in enumerate(generations)}
-    todo = deque(zip(by_id, prompts, params, strict=True))
+    todo = deque(zip(by_id, prompts, params, lora_indices or [0] * len(prompts), strict=True))
     while todo or not engine.is_idle:
         while todo and len(engine.scheduler.waiting) + len(transport.inbox) < engine.max_waiting:
-            request_id, prompt, sampling = todo.popleft()
-            transport.inbox.append((0, AddRequest(request_id, prompt, sampling, arrival_s=engine.clock())))
+            request_id, prompt, sampling, lora_index = todo.popleft()
+            added = AddRequest(request_id, prompt, sampling, arrival_s=engine.clock(), lora_index=lora_index)
+            transport.inbox.append((0, added))
         engine.run_once()
         while transport.outbox:
             _apply(transport.outbox.popleft(), by_id)

@@ -79,6 +79,7 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     cache_salt: str = ""
     priority: int = 0  # smaller runs earlier
     grammar: GrammarSpec | None = None  # None: any text
+    lora_index: int = 0  # its adapter, counted from 1 as in EngineConfig.loras; 0: the model itself
 
 
 class AbortRequest(msgspec.Struct, tag=True):

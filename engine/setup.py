@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
+from engine.adapters import Adapters
 from engine.config import EngineConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.errors import StartupError
@@ -38,6 +40,7 @@ class LoadedEngine:
     vocab_size: int
     facts: dict[str, str]
     compiler_loader: CompilerLoader
+    num_loras: int = 0
 
     def engine(
         self,
@@ -62,6 +65,7 @@ class LoadedEngine:
             memory_error=torch.OutOfMemoryError,
             release_memory=self._release_memory,
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
+            num_loras=self.num_loras,
         )
 
     def _release_memory(self) -> None:
@@ -107,6 +111,12 @@ class Setup:
     limits: Limits
     backend: AttentionBackend = field(repr=False)
     compiler_loader: CompilerLoader = field(repr=False)
+    adapters: Adapters | None = None
+
+    @property
+    def num_loras(self) -> int:
+        """How many adapters are loaded."""
+        return 0 if self.adapters is None else len(self.adapters.opened)
 
     def plan_pool(self, *, has_weights: bool) -> KVCachePlan:
         """Size the pool from what is free now, less the weights unless they are there. Raises StartupError."""
@@ -119,6 +129,8 @@ class Setup:
         block_size = config.block_size or max(16, self.backend.block_size_multiple)
         step_bytes = _step_bytes(model, self.limits, dtype) if self.device.type != "cpu" else 0
         weights = 0 if has_weights else model.weight_bytes(dtype)
+        if not has_weights and self.adapters is not None:
+            memory = dataclasses.replace(memory, usable=memory.usable - self.adapters.num_bytes)
         if not has_weights:
             least = smallest_pool_bytes(config, model, dtype=dtype, block_size=block_size)
             check_memory(config, model, memory, dtype=dtype, step_bytes=step_bytes, pool_bytes=least)
@@ -149,6 +161,7 @@ class Setup:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             vocab_size=self.model_config.vocab_size,
             device=device,
+            lora_tokens=None if self.adapters is None else self.adapters.tokens,
         )
         if device.type == "cuda" and self.backend.is_graph_safe and not config.enforce_eager:
             runner.capture_graphs(on_graph)
@@ -166,7 +179,9 @@ class Setup:
         )
         depth = config.depth or (2 if device.type == "cuda" else 1)
         vocab_size = self.model_config.vocab_size
-        return LoadedEngine(runner, scheduler_config, depth, vocab_size, facts, self.compiler_loader)
+        return LoadedEngine(
+            runner, scheduler_config, depth, vocab_size, facts, self.compiler_loader, num_loras=self.num_loras
+        )
 
 
 def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> int:

@@ -54,6 +54,9 @@ class Adapter:
                 f" {_is(strange)} {_list(strange)}"
             )
 
+    def __repr__(self) -> str:
+        return f"Adapter({self.name!r}, {self.config!r})"
+
     def rank_of(self, module: str) -> int:
         """The rank that it has in a module of the checkpoint; 0: it has no share there."""
         name = self._find(module)
@@ -73,7 +76,7 @@ class Adapter:
         name = self._find(module)
         return () if name is None else tuple(f"{_WRAPPED}{name}.lora_{half}.weight" for half in "AB")
 
-    def refuse_unread(self, read: frozenset[str]) -> None:
+    def refuse_unread(self, read: set[str]) -> None:
         """Raise ModelError unless every tensor is among those that were read."""
         unread = sorted(self.tensors - read)
         if unread:

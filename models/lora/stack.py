@@ -33,7 +33,7 @@ class AdapterStack:
         self.num_bytes = 0  # of what was loaded until now
         self._adapters = adapters
         self._is_partial = is_partial
-        self._read: set[tuple[str, str]] = set()  # adapter, tensor
+        self._read: list[set[str]] = [set() for _ in adapters]  # tensors of each
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> LoraWeights | None:
         """Return what the adapters add to the product of these parts; None: nothing. Raises ModelError.
@@ -54,21 +54,22 @@ class AdapterStack:
             for place, (part, module) in enumerate(zip(parts, modules, strict=True)):
                 own_rank = adapter.rank_of(module.name)
                 if own_rank:
-                    share = self._share(adapter, part, module)
+                    self._read[index].update(adapter.names_of(module.name))
+                    share = _share_of(adapter, part, module)
                     a[index, place, :own_rank] = share.a
                     b[index].split(sizes)[place][:, :own_rank] = share.b
         return LoraWeights(a, b, sizes)
 
-    def _share(self, adapter: Adapter, part: LinearPart, module: Projection) -> LowRank:
-        """Return this rank's share of what an adapter adds to a part: the module is the part, or holds it."""
-        whole = adapter.read(module.name, in_features=part.in_features, out_features=module.num_outputs)
-        self._read.update((adapter.name, name) for name in adapter.names_of(module.name))
-        first_input = part.rank * part.inputs if part.dim == 1 else 0
-        first_output = module.first_output + (part.rank * part.outputs if part.dim == 0 else 0)
-        return LowRank(whole.a.narrow(1, first_input, part.inputs), whole.b.narrow(0, first_output, part.outputs))
-
     def finish(self) -> None:
         """Say that the model is built. Raises ModelError naming tensors of an adapter that no layer asked for."""
         if not self._is_partial:
-            for adapter in self._adapters:
-                adapter.refuse_unread(frozenset(name for owner, name in self._read if owner == adapter.name))
+            for adapter, read in zip(self._adapters, self._read, strict=True):
+                adapter.refuse_unread(read)
+
+
+def _share_of(adapter: Adapter, part: LinearPart, module: Projection) -> LowRank:
+    """Return this rank's share of what an adapter adds to a part: the module is the part, or holds it."""
+    whole = adapter.read(module.name, in_features=part.in_features, out_features=module.num_outputs)
+    first_input = part.rank * part.inputs if part.dim == 1 else 0
+    first_output = module.first_output + (part.rank * part.outputs if part.dim == 0 else 0)
+    return LowRank(whole.a.narrow(1, first_input, part.inputs), whole.b.narrow(0, first_output, part.outputs))
