@@ -14,11 +14,22 @@ from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
 from server.bench_cli import add_bench
-from server.flags import BACKEND_NAMES, QUANTIZATION_NAMES, deadline, integer, seconds, share, size, text, workers
+from server.flags import (
+    BACKEND_NAMES,
+    QUANTIZATION_NAMES,
+    deadline,
+    integer,
+    named_folder,
+    seconds,
+    share,
+    size,
+    text,
+    workers,
+)
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
 
 if TYPE_CHECKING:
-    from engine.config import EngineConfig, LaunchConfig
+    from engine.config import EngineConfig, LaunchConfig, LoraSource
 
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
@@ -114,6 +125,9 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         help="auto, triton, flash-attn, torch",
     )
+    add(
+        "--lora", action="append", type=named_folder, metavar="NAME=FOLDER", default=[], help="LoRA adapter; repeatable"
+    )
     add("--chat-template", type=text, metavar="FILE", help="Jinja file that replaces the model's own template")
 
 
@@ -166,6 +180,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from server.api_keys import read_key_hashes
     from server.launch import launch
     from server.listener import bind
+    from server.loras import resolve_loras
     from server.resolve import check_kernels_package, resolve_model
 
     _check_together(arguments)
@@ -177,9 +192,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     launch_config = _launch_config(arguments)
     listeners = bind(launch_config)
     model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
+    names = arguments.served_model_name or [model.name]
+    loras = resolve_loras(arguments.lora, served_model_names=names)
     server_config = ServerConfig(
         model=str(model.folder),
-        served_model_names=arguments.served_model_name or [model.name],
+        served_model_names=names,
+        lora_names=[source.name for source in loras],
         chat_template=chat_template,
         strict=arguments.strict,
         request_timeout_s=arguments.request_timeout,
@@ -187,7 +205,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         cors_origins=arguments.cors_origin,
         root_path=arguments.root_path,
     )
-    return launch(launch_config, _engine_config(arguments, str(model.folder)), server_config, listeners)
+    return launch(launch_config, _engine_config(arguments, str(model.folder), loras), server_config, listeners)
 
 
 def _check_together(arguments: argparse.Namespace) -> None:
@@ -220,7 +238,7 @@ def _launch_config(arguments: argparse.Namespace) -> "LaunchConfig":
     )
 
 
-def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig":
+def _engine_config(arguments: argparse.Namespace, folder: str, loras: "list[LoraSource]") -> "EngineConfig":
     from engine.config import EngineConfig
 
     return EngineConfig(
@@ -229,6 +247,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig"
         device=arguments.device,
         dtype=arguments.dtype,
         quantization=arguments.quantization,
+        loras=loras,
         attention_backend=arguments.attention_backend,
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,

@@ -81,6 +81,7 @@ def save_merged(
         if ".lora_A." in name:
             module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
             scale = scales if isinstance(scales, float) else scales[module]
-            weights[f"{module}.weight"] += scale * tensors[name.replace("lora_A", "lora_B")] @ a
+            added = scale * tensors[name.replace("lora_A", "lora_B")] @ a
+            weights[f"{module}.weight"] = weights[f"{module}.weight"].float() + added
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
