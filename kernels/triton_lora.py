@@ -50,12 +50,12 @@ def group_tokens(
     """Group a step's tokens by adapter. Arguments as of lora.gather_loras; what add_lora adds for is theirs."""
     num_tokens = (req_index if token_rows is None else token_rows).shape[0]
     num_loras = triton.next_power_of_2(out.num_adapters + 1)
-    block = max(16, min(1024, 8192 // num_loras))
+    tile = _tile_size(num_tokens)
+    block = max(16, min(64 if tile == _FEW_TILE else 1024, 8192 // num_loras))
     _group_kernel[(1,)](
         lora_indices, req_index, token_rows, out.tokens, out.loras, out.rows,
         num_tokens, _num_tiles(num_tokens, out.num_adapters),
-        LORAS=num_loras, TILE=_tile_size(num_tokens), BLOCK=min(block, max(16, triton.next_power_of_2(num_tokens))),
-        HAS_ROWS=token_rows is not None, num_warps=4,
+        LORAS=num_loras, TILE=tile, BLOCK=block, HAS_ROWS=token_rows is not None, num_warps=4,
     )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoraWeights, tiles: Lo
     shrunk = torch.empty(splits, num_tiles * tile, ranks, dtype=torch.float32, device=x.device)
     _shrink_kernel[(num_tiles, ranks // block_r, splits)](
         x, weights.a, shrunk, tiles.tokens, tiles.loras, tiles.rows, k, split_k, x.stride(0), num_tiles * tile,
-        RANKS=ranks, TILE=tile, BLOCK_R=block_r, BLOCK_K=block_k, EVEN_K=k % (splits * block_k) == 0,
+        RANKS=ranks, TILE=tile, BLOCK_R=block_r, BLOCK_K=block_k, EVEN_K=k % block_k == 0,
         PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     sizes = (*weights.part_sizes, 0, 0)[:3]
@@ -81,7 +81,7 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoraWeights, tiles: Lo
     num_blocks = sum(triton.cdiv(size, block_n) for size in sizes)
     _expand_kernel[(num_tiles, num_blocks)](
         shrunk, weights.b, out, tiles.tokens, tiles.loras, tiles.rows, *sizes, out.shape[1], num_tiles * tile,
-        PARTS=num_parts, RANK=rank, SPLITS=splits, TILE=tile, BLOCK_R=block_r, BLOCK_N=block_n,
+        splits, PARTS=num_parts, RANK=rank, TILE=tile, BLOCK_R=block_r, BLOCK_N=block_n,
         PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -167,7 +167,7 @@ def _shrink_kernel(
         x_ptrs = x_ptr + tokens[:, None] * stride_x + columns[None, :]
         a_ptrs = a_ptr + (lora * RANKS + ranks)[:, None] * k + columns[None, :]
         acc = tl.zeros([TILE, BLOCK_R], tl.float32)
-        for start in range(0, split_k, BLOCK_K):
+        for start in range(0, tl.minimum(split_k, k - split * split_k), BLOCK_K):
             if EVEN_K:
                 x, a = tl.load(x_ptrs + start), tl.load(a_ptrs + start)
             else:
@@ -178,10 +178,10 @@ def _shrink_kernel(
         tl.store(shrunk_ptr + (split * num_slots + slots)[:, None] * RANKS + ranks[None, :], acc)
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["num_slots", "splits"])
 def _expand_kernel(
     shrunk_ptr, b_ptr, out_ptr, tokens_ptr, tile_loras_ptr, tile_rows_ptr, size_0, size_1, size_2, num_outputs,
-    num_slots, PARTS: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
+    num_slots, splits, PARTS: tl.constexpr, RANK: tl.constexpr, TILE: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Add b @ shrunk of one tile to BLOCK_N outputs of one part. A token is in one tile, so nobody else writes them."""
@@ -214,7 +214,7 @@ def _expand_kernel(
         acc = tl.zeros([TILE, BLOCK_N], tl.float32)
         for start in range(0, RANK, BLOCK_R):
             shrunk = tl.load(shrunk_ptrs + start)
-            for split in tl.static_range(1, SPLITS):
+            for split in range(1, splits):
                 shrunk += tl.load(shrunk_ptrs + split * num_slots * (PARTS * RANK) + start)
             b = tl.load(b_ptrs + start, mask=in_part[:, None], other=0.0)
             acc = tl.dot(shrunk.to(b.dtype), tl.trans(b), acc, input_precision="ieee")
