@@ -1,23 +1,27 @@
 # make serve · make test · make lint: each sets itself up first, in .venv, on a machine with Python 3.11 or newer and pip.
 #   make serve ARGS="./my-model --port 8123"     make test ARGS="-k tokenizer"     PIP_ARGS: more flags for pip
-# make test-clients · make fuzz: slower, and left out of make test. The clients get environments of their own.
+# make test-clients · make test-templates · make fuzz: slower, or with downloads, and left out of make test. The clients
+# get environments of their own; the templates are those of two packages, of which nothing is installed.
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := tests/clients
 FUZZ := tests/fuzz $(addprefix tests/unit/server/test_,body.py detokenizer.py stop_strings.py validate.py)
+TEMPLATES := .templates
+TEMPLATE_PACKAGES := trl==1.16.0 llama-cpp-python==0.3.36
 CLIENT_VENVS := .venv-clients .venv-clients-openai2
 ARGS ?=
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients fuzz lint format clean
+.PHONY: help serve test test-clients test-templates fuzz lint format clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
 	@echo 'make test    run the tests; ARGS="-k name" for some'
 	@echo 'make test-clients   drive the server with other people'"'"'s clients, in Python and on Node'
+	@echo 'make test-templates   render published chat templates, and compare with transformers'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
 	@echo 'make lint    check the style'
 	@echo 'make format  apply the style'
@@ -31,7 +35,10 @@ test: $(STAMP)
 
 test-clients: $(STAMP) $(CLIENT_VENVS:=/.installed) $(CLIENTS)/node/.installed
 	.venv-clients/bin/python -m pytest $(CLIENTS) --ignore $(CLIENTS)/openai2 $(ARGS)
-	.venv-clients-openai2/bin/python -m pytest $(CLIENTS)/openai2 $(CLIENTS)/test_openai_*.py $(ARGS)
+	.venv-clients-openai2/bin/python -m pytest $(CLIENTS)/openai2 $(CLIENTS)/test_openai_chat.py $(CLIENTS)/test_openai_responses.py $(ARGS)
+
+test-templates: $(STAMP) $(TEMPLATES)/.installed
+	$(BIN)/python -m pytest tests/templates $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)
@@ -45,7 +52,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(CLIENT_VENVS) $(CLIENTS)/node/node_modules $(CLIENTS)/node/.installed
+	rm -rf $(VENV) $(TEMPLATES) $(CLIENT_VENVS) $(CLIENTS)/node/node_modules $(CLIENTS)/node/.installed
 
 # CUDA builds of torch bring their own triton; beside a CPU build it runs the kernels' small cases in its interpreter
 # a version manager's shim may exist for a Python that is not installed, so each candidate is asked
@@ -78,6 +85,14 @@ $(STAMP): pyproject.toml constraints.txt
 $(CLIENT_VENVS:=/.installed):
 	$(BIN)/python -m venv --without-pip $(@D)
 	$(BIN)/python -m pip --python $(@D)/bin/python install $(PIP_ARGS) -r $<
+	touch $@
+
+# trl has a wheel; llama-cpp-python is fetched as its source
+$(TEMPLATES)/.installed:
+	mkdir -p $(@D)
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary llama-cpp-python $(PIP_ARGS) -d $(@D) $(TEMPLATE_PACKAGES)
+	cd $(@D) && tar xzf llama_cpp_python-*.tar.gz --wildcards '*/models/templates/*.jinja' && rm llama_cpp_python-*.tar.gz
+	cd $(@D) && $(abspath $(BIN))/python -m zipfile -e trl-*.whl trl && rm trl-*.whl
 	touch $@
 
 # without Node its tests are skipped

@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import ServiceError
-from server.errors import error_reply
+from server.error_replies import error_reply
 from server.generation import Stats
 
 logger = logging.getLogger(__name__)

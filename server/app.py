@@ -20,7 +20,8 @@ from engine.metrics import Metrics
 from server.access import AccessLog, record_of
 from server.api_keys import KeyRing
 from server.body import BodyLimit
-from server.errors import ClientGone, error_from_http, error_reply
+from server.error_replies import error_from_http, error_reply
+from server.errors import ClientGone
 from server.key_guard import KeyGuard
 from server.open_requests import OpenRequests
 from server.openapi import openapi_document

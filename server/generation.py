@@ -18,10 +18,10 @@ from engine.errors import EngineError, GrammarError, RequestAborted
 from engine.metrics import Metrics
 from engine.protocol import AddRequest, TokenLogprobs
 from server.errors import DeadlineExceeded
+from server.generation_spec import GenerationSpec
 from server.merging import merged
 from server.stop_strings import StopChecker
 from server.tokenizer import Tokenizer
-from server.validate import GenerationSpec
 
 
 class Piece(msgspec.Struct):

@@ -16,7 +16,8 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
 from server.access import make_request_id
-from server.errors import HeadersTooLarge, HttpError, MalformedHttp, SlowClient, error_reply
+from server.error_replies import error_reply
+from server.errors import HeadersTooLarge, HttpError, MalformedHttp, SlowClient
 
 MAX_HEADER_BYTES = 64 * 1024  # of one request, its request line included
 MAX_HEADER_LINES = 100

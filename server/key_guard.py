@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access import record_of
 from server.api_keys import KeyRing
-from server.errors import MissingKey, error_reply
+from server.error_replies import error_reply
+from server.errors import MissingKey
 
 
 class KeyGuard:

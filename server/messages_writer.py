@@ -14,7 +14,7 @@ import msgspec
 from engine.errors import ServiceError
 from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
 from server.chat_generation import ChatGeneration
-from server.errors import anthropic_body
+from server.error_replies import anthropic_body
 from server.generation import Ended
 from server.messages_chunks import (
     BlockDelta,

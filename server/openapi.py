@@ -22,7 +22,7 @@ from server.chunks import (
     Rendered,
     TextCompletion,
 )
-from server.errors import AnthropicBody, ErrorBody, speaks_anthropic
+from server.error_replies import AnthropicBody, ErrorBody, speaks_anthropic
 from server.messages_chunks import Message, TokenCount
 from server.responses_chunks import Response
 

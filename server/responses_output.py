@@ -81,7 +81,7 @@ class ResponsesOutput:
                 return self._feed_arguments(event.text)
             case _:
                 events = [] if self.items or self._open else self._begin_message()  # there is always an item
-                return [*events, *self.close(INCOMPLETE if event.finish_reason == "length" else COMPLETED)]
+                return [*events, *self.close(self._last_status(event.finish_reason))]
 
     def close(self, status: str) -> list[msgspec.Struct]:
         """End the open item, if one is."""
@@ -107,6 +107,11 @@ class ResponsesOutput:
                 events = [] if text else [self._arguments_delta(item, index, item.arguments)]
                 events.append(done)
         return [*events, ItemDone(output_index=index, item=item)]
+
+    def _last_status(self, finish_reason: str) -> str:
+        """The open item's, at the end: a call whose arguments the model left unfinished ends by "stop", too."""
+        is_cut_call = isinstance(self._open, FunctionCallOutput) and self._texts and finish_reason != "tool_calls"
+        return INCOMPLETE if finish_reason == "length" or is_cut_call else COMPLETED
 
     def _feed_text(self, event: TextDelta) -> list[msgspec.Struct]:
         entries = self._logprobs(event) if self._logprobs is not None else []

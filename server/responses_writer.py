@@ -12,7 +12,7 @@ import msgspec
 from engine.errors import Overloaded, RequestError, ServiceError
 from server.chat_events import ChatEvent
 from server.chat_generation import ChatGeneration
-from server.errors import public_message
+from server.error_replies import public_message
 from server.generation import Ended
 from server.responses_chunks import (
     IncompleteDetails,

@@ -13,10 +13,10 @@ from engine.metrics import Metrics
 from engine.protocol import EngineReady
 from server.access import RequestRecord
 from server.errors import Draining, HttpError, ModelNotFound, NotReady
+from server.generation_spec import Moment
 from server.grammar_checker import GrammarChecker
 from server.model_info import GenerationDefaults, load_generation_defaults
 from server.tokenizer import Tokenizer, load_tokenizer
-from server.validate import Moment
 
 _UNSAFE_IN_HEADER = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_IGNORED_SHOWN = 32

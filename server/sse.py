@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from engine.errors import ServiceError
-from server.errors import error_body
+from server.error_replies import error_body
 from server.streaming import PING, SSE_DONE
 from server.writers import Writer, sse_event
 

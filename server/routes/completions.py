@@ -4,12 +4,12 @@ from fastapi import APIRouter, Request, Response
 
 from server.body import read_json
 from server.completion_request import prepare_completion
+from server.generation_spec import GenerationSpec
 from server.routes.answer import answer
 from server.schemas import CompletionBody, parse_body
 from server.service import Service
 from server.sse import DataEvents
 from server.tokenizer import Tokenizer
-from server.validate import GenerationSpec
 from server.writers import TextWriter
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.body import parse_json
-from server.errors import MalformedBody, speaks_anthropic
+from server.error_replies import speaks_anthropic
+from server.errors import MalformedBody
 from server.schemas import ChatBody, CompletionBody
 from server.schemas_messages import MessagesBody
 from server.schemas_responses import ResponsesBody

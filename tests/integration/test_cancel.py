@@ -56,4 +56,5 @@ def test_a_whole_answer_is_cancelled_by_its_x_request_id_and_not_sent_again(star
     wait_for(lambda: httpx.delete(url, timeout=10).status_code == 200, timeout_s=20, what="the cancel")
     thread.join(20)
     assert isinstance(errors[0], openai.ConflictError)
-    assert daemon.log.count(" 409 ") == 1
+    wait_for(lambda: " 409 " in daemon.log, timeout_s=10, what="the line of the cancelled request")
+    assert daemon.log.count("POST /v1/chat/completions") == 1  # none sent again

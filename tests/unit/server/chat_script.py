@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine.protocol import SamplingParams
 from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
 from server.generation import Ended, Stats
-from server.validate import GenerationSpec
+from server.generation_spec import GenerationSpec
 from server.writers import ReplyHead
 
 HEAD = ReplyHead("id_1", 1_700_000_000, "tiny")

@@ -80,3 +80,19 @@ def test_salts_of_different_keys_never_meet() -> None:
     assert cache_salt_of(one, "a") == cache_salt_of(one, "a")
     assert not any(one in salt or two in salt for salt in salts)
     assert cache_salt_of("", "a") == "a"
+
+
+@pytest.mark.parametrize("presented", ["key-0", "key-1", "key-2", "key-", "other", "", "k" * 5000])
+def test_every_key_is_compared_whole_whichever_is_presented(monkeypatch: pytest.MonkeyPatch, presented: str) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def record(known: bytes, given: bytes) -> bool:
+        compared.append((known, given))
+        return known == given
+
+    hashes = read(["key-0", "key-1", "key-2"])
+    ring = KeyRing(hashes)
+    monkeypatch.setattr("server.api_keys.hmac.compare_digest", record)  # which takes no longer for a longer match
+    ring.find(presented)
+    assert [known for known, _ in compared] == [value.encode() for value in hashes]
+    assert {len(given) for _, given in compared} == {64}

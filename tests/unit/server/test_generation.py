@@ -11,8 +11,8 @@ from engine.protocol import SamplingParams
 from server.errors import DeadlineExceeded
 from server.fold import fold
 from server.generation import Ended, Generation
+from server.generation_spec import GenerationSpec
 from server.tokenizer import load_tokenizer
-from server.validate import GenerationSpec
 from tests.fakes import FakeEngineClient
 
 

@@ -116,6 +116,13 @@ def test_an_answer_that_is_cut_off_is_incomplete():
     assert whole(events_of([Said("text", ("a",))], "length"))["status"] == "incomplete"
 
 
+def test_a_call_that_the_model_left_unfinished_is_incomplete():
+    events = stream(events_of([Said("f", ("{}",)), Said("g", ('{"a": ',))], "stop"))
+    name, event = events[-1]
+    assert name == "response.completed"  # nothing cut the answer off
+    assert [item["status"] for item in event["response"]["output"]] == ["completed", "incomplete"]
+
+
 def test_usage_counts_what_was_cached_and_what_was_thought():
     usage = whole(events_of([Said("text", ("a",))]))["usage"]
     assert usage == {

@@ -8,17 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter, PromptTooLong, RequestError, UnsupportedFeature
+from server.generation_spec import Moment
 from server.ignored import ignored_fields
 from server.messages import template_messages
 from server.model_info import GenerationDefaults
 from server.schemas import ChatBody, CompletionBody, parse_body
-from server.validate import (
-    Moment,
-    chat_spec,
-    check_chat,
-    check_completion,
-    completion_spec,
-)
+from server.validate import chat_spec, check_chat, check_completion, completion_spec
 from tests.fakes import READY
 
 DEFAULTS = GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, eos_token_ids=(2, 3))
