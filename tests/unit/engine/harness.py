@@ -69,6 +69,7 @@ class Seen:
     num_logprobs: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     is_gone: bool = False
+    lora_index: int = 0
     grammar: GrammarSpec | None = None
 
 
@@ -116,6 +117,7 @@ class Harness:
             max_waiting=max_waiting,
             grammars=Grammars(get_compiler, vocab_size=VOCAB_SIZE),
             max_queued_tokens=max_queued_tokens,
+            num_loras=2,
         )
         self.seen: dict[str, Seen] = {}
         self.messages: list[tuple[int, FromEngine]] = []
@@ -133,11 +135,12 @@ class Harness:
         cache_salt: str = "",
         priority: int = 0,
         grammar: GrammarSpec | None = None,
+        lora_index: int = 0,
         **params,
     ) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, **params)
-        self.seen[request_id] = Seen(prompt, sampling, client_id, grammar=grammar)
-        message = AddRequest(request_id, prompt, sampling, self.clock(), cache_salt, priority, grammar)
+        self.seen[request_id] = Seen(prompt, sampling, client_id, grammar=grammar, lora_index=lora_index)
+        message = AddRequest(request_id, prompt, sampling, self.clock(), cache_salt, priority, grammar, lora_index)
         self.transport.inbox.append((client_id, message))
 
     def abort(self, request_id: str, client_id: int = 1) -> None:
@@ -184,7 +187,8 @@ class Harness:
             assert len(seen.ends) == 1, f"{request_id} ended {seen.ends}"
             assert seen.num_started == bool(seen.token_ids)
             return
-        expected = expected_tokens(seen.prompt, seen.params, max_num_tokens=self.scheduler.max_num_tokens)
+        most = self.scheduler.max_num_tokens
+        expected = expected_tokens(seen.prompt, seen.params, max_num_tokens=most, lora_index=seen.lora_index)
         if seen.is_gone:
             assert len(seen.ends) <= 1
         else:

@@ -102,6 +102,20 @@ def test_a_mixed_batch_gives_the_text_of_merged_weights(
     assert engine.scheduler.blocks.num_used == 0
 
 
+def test_a_quantized_model_takes_adapters(base: Path, adapters: list[Path]) -> None:
+    inputs = prompts(17, 30)
+    engine, transport = make(base, adapters, quantization="fp8")
+    owners = [0, 1, 2] * 2
+    mixed = [prompt for prompt in inputs for _ in range(3)]
+    found = tokens(generate(engine, transport, mixed, [GREEDY] * 6, lora_indices=owners))
+    alone = [
+        tokens(generate(engine, transport, [prompt], [GREEDY], lora_indices=[owner]))[0]
+        for prompt, owner in zip(mixed, owners, strict=True)
+    ]
+    assert found == alone
+    assert found[0] != found[1] != found[2] != found[0]
+
+
 def test_cached_prefixes_are_found_by_the_same_adapter_alone(base: Path, adapters: list[Path]) -> None:
     engine, transport = make(base, adapters)
     (prompt,) = prompts(40)
