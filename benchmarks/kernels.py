@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import kernels_attention, kernels_layers, kernels_linear
+from benchmarks import kernels_attention, kernels_layers, kernels_linear, kernels_lora
 from benchmarks.kernel_timing import compile_ahead, machine_facts
 
-PARTS = ("elementwise", "decode", "prefill", "gemv", "layers")
+PARTS = ("elementwise", "decode", "prefill", "gemv", "layers", "lora")
 
 
 def main() -> None:
@@ -48,6 +48,8 @@ def _run(part: str, *, sweep: bool) -> list[dict[str, object]]:
         return kernels_layers.bench_layers()
     if part == "gemv":
         return kernels_linear.bench_gemv(sweep=sweep)
+    if part == "lora":
+        return kernels_lora.bench_lora()
     return {"decode": kernels_attention.bench_decode, "prefill": kernels_attention.bench_prefill}[part](sweep=sweep)
 
 
