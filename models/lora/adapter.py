@@ -100,7 +100,7 @@ class Adapter:
                     f"{self._path}: has tensor {halves[0]}, which target_modules in {self._where} leave out"
                 )
             return name
-        if self.config.target_modules is not None and any(map(self.config.is_target, _spellings(module))):
+        if not self.config.takes_whatever_is_stored and any(map(self.config.is_target, _spellings(module))):
             name = _spellings(module)[-1]
             raise ModelError(
                 f"{self._path}: tensor {_WRAPPED}{name}.lora_A.weight is missing, which {self._where} means"

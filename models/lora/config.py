@@ -107,7 +107,7 @@ class LoraConfig:
 
     @property
     def takes_whatever_is_stored(self) -> bool:
-        """Whether no module is named."""
+        """Whether no module is named: which have a share is seen from the tensors alone."""
         names = self.target_modules
         return names is None or (isinstance(names, str) and names.lower() == _ALL_LINEAR)
 
