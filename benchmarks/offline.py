@@ -131,6 +131,7 @@ def _engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
         model=str(folder),
         load_format="auto" if shape is None else "dummy",
         device=arguments.device,
+        quantization=arguments.quantization,
         attention_backend=arguments.attention_backend,
         max_model_len=arguments.max_model_len or _model_len(folder),
         max_num_seqs=arguments.max_num_seqs,

@@ -157,6 +157,8 @@ def _load_weights(setup: Setup, on_stage: OnStage, detail: str) -> tuple[torch.n
         weights = Weights.from_folder(folder, device=device, dtype=dtype, progress=progress, adapters=adapters)
     with torch.inference_mode():
         model = build(setup.model_config, weights, TensorParallel())
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what quantising took for a moment is the pool's now
     return model, setup.model_config.weight_bytes(dtype)
 
 

@@ -196,4 +196,6 @@ def _step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:
     """Upper estimate of what a step holds beside weights and pool: the widest layer, logits, counts for penalties."""
     widest = 4 * model.hidden_size + 3 * model.intermediate_size + 3 * model.num_heads * model.head_dim
     logits = limits.max_num_seqs * model.vocab_size * (4 * 4 + 5)
-    return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + _GRAPHS_BYTES
+    # Some quantised matrices are made dense for as long as they are multiplied
+    dense = 0 if model.quantization is None else 2 * model.intermediate_size * model.hidden_size * dtype.itemsize
+    return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + dense + _GRAPHS_BYTES

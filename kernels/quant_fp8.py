@@ -20,15 +20,8 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _to_fp8(wide / scales[:, None]), scales
 
 
-def quantize_whole(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same with one scale for all rows, which is returned once per row."""
-    wide = x.float()
-    scale = (wide.abs().amax() / FP8_MAX).clamp(min=MIN_SCALE)
-    return _to_fp8(wide / scale), scale.expand(x.shape[0])
-
-
 def quantize_by(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by a scale that is known ([] fp32); what it does not reach saturates."""
+    """Scale all by what is known ([] fp32), which is returned for each row; what it does not reach saturates."""
     return _to_fp8(x.float() / scale), scale.expand(x.shape[0])
 
 

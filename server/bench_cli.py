@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from server.flags import BACKEND_NAMES, deadline, integer, size, text
+from server.flags import BACKEND_NAMES, QUANTIZATION_NAMES, deadline, integer, size, text
 
 Formatter = type[argparse.HelpFormatter]
 
@@ -77,6 +77,7 @@ def _add_offline(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--shape", type=text, metavar="NAME", help="random weights: qwen3-0.6b or llama-3.1-8b")
     add("--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", metavar="DEV", help="auto, cuda, mps, cpu")
     add("--attention-backend", choices=BACKEND_NAMES, default="auto", metavar="NAME", help="as of quire serve")
+    add("--quantization", choices=QUANTIZATION_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length (8192, or what the model reaches)")
     add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once")
     add("--max-num-batched-tokens", type=integer(1, 32_768), metavar="N", help="tokens computed per step")

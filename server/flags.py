@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 BACKEND_NAMES = ("auto", "triton", "flash-attn", "torch")
 # As models/quantization/parse.py knows them: what an unquantized checkpoint can become on load
-QUANTIZATION_NAMES = ("auto", "none", "fp8")
+QUANTIZATION_NAMES = ("auto", "none", "fp8", "bitsandbytes-nf4", "bitsandbytes-int8")
 _SIZE_UNITS = {
     "": 1,
     "B": 1,

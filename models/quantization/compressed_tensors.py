@@ -12,6 +12,7 @@ from models.config_fields import Fields
 from models.errors import ModelError
 from models.quantization.config import LayerNames, QuantizationConfig, Rule, Scheme
 from models.quantization.fp8 import Fp8
+from models.quantization.fp8_block import Fp8Block
 
 _EVERY_LAYER = ("Linear",)
 
@@ -74,7 +75,7 @@ def parse(fields: Fields) -> QuantizationConfig:
     for name, raw in groups.items():
         group = Fields(raw, f"{fields.where}: config_groups {name}")
         format_ = group.get("format") or fields.get("format")
-        if format_ not in FORMATS:
+        if not isinstance(format_, str) or format_ not in FORMATS:
             raise ModelError(f"{group.where}: format {format_!r} is not supported: supported are {', '.join(FORMATS)}")
         targets = LayerNames.parse(group.get("targets"), where=f"{group.where}: targets", everything=_EVERY_LAYER)
         rules.append(Rule(targets, FORMATS[format_](_read_group(group))))
@@ -92,9 +93,27 @@ def _read_group(group: Fields) -> Group:
     return Group(group.where, weights, Arguments.parse(section))
 
 
-def _float_quantized(group: Group) -> Scheme:
-    """8-bit floats, weights by tensor or row; activations by token, by tensor, or static."""
+def _blocks(group: Group) -> Scheme:
+    """8-bit floats, weights by block, activations by token and as many columns."""
     weights, activations = group.weights, group.activations
+    size = weights.fields.get("block_structure")
+    if not isinstance(size, list) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
+        raise ModelError(f"{weights.fields.where}: block_structure must be two sizes, found {size!r}")
+    if weights.type != "float" or weights.num_bits != 8 or size[1] not in Fp8Block.COLUMNS:
+        raise weights.refuse("weights")
+    if activations is None:
+        raise ModelError(f"{group.where}: 8-bit float weights without 8-bit activations are not supported")
+    kind = (activations.type, activations.num_bits, activations.strategy, activations.group_size, activations.dynamic)
+    if kind != ("float", 8, "group", size[1], True):
+        raise activations.refuse("activations")
+    return Fp8Block(size[0], size[1])
+
+
+def _float_quantized(group: Group) -> Scheme:
+    """8-bit floats, weights by tensor or row; activations by token or static."""
+    weights, activations = group.weights, group.activations
+    if weights.strategy == "block":
+        return _blocks(group)
     by = {"tensor": "tensor", "channel": "row"}.get(weights.strategy)
     if by is None or weights.type != "float" or weights.num_bits != 8 or not weights.is_symmetric or weights.dynamic:
         raise weights.refuse("weights")
@@ -103,7 +122,7 @@ def _float_quantized(group: Group) -> Scheme:
     kind = (activations.type, activations.num_bits, activations.strategy, activations.is_symmetric, activations.dynamic)
     for found, scheme in (
         (("float", 8, "token", True, True), "token"),
-        (("float", 8, "tensor", True, True), "tensor"),
+        (("float", 8, "tensor", True, True), "token"),
         (("float", 8, "tensor", True, False), "static"),
     ):
         if kind == found:

@@ -1,4 +1,4 @@
-"""QuantizationConfig: which linear layers of a model are stored how. Part of ModelConfig, made by quantization/parse.py.
+"""QuantizationConfig: how the linear layers of a model are stored. Part of ModelConfig, made by quantization/parse.py.
 
 A Scheme is the frozen settings of one way to store a matrix; each is a file beside this one, which makes its
 LinearMethod, too. Which layer has which scheme is decided by the layer's full name in the checkpoint.

@@ -16,24 +16,29 @@ from kernels.quant_fp8 import FP8, quantize_rows
 from models.config_fields import Fields
 from models.errors import ModelError
 from models.quantization.base import LinearPart
-from models.quantization.config import LayerNames, QuantizationConfig
-from models.quantization.stored import StoredPart, read_dense
+from models.quantization.config import LayerNames, QuantizationConfig, Scheme
+from models.quantization.fp8_block import Fp8Block
+from models.quantization.stored import StoredPart, merge_outputs, read_dense
 from models.weights import Weights
 
 
 @dataclass(frozen=True)
 class Fp8:
-    """Scheme: scales of weights by tensor or by row; of activations by token, by tensor, or known beforehand."""
+    """Scheme: scales of weights by tensor or by row; of activations by token, or known beforehand.
+
+    By token is also what stands for one scale per step: no coarser, and what a token becomes is not up to its batch.
+    """
 
     weights: Literal["tensor", "row"]
-    activations: Literal["token", "tensor", "static"]
+    activations: Literal["token", "static"]
     is_stored: bool  # False: weights are quantised while they are read
     output_multiple: int = 1
     input_multiple: int = 1
 
     def describe(self) -> str:
         """See Scheme.describe."""
-        return f"fp8 (e4m3; scales: weights by {self.weights}, activations {_ACTIVATIONS[self.activations]})"
+        activations = "by token" if self.activations == "token" else "static"
+        return f"fp8 (e4m3; scales: weights by {self.weights}, activations {activations})"
 
     def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
         """See Scheme.matrix_bytes."""
@@ -45,7 +50,8 @@ class Fp8:
 
 
 ON_LOAD = Fp8("row", "token", is_stored=False)
-_ACTIVATIONS = {"token": "by token", "tensor": "by step", "static": "static"}
+# Static, where weights are random: reaches 28 standard deviations of a normed input
+_RANDOM_INPUT_SCALE = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Fp8Params:
     weight: torch.Tensor
     # [out] fp32: also where a checkpoint has one scale per tensor, since merged tensors have several
     scales: torch.Tensor
-    # [] fp32, or None: found for each token or step
+    # [] fp32, or None: found for each token
     input_scale: torch.Tensor | None
 
 
@@ -65,28 +71,27 @@ class Fp8Linear:
 
     def __init__(self, scheme: Fp8) -> None:
         self._scheme = scheme
-        self._linear = fp8_ops.Fp8Product()
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> Fp8Params:
         """Read `weight`, `weight_scale` and `input_scale` of each part; see LinearMethod.load."""
         if not self._scheme.is_stored or w.is_random:
             values = [quantize_rows(read_dense(w, part)) for part in parts]
             scale = torch.ones((), device=w.device) / 16 if self._scheme.activations == "static" else None
-            return Fp8Params(_merge([value for value, _ in values]), _merge([scales for _, scales in values]), scale)
+            return Fp8Params(
+                merge_outputs([value for value, _ in values]), merge_outputs([scales for _, scales in values]), scale
+            )
         stored = [StoredPart.locate(w, part) for part in parts]
-        weight = _merge([part.matrix("weight", (FP8,)) for part in stored])
-        scales = _merge([self._read_scales(part) for part in stored])
+        weight = merge_outputs([part.matrix("weight", (FP8,)) for part in stored])
+        scales = merge_outputs([self._read_scales(part) for part in stored])
         return Fp8Params(weight, scales, self._read_input_scale(stored))
 
     def apply(self, params: Fp8Params, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
         if params.input_scale is not None:
             quantized, x_scales = fp8_ops.quantize_by(x, params.input_scale)
-        elif self._scheme.activations == "tensor":
-            quantized, x_scales = fp8_ops.quantize_whole(x)
         else:
             quantized, x_scales = fp8_ops.quantize_rows(x)
-        return self._linear(quantized, x_scales, params.weight, params.scales, bias, x.dtype)
+        return fp8_ops.rows_linear(quantized, x_scales, params.weight, params.scales, bias, x.dtype)
 
     def _read_scales(self, part: StoredPart) -> torch.Tensor:
         """[outputs of this rank]."""
@@ -107,8 +112,6 @@ def parse(fields: Fields) -> QuantizationConfig:
     """Read a quantization_config of quant_method fp8, as transformers, AutoFP8 and vLLM write them."""
     if fields.get("fmt") not in (None, "e4m3"):
         raise ModelError(f"{fields.where}: fmt {fields.get('fmt')!r} is not supported: supported is 'e4m3'")
-    if fields.get("weight_block_size") is not None:
-        raise ModelError(f"{fields.where}: weight_block_size is not supported yet")
     activations = fields.get("activation_scheme") or "dynamic"
     if activations not in ("dynamic", "static"):
         raise ModelError(
@@ -116,14 +119,20 @@ def parse(fields: Fields) -> QuantizationConfig:
         )
     field = "ignored_layers" if fields.get("modules_to_not_convert") is None else "modules_to_not_convert"
     ignored = LayerNames.parse(fields.get(field), where=f"{fields.where}: {field}")
-    scheme = Fp8("tensor", "static" if activations == "static" else "token", is_stored=True)
+    scheme: Scheme = Fp8("tensor", "static" if activations == "static" else "token", is_stored=True)
+    if fields.get("weight_block_size") is not None:
+        scheme = _parse_blocks(fields, activations)
     return QuantizationConfig.of_all("fp8", scheme, ignored=ignored)
 
 
-def _merge(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Join along the outputs; e4m3 as bytes, since not every device can join it."""
-    if len(parts) == 1:
-        return parts[0].contiguous()
-    if parts[0].dtype == FP8:
-        return torch.cat([part.view(torch.uint8) for part in parts]).view(FP8)
-    return torch.cat(list(parts))
+def _parse_blocks(fields: Fields, activations: str) -> Fp8Block:
+    size = fields.get("weight_block_size")
+    is_pair = isinstance(size, list) and len(size) == 2 and all(type(side) is int and side > 0 for side in size)
+    if not is_pair or size[1] not in Fp8Block.COLUMNS:
+        widths = ", ".join(map(str, Fp8Block.COLUMNS))
+        raise ModelError(
+            f"{fields.where}: weight_block_size must be two sizes, the second one of {widths}, found {size!r}"
+        )
+    if activations != "dynamic":
+        raise ModelError(f"{fields.where}: weight_block_size with activation_scheme {activations!r} is not supported")
+    return Fp8Block(size[0], size[1])

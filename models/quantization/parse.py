@@ -9,17 +9,20 @@ from collections.abc import Callable, Mapping
 
 from models.config_fields import Fields
 from models.errors import ModelError
-from models.quantization import compressed_tensors, fp8
+from models.quantization import bitsandbytes, compressed_tensors, fp8
 from models.quantization.config import QuantizationConfig, Scheme
 
 # quant_method → its parser, which is given the quantization_config
 FORMATS: dict[str, Callable[[Fields], QuantizationConfig]] = {
     "fp8": fp8.parse,
+    "bitsandbytes": bitsandbytes.parse,
     "compressed-tensors": compressed_tensors.parse,
 }
 # --quantization → what layers of an unquantized checkpoint become while they are read (server/flags.py has the names)
 ON_LOAD: dict[str, Scheme] = {
     "fp8": fp8.ON_LOAD,
+    "bitsandbytes-nf4": bitsandbytes.NF4_ON_LOAD,
+    "bitsandbytes-int8": bitsandbytes.INT8_ON_LOAD,
 }
 
 

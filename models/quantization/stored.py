@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,15 @@ def read_dense(w: Weights, part: LinearPart) -> torch.Tensor:
     """This rank's share of an unquantized matrix, [outputs, inputs], in the model's dtype."""
     shape = (part.out_features, part.in_features)
     return (w / part.name).shard("weight", shape, dim=part.dim, rank=part.rank, size=part.size)
+
+
+def merge_outputs(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join along the outputs; 8-bit floats as bytes, since not every device can join them."""
+    if len(parts) == 1:
+        return parts[0].contiguous()
+    if parts[0].dtype.itemsize == 1:
+        return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
+    return torch.cat(list(parts))
 
 
 @dataclass(frozen=True)
