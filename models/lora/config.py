@@ -29,7 +29,7 @@ _UNSUPPORTED = {
     "lora_bias": "biases of adapters",
     "modules_to_save": "whole modules beside the adapter",
     "trainable_token_indices": "trained tokens",
-    "target_parameters": "parameters that are no linear layers",
+    "target_parameters": "parameters that are no linear layers, such as experts,",
     "layer_replication": "repeated layers",
     "alora_invocation_tokens": "activated LoRA",
     "arrow_config": "routing between adapters",

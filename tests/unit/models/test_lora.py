@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from kernels.ops import LoraTokens
 from models.config import ModelConfig
@@ -32,8 +33,11 @@ PROMPT = torch.randint(0, 97, (29,), generator=torch.Generator().manual_seed(7))
 KINDS = list(make_configs())
 
 
-def merged_names(kind):
-    return MERGED if kind.startswith("phi3") else ATTENTION + MLP
+def projections(base):
+    """Those that every layer of a checkpoint stores on their own."""
+    stored = load_file(base / "model.safetensors")
+    names = dict.fromkeys(ATTENTION + MLP + MERGED)
+    return [name for name in names if all(f"{module}.weight" in stored for module in modules([name]))]
 
 
 def runner_of(base, adapters, *, dtype=torch.float32):
@@ -50,7 +54,7 @@ def assert_close(logits, expected):
 def test_every_family_gives_the_merged_logits_in_chunks_and_decoding(kind, tmp_path):
     base = tmp_path / "base"
     save_checkpoint(base, make_configs()[kind])
-    names = merged_names(kind)
+    names = projections(base)
     tensors = make_tensors(base, dict.fromkeys(modules(names), 4))
     targets = [name.rpartition(".")[2] for name in names]
     folder = save_adapter(tmp_path / "adapter", tensors, adapter_config(target_modules=targets))
@@ -149,7 +153,7 @@ def test_bytes_are_told_from_shapes_alone(three):
 def test_split_over_two_ranks_every_adapter_gives_the_logits_of_the_whole(kind, tmp_path):
     base = tmp_path / "base"
     save_checkpoint(base, make_configs()[kind])
-    names = merged_names(kind)
+    names = projections(base)
     folders = []
     for index, chosen in enumerate([names, names[-1:] + names[:1]]):
         tensors = make_tensors(base, dict.fromkeys(modules(chosen), 4 + index), seed=index)
