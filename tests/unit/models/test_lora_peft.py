@@ -7,10 +7,13 @@ from transformers import AutoModelForCausalLM
 from kernels.ops import LoraTokens
 from models.config import ModelConfig
 from models.lora.adapter import Adapter
+from models.lora.check import check_adapters
 from models.lora.stack import AdapterStack
+from models.parallel import TensorParallel
 from tests.unit.models.checkpoints import make_configs
 from tests.unit.models.harness import CPU, PagedRunner, load
 from tests.unit.models.reference import save_checkpoint
+from tests.unit.models.test_text_part import make_gemma, make_mistral
 
 peft = pytest.importorskip("peft")
 
@@ -51,10 +54,32 @@ def test_what_peft_saves_gives_what_peft_computes(kind, option, tmp_path):
         expected = model(torch.tensor([PROMPT])).logits[0]
     assert (expected - plain).abs().max() > 0.1
     model.save_pretrained(tmp_path / "adapter")
+    assert_served(tmp_path, expected)
+
+
+@pytest.mark.parametrize("make", [make_gemma, make_mistral])
+def test_the_text_of_a_model_that_also_sees_takes_adapters(make, tmp_path):
+    torch.manual_seed(0)
+    base = make().eval()
+    targets = r".*language_model.*\.(q_proj|o_proj|up_proj|down_proj)"
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=targets, init_lora_weights=False)
+    with torch.inference_mode():
+        for parameter in base.parameters():
+            parameter.normal_(0.0, 0.2)
+        base.save_pretrained(tmp_path / "base")
+        model = peft.get_peft_model(base, config).eval()
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    model.save_pretrained(tmp_path / "adapter")
+    assert_served(tmp_path, expected)
+
+
+def assert_served(root, expected):
+    """The checkpoint in root/base with the adapter in root/adapter gives these logits, in two chunks."""
     tokens = LoraTokens(num_adapters=1, max_tokens=64, device=CPU)
-    adapters = AdapterStack([Adapter("a", tmp_path / "adapter")], tokens)
-    ours = load(tmp_path / "base", adapters=adapters)
-    runner = PagedRunner(ours, ModelConfig.from_folder(tmp_path / "base"), lora_tokens=tokens)
+    adapters = [Adapter("a", root / "adapter")]
+    config = ModelConfig.from_folder(root / "base")
+    assert check_adapters(adapters, config, dtype=torch.float32, tp=TensorParallel()) > 0
+    runner = PagedRunner(load(root / "base", adapters=AdapterStack(adapters, tokens)), config, lora_tokens=tokens)
     row = runner.add_row(1)
     logits = torch.cat(runner.step([(row, PROMPT[:20])]) + runner.step([(row, PROMPT[20:])]))
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
