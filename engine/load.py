@@ -78,12 +78,8 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
     detail = f"{model_config.architecture}, {model_config.num_layers} layers, {_name(dtype)} on {device.type}"
     if device.type == "cpu" and model_config.num_parameters < _ONE_THREAD_PARAMETERS:
         torch.set_num_threads(1)
-    backend = _select_backend(config, model_config, dtype, device)
-    loader = CompilerLoader(Path(config.model))
-    limits = choose_limits(config, device)
-    most = max_step_tokens(limits.max_num_seqs, limits.max_num_batched_tokens)
-    adapters = open_adapters(config, model_config, max_step_tokens=most, dtype=dtype, device=device)
-    setup = Setup(config, model_config, device, dtype, limits, backend, loader, adapters)
+    setup = _decide(config, model_config, dtype, device)
+    loader, adapters, backend = setup.compiler_loader, setup.adapters, setup.backend
     plan, key = setup.plan_pool(has_weights=False), repr(setup)
     # The model is built for the requests that fit: its rotary tables end there, and longrope is chosen by it
     setup = dataclasses.replace(setup, model_config=model_config.limited_to(plan.max_model_len))
@@ -126,6 +122,15 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
         on_stage(Stage("graphs", done, total, unit="graphs", detail=detail))
 
     return setup.assemble(model, plan, on_graph, facts)
+
+
+def _decide(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Setup:
+    """Choose what the configuration leaves open, and open the adapters. Raises StartupError or ModelError."""
+    backend = _select_backend(config, model, dtype, device)
+    limits = choose_limits(config, device)
+    most = max_step_tokens(limits.max_num_seqs, limits.max_num_batched_tokens)
+    adapters = open_adapters(config, model, max_step_tokens=most, dtype=dtype, device=device)
+    return Setup(config, model, device, dtype, limits, backend, CompilerLoader(Path(config.model)), adapters)
 
 
 def _serve_small(setup: Setup, plan: KVCachePlan, serve: Serve | None) -> None:

@@ -14,19 +14,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
 from server.bench_cli import add_bench
-from server.flags import (
-    BACKEND_NAMES,
-    QUANTIZATION_NAMES,
-    deadline,
-    integer,
-    named_folder,
-    seconds,
-    share,
-    size,
-    text,
-    workers,
-)
+from server.flags import BACKEND_NAMES, QUANTIZATION_NAMES, deadline, integer, seconds, share, size, text, workers
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
+from server.loras import named_folder, resolve_loras
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig, LaunchConfig, LoraSource
@@ -180,7 +170,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     from server.api_keys import read_key_hashes
     from server.launch import launch
     from server.listener import bind
-    from server.loras import resolve_loras
     from server.resolve import check_kernels_package, resolve_model
 
     _check_together(arguments)

@@ -89,14 +89,6 @@ def text(text: str) -> str:
     return text
 
 
-def named_folder(text: str) -> tuple[str, str]:
-    """Parse NAME=FOLDER."""
-    name, _, folder = (part.strip() for part in text.partition("="))
-    if not name or not folder:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER, such as sql=./sql-adapter")
-    return name, folder
-
-
 def _finite(text: str) -> float | None:
     try:
         value = float(text)

@@ -1,22 +1,37 @@
 """The adapters of --lora: NAME=FOLDER on the command line, a model name for clients. Never torch.
 
-Whether a folder has an adapter that fits the model is the engine's to say, which reads it.
+Whether a folder has an adapter that fits the model is the engine's to say, which reads it. Imports engine.config when
+it is needed, so that `quire --help` is instant.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from engine.config import LoraSource
 from engine.errors import StartupError
+
+if TYPE_CHECKING:
+    from engine.config import LoraSource
 
 _EXIT_USAGE = 2
 
 
-def resolve_loras(loras: Sequence[tuple[str, str]], *, served_model_names: Sequence[str]) -> list[LoraSource]:
+def named_folder(text: str) -> tuple[str, str]:
+    """Parse NAME=FOLDER. Raises argparse.ArgumentTypeError, to which argparse adds the flag's name."""
+    name, _, folder = (part.strip() for part in text.partition("="))
+    if not name or not folder:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER, such as sql=./sql-adapter")
+    return name, folder
+
+
+def resolve_loras(loras: Sequence[tuple[str, str]], *, served_model_names: Sequence[str]) -> "list[LoraSource]":
     """Return the adapters, given as name and folder, with absolute folders.
 
     Raises StartupError for a name that is taken, and where there is no folder.
     """
+    from engine.config import LoraSource
+
     resolved: list[LoraSource] = []
     for name, folder in loras:
         if name in served_model_names:
