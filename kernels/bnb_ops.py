@@ -6,6 +6,8 @@ takes longer than that.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.nn import functional
 
@@ -32,7 +34,7 @@ def linear_4bit(
     if not (HAS_TRITON and x.is_cuda):
         return quant_bnb.linear_4bit(x, packed, scales, table, bias)
     if _streams(x):
-        return triton_quant_bnb.linear_4bit(x, packed, scales, rounded_table, bias)
+        return triton_quant_bnb.linear_4bit(x, packed, scales, rounded_table, bias, pdl=_has_pdl(x.device))
     return functional.linear(x, triton_quant_bnb.dequantize_4bit(packed, scales, table, x.dtype), bias)
 
 
@@ -43,9 +45,14 @@ def linear_int8(
     if not (HAS_TRITON and x.is_cuda):
         return quant_bnb.linear_int8(x, values, largest, bias)
     if _streams(x):
-        return triton_quant_bnb.linear_int8(x, values, largest, bias)
+        return triton_quant_bnb.linear_int8(x, values, largest, bias, pdl=_has_pdl(x.device))
     return functional.linear(x, triton_quant_bnb.dequantize_int8(values, largest, x.dtype), bias)
 
 
 def _streams(x: torch.Tensor) -> bool:
     return x.dtype in (torch.bfloat16, torch.float16) and x.shape[0] <= triton_quant_bnb.MAX_ROWS
+
+
+@functools.cache
+def _has_pdl(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0)

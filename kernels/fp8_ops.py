@@ -22,17 +22,23 @@ except ImportError:
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.quant_fp8.quantize_rows."""
-    return triton_quant_fp8.quantize_rows(x) if _has_twin(x) else quant_fp8.quantize_rows(x)
+    if _has_twin(x):
+        return triton_quant_fp8.quantize_rows(x, pdl=_has_pdl(x))
+    return quant_fp8.quantize_rows(x)
 
 
 def quantize_by(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.quant_fp8.quantize_by."""
-    return triton_quant_fp8.quantize_by(x, scale) if _has_twin(x) else quant_fp8.quantize_by(x, scale)
+    if _has_twin(x):
+        return triton_quant_fp8.quantize_by(x, scale, pdl=_has_pdl(x))
+    return quant_fp8.quantize_by(x, scale)
 
 
 def quantize_groups(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.quant_fp8.quantize_groups."""
-    return triton_quant_fp8.quantize_groups(x, size) if _has_twin(x) else quant_fp8.quantize_groups(x, size)
+    if _has_twin(x):
+        return triton_quant_fp8.quantize_groups(x, size, pdl=_has_pdl(x))
+    return quant_fp8.quantize_groups(x, size)
 
 
 def rows_linear(
@@ -45,7 +51,7 @@ def rows_linear(
 ) -> torch.Tensor:
     """See kernels.quant_fp8.rows_linear."""
     if _has_twin(x) and x.shape[0] <= triton_quant_fp8.MAX_ROWS:
-        return triton_quant_fp8.rows_linear(x, x_scales, w, w_scales, bias, dtype)
+        return triton_quant_fp8.rows_linear(x, x_scales, w, w_scales, bias, dtype, pdl=_has_pdl(x))
     if _has_rowwise_product(w):
         return _scaled_mm(x, x_scales, w, w_scales, bias, dtype)
     if x.is_cuda:
@@ -66,8 +72,11 @@ def blocks_linear(
     columns: int,
 ) -> torch.Tensor:
     """See kernels.quant_fp8.blocks_linear."""
-    specified = triton_quant_fp8 if _has_twin(x) else quant_fp8
-    return specified.blocks_linear(x, x_scales, w, w_scales, bias, dtype, rows=rows, columns=columns)
+    if _has_twin(x):
+        return triton_quant_fp8.blocks_linear(
+            x, x_scales, w, w_scales, bias, dtype, rows=rows, columns=columns, pdl=_has_pdl(x)
+        )
+    return quant_fp8.blocks_linear(x, x_scales, w, w_scales, bias, dtype, rows=rows, columns=columns)
 
 
 def _scaled_mm(
@@ -99,6 +108,10 @@ def _has_twin(x: torch.Tensor) -> bool:
 
 def _has_rowwise_product(w: torch.Tensor) -> bool:
     return w.is_cuda and _capability(w.device) >= (9, 0) and w.shape[0] % 16 == 0 and w.shape[1] % 16 == 0
+
+
+def _has_pdl(x: torch.Tensor) -> bool:
+    return _capability(x.device) >= (9, 0)
 
 
 @functools.cache

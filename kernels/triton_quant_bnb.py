@@ -3,7 +3,8 @@
 
 As in kernels/triton_gemv.py each program streams some rows of the matrix once. 4-bit codes are looked up in a table of
 16 entries of x's dtype, which stays in the L1 cache; a block's sum is scaled before it is added. The two halves of a
-byte meet the even and the odd columns of x, so that nothing has to be interleaved.
+byte meet the even and the odd columns of x, so that nothing has to be interleaved. Under programmatic dependent launch
+(pdl) a program asks L2 for its first weights before it waits for x.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.attention.triton_common import prefetch_l2
 from kernels.quant_bnb import BLOCK
 
 MAX_ROWS = 64  # of x, for the streaming products
@@ -20,7 +22,7 @@ _INT8_MAX = tl.constexpr(127.0)
 
 
 def linear_int8(
-    x: torch.Tensor, values: torch.Tensor, largest: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor, values: torch.Tensor, largest: torch.Tensor, bias: torch.Tensor | None, *, pdl: bool = False
 ) -> torch.Tensor:
     """See kernels.quant_bnb.linear_int8; 16-bit x of at most 64 rows."""
     (num_rows, k), n = x.shape, values.shape[0]
@@ -30,14 +32,15 @@ def linear_int8(
     _stream_int8_kernel[(triton.cdiv(n, block_n),)](
         x, values, largest, bias, out, num_rows, n, k, x.stride(0),
         M_PAD=m_pad, BLOCK_N=block_n, BLOCK_K=block_k, EVEN_K=k % block_k == 0, HAS_BIAS=bias is not None, STAGES=4,
-        num_warps=4,
+        PREFETCH=k % 512 == 0, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
 def linear_4bit(
-    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, bias: torch.Tensor | None,
+    *, pdl: bool = False,
+) -> torch.Tensor:  # fmt: skip
     """See kernels.quant_bnb.linear_4bit; 16-bit x of at most 64 rows, blocks of 64, and a table of x's dtype."""
     (num_rows, k), n = x.shape, packed.shape[0]
     assert k % BLOCK == 0
@@ -49,7 +52,7 @@ def linear_4bit(
     _stream_4bit_kernel[(triton.cdiv(n, block_n),)](
         x, packed, scales, table, bias, out, num_rows, n, k, x.stride(0),
         M_PAD=m_pad, BLOCK_N=block_n, UNROLL=next(u for u in (4, 2, 1) if k % (u * BLOCK) == 0),
-        HAS_BIAS=bias is not None, STAGES=3, num_warps=4,
+        HAS_BIAS=bias is not None, STAGES=3, PREFETCH=k % 1024 == 0, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -79,7 +82,7 @@ def dequantize_4bit(
 def _stream_int8_kernel(
     x_ptr, values_ptr, largest_ptr, bias_ptr, out_ptr, num_rows, n, k, stride_x,
     M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """BLOCK_N outputs of every row: w @ x.T, so that w fills the wide side. Integers to 127 are exact in bf16."""
     features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -87,6 +90,8 @@ def _stream_int8_kernel(
     rows = tl.arange(0, M_PAD)
     in_rows = rows < num_rows
     w_ptrs = values_ptr + sources.to(tl.int64)[:, None] * k
+    if PDL:
+        _prefetch_and_wait(w_ptrs, PREFETCH)
     acc = tl.zeros([BLOCK_N, M_PAD], tl.float32)
     for start in tl.range(0, k, BLOCK_K, num_stages=STAGES):
         columns = start + tl.arange(0, BLOCK_K)
@@ -106,6 +111,7 @@ def _stream_int8_kernel(
 def _stream_4bit_kernel(
     x_ptr, packed_ptr, scales_ptr, table_ptr, bias_ptr, out_ptr, num_rows, n, k, stride_x,
     M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """BLOCK_N outputs of every row, 64 inputs after the other; the loads of UNROLL blocks go out together."""
     features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -115,6 +121,8 @@ def _stream_4bit_kernel(
     halves = tl.arange(0, _BLOCK // 2)
     packed_ptrs = packed_ptr + sources[:, None] * (k // 2) + halves[None, :]
     x_ptrs = x_ptr + rows[:, None] * stride_x + 2 * halves[None, :]
+    if PDL:
+        _prefetch_and_wait(packed_ptr + sources[:, None] * (k // 2), PREFETCH)
     num_blocks = k // _BLOCK
     acc = tl.zeros([BLOCK_N, M_PAD], tl.float32)
     for first_block in tl.range(0, num_blocks, UNROLL, num_stages=STAGES):
@@ -128,6 +136,15 @@ def _stream_4bit_kernel(
             second = tl.load(table_ptr + (packed & 15).to(tl.int32))
             acc += tl.dot(second, tl.trans(odd), tl.dot(first, tl.trans(even))) * scale[:, None]
     _store(acc, bias_ptr, out_ptr, rows, features, sources, num_rows, n, HAS_BIAS)
+
+
+@triton.jit
+def _prefetch_and_wait(row_ptrs, PREFETCH: tl.constexpr) -> None:
+    """Ask L2 for 512 bytes of each row, wait for the kernel before, and let the next one begin its own asking."""
+    if PREFETCH and tl.program_id(0) < 528:  # programs past the first wave start when the wait is long over
+        prefetch_l2(row_ptrs + (tl.arange(0, 4) * 128)[None, :])
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

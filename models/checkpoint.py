@@ -56,7 +56,8 @@ class SafetensorsReader:
     ) -> torch.Tensor:
         """Read [start, stop) along dim; see TensorReader.read."""
         if name not in self._path_of:
-            raise ModelError(f"{self._folder}: tensor {name} with shape {list(shape)} is missing from the checkpoint")
+            form = f" with shape {list(shape)}" if shape else ""
+            raise ModelError(f"{self._folder}: tensor {name}{form} is missing from the checkpoint")
         path = self._path_of[name]
         try:
             whole = self._files[path].get_slice(name)

@@ -20,7 +20,7 @@ from models.weights import Weights
 class Fp8Block:
     """Scheme: blocks of rows × columns weights, and groups of as many columns of each token."""
 
-    COLUMNS: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+    COLUMNS: ClassVar[tuple[int, ...]] = (32, 64, 128)
 
     rows: int
     columns: int

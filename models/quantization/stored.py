@@ -63,11 +63,11 @@ class StoredPart:
         """The first of these tensors that the checkpoint has. Raises ModelError naming the first if it has none."""
         found = self.find(*names)
         if found is None:
-            raise ModelError(
-                f"tensor {self.w.full_name(names[0])} is missing from the checkpoint, though config.json says that"
-                f" {self.name} is quantized"
-            )
-        return found
+            try:
+                self.w.stored(names[0], (), SCALE_DTYPES)
+            except ModelError as error:  # it names the folder
+                raise ModelError(f"{error}, though config.json says that {self.name} is quantized") from error
+        return found or names[0]
 
     def matrix(self, name: str, dtypes: tuple[torch.dtype, ...]) -> torch.Tensor:
         """[outputs, inputs] of this rank, of a tensor that has a value per weight."""

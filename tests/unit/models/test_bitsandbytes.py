@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import distributed
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 
 from kernels import quant_bnb
 from models.config import ModelConfig
@@ -101,6 +101,14 @@ def test_two_ranks_give_the_logits_of_one(tmp_path):
     for folder, rank in itertools.product(folders, range(2)):
         logits = torch.load(folder / f"logits-2-{rank}.pt")
         torch.testing.assert_close(logits, logits_of(folder, prompt=RANKS_PROMPT), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("flag", ["bitsandbytes-int8", "bitsandbytes-nf4"])
+def test_merged_projections_of_a_checkpoint_are_read_as_bands(tmp_path, flag):
+    save_checkpoint(tmp_path / "phi3", Phi3Config(**SHAPE, original_max_position_embeddings=64))
+    store, config = (as_int8, {"load_in_8bit": True}) if flag.endswith("int8") else (as_nf4, NF4_CONFIG)
+    folder = requantize(tmp_path / "phi3", tmp_path / "stored", store, {"quant_method": "bitsandbytes"} | config)
+    assert torch.equal(logits_of(folder), logits_of(tmp_path / "phi3", flag))
 
 
 def as_int8(_, weight):
