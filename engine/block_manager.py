@@ -144,9 +144,15 @@ class BlockManager:
         return hits
 
     def _hash(self, request: Request, num_full: int) -> None:
-        """Extend the request's chain: each hash covers its parent, so equal hashes mean equal prefixes and salts."""
+        """Extend the request's chain. A hash covers its parent: equal ones mean equal prefixes, salts, adapters."""
         hashes, block_size = request.block_hashes, self.block_size
-        parent = hashes[-1] if hashes else sha256(request.cache_salt.encode()).digest()
+        parent = hashes[-1] if hashes else _root(request)
         for start in range(len(hashes) * block_size, num_full * block_size, block_size):
             parent = sha256(parent + array("I", request.token_ids(start, start + block_size)).tobytes()).digest()
             hashes.append(parent)
+
+
+def _root(request: Request) -> bytes:
+    """What a request's chain begins with: an adapter's keys and values are its own."""
+    salt = sha256(request.cache_salt.encode()).digest()
+    return sha256(f"adapter {request.lora_index}: ".encode() + salt).digest() if request.lora_index else salt

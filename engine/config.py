@@ -8,6 +8,13 @@ of the KV pool is known. They cross process borders as JSON.
 import msgspec
 
 
+class LoraSource(msgspec.Struct, frozen=True):
+    """An adapter: what clients call it, and its folder."""
+
+    name: str
+    folder: str
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What to load and how much of the machine to use. None: decided from the model and the free memory."""
 
@@ -16,6 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"  # auto | cuda | mps | cpu
     dtype: str = "auto"  # auto | bfloat16 | float16 | float32
     quantization: str = "auto"  # of the linear layers. auto: as the checkpoint is | none | a scheme of server/flags.py
+    loras: list[LoraSource] = []  # adapters of the model; the first has lora_index 1
     attention_backend: str = "auto"
     max_model_len: int | None = None  # tokens
     max_num_seqs: int | None = None  # requests running at once
@@ -53,6 +61,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str  # the same folder as EngineConfig.model: tokenizer, template and generation defaults are read from it
     served_model_names: list[str]  # the first is the one answered with
+    lora_names: list[str] = []  # of the adapters, in the order of EngineConfig.loras
     chat_template: str | None = None  # path of a Jinja file that replaces the model's own
     pooling: str = "auto"  # how embeddings are made: auto (as the folder says) | last | mean
     strict: bool = False  # unknown request fields are a 400 instead of being named in x-quire-ignored

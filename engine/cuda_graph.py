@@ -45,6 +45,11 @@ def mixed_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[MixedSh
     return shapes
 
 
+def max_step_tokens(max_num_seqs: int, max_num_batched_tokens: int) -> int:
+    """Return how many tokens a step has at most, padding included."""
+    return max(max_num_batched_tokens, mixed_shapes(max_num_seqs, max_num_batched_tokens)[-1].num_tokens)
+
+
 def graph_sizes(max_num_seqs: int) -> list[int]:
     """Return the padded batch sizes, ascending: fine where a step is short, by 16 above 32, by 32 above 128."""
     sizes = [1, 2, 4, 8, 12, 16, 20, 24, 28, 32, *range(48, 129, 16), *range(160, max_num_seqs + 32, 32)]

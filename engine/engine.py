@@ -54,11 +54,13 @@ class Engine:
         release_memory: Callable[[], None] = lambda: None,
         grammars: Grammars | None = None,
         can_generate: bool = True,
+        num_loras: int = 0,
     ) -> None:
         """memory_error: what the executor raises where the device has too little memory for a step.
 
         release_memory: called after that; waits for what was launched, and frees what can be freed.
         grammars: None: requests with a grammar fail. can_generate: False: so do all but those for embeddings.
+        num_loras: adapters that the executor has.
         """
         self.scheduler = scheduler
         self.clock = clock
@@ -71,6 +73,7 @@ class Engine:
         self._transport = transport
         self._vocab_size = vocab_size
         self._can_generate = can_generate
+        self._num_loras = num_loras
         self._memory_error = memory_error
         self._release_memory = release_memory
         self._grammars = grammars or Grammars(no_compiler, vocab_size=vocab_size)
@@ -181,6 +184,10 @@ class Engine:
         _check_token_ids(message.prompt_token_ids, "prompt", self._vocab_size)
         _check_token_ids(message.params.logit_bias, "logit_bias", self._vocab_size)
         _check_token_ids(message.params.stop_token_ids, "stop_token_ids", self._vocab_size)
+        if not 0 <= message.lora_index <= self._num_loras:
+            raise InvalidParameter(
+                f"There is no adapter {message.lora_index}; {self._num_loras} are loaded.", param="model"
+            )
         request = Request(
             message.request_id,
             message.prompt_token_ids,
@@ -189,6 +196,7 @@ class Engine:
             cache_salt=message.cache_salt,
             priority=message.priority,
             client_id=client_id,
+            lora_index=message.lora_index,
         )
         if message.pooling is not None:
             request.pooled = PooledPrompt(message.pooling, len(message.prompt_token_ids))

@@ -7,6 +7,7 @@ generations = generate(engine, transport, prompts, params)
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -70,19 +71,24 @@ def generate(
     prompts: list[list[int]],
     params: list[SamplingParams],
     pooling: list[PoolingKind | None] | None = None,
+    *,
+    lora_indices: Sequence[int] | None = None,
 ) -> list[Generation]:
     """Run all prompts to their ends and return them in order. The engine must be idle, and is again afterwards.
 
-    pooling: for each prompt the kind of embedding to make of it instead of tokens.
+    pooling: for each prompt the kind of embedding to make of it instead of tokens. lora_indices: each prompt's adapter,
+    as in AddRequest; None: all are for the model itself.
     """
     generations = [Generation() for _ in prompts]
     by_id = {str(index): generation for index, generation in enumerate(generations)}
-    todo = deque(zip(by_id, prompts, params, pooling or [None] * len(prompts), strict=True))
+    nothing, no_loras = [None] * len(prompts), [0] * len(prompts)
+    todo = deque(zip(by_id, prompts, params, pooling or nothing, lora_indices or no_loras, strict=True))
     while todo or not engine.is_idle:
         while todo and len(engine.scheduler.waiting) + len(transport.inbox) < engine.max_waiting:
-            request_id, prompt, sampling, kind = todo.popleft()
-            request = AddRequest(request_id, prompt, sampling, arrival_s=engine.clock(), pooling=kind)
-            transport.inbox.append((0, request))
+            request_id, prompt, sampling, kind, lora_index = todo.popleft()
+            now = engine.clock()
+            added = AddRequest(request_id, prompt, sampling, arrival_s=now, pooling=kind, lora_index=lora_index)
+            transport.inbox.append((0, added))
         engine.run_once()
         while transport.outbox:
             _apply(transport.outbox.popleft(), by_id)

@@ -19,7 +19,7 @@ from engine.staging import Staging
 from engine.step import RowPlan, StepPlan
 from kernels.attention.base import AttentionMetadata
 from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
-from kernels.ops import gather_decode_inputs, gather_mixed_inputs
+from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
 
 _NEWEST = [-1]  # token ids of a decode row: the last sampled one, which the device knows
 
@@ -60,10 +60,19 @@ class InputBatch:
 class InputBatchBuilder:
     """Builds InputBatch after InputBatch over one DeviceState. Each lives in buffers that the next one fills again."""
 
-    def __init__(self, state: DeviceState, staging: Staging, *, block_size: int, max_mixed: MixedShape) -> None:
+    def __init__(
+        self,
+        state: DeviceState,
+        staging: Staging,
+        *,
+        block_size: int,
+        max_mixed: MixedShape,
+        lora_tokens: LoraTokens | None = None,
+    ) -> None:
         self._state = state
         self._staging = staging
         self._block_size = block_size
+        self._lora_tokens = lora_tokens
         max_rows, max_blocks, device = state.last_token.shape[0], state.block_table.shape[1], state.device
         self._num_blocks = [0] * max_rows  # per req_index: length of its block table
         self._arange = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
@@ -105,6 +114,7 @@ class InputBatchBuilder:
             padding_row=state.padding_row,
             out=inputs,
         )
+        self._gather_loras(req_index, None)
         metadata = AttentionMetadata(
             query_start_loc=self._arange[: num_rows + 1],
             seq_lens=inputs.seq_lens[:num_rows],
@@ -163,6 +173,7 @@ class InputBatchBuilder:
             block_size=self._block_size,
             out=inputs,
         )
+        self._gather_loras(plan.req_index, plan.token_rows)
         metadata = AttentionMetadata(
             query_start_loc=plan.query_start_loc,
             seq_lens=plan.seq_lens,
@@ -182,6 +193,11 @@ class InputBatchBuilder:
         sampling = [row for row in rows if row.samples]
         count = len(sampling)
         return SampleRows(sampling, self._mixed.sample_req_index[:count], self._mixed.sample_positions[:count])
+
+    def _gather_loras(self, req_index: torch.Tensor, token_rows: torch.Tensor | None) -> None:
+        """Say which adapter each token has. Graph-safe."""
+        if self._lora_tokens is not None and self._state.lora_indices is not None:
+            self._lora_tokens.gather(self._state.lora_indices, req_index, token_rows)
 
     def _table_width(self, max_seq_len: int) -> int:
         """Columns for max_seq_len tokens, in sixteens: kernels specialise on such strides."""

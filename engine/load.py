@@ -15,8 +15,10 @@ from pathlib import Path
 import msgspec
 import torch
 
+from engine.adapters import open_adapters
 from engine.config import EngineConfig
 from engine.control import Stage
+from engine.cuda_graph import max_step_tokens
 from engine.device import describe_device, resolve_device, resolve_dtype, resolve_kv_dtype
 from engine.errors import StartupError
 from engine.grammar_compiler import CompilerLoader
@@ -81,9 +83,8 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
     detail = f"{model_config.architecture}, {model_config.num_layers} layers, {_name(dtype)} on {device.type}"
     if device.type == "cpu" and model_config.num_parameters < _ONE_THREAD_PARAMETERS:
         torch.set_num_threads(1)
-    backend = _select_backend(config, model_config, dtype, device, kv_dtype=kv_dtype)
-    loader = CompilerLoader(Path(config.model))
-    setup = Setup(config, model_config, device, dtype, kv_dtype, choose_limits(config, device), backend, loader)
+    setup = _decide(config, model_config, dtype, kv_dtype, device)
+    loader, adapters, backend = setup.compiler_loader, setup.adapters, setup.backend
     plan, key = setup.plan_pool(has_weights=False), repr(setup)
     # The model is built for the requests that fit: its rotary tables end there, and longrope is chosen by it
     setup = dataclasses.replace(setup, model_config=model_config.limited_to(plan.max_model_len))
@@ -96,7 +97,7 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
         compilation = rehearse(performances, key=key)
     loader.start()  # beside the weights, and after the rehearsal, which forks
     started = time.monotonic()
-    model, num_bytes = _load_weights(config, setup.model_config, device, dtype, on_stage, detail)
+    model, num_bytes = _load_weights(setup, on_stage, detail)
     facts = {
         "Model": _describe_model(model_config),
         "Device": describe_device(device),
@@ -104,6 +105,8 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
     }
     if model_config.quantization is not None:
         facts["Quantization"] = model_config.quantization.describe()
+    if adapters is not None:
+        facts["Adapters"] = adapters.describe()
     if compilation is not None:
         compilation.wait(lambda done, total: on_stage(Stage("kernels", done, total, unit="kernels")))
     on_stage(Stage("kv_cache"))
@@ -126,40 +129,50 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
     return setup.assemble(model, plan, on_graph, facts)
 
 
+def _decide(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
+) -> Setup:
+    """Choose what the configuration leaves open, and open the adapters. Raises StartupError or ModelError."""
+    backend = _select_backend(config, model, dtype, device, kv_dtype=kv_dtype)
+    limits = choose_limits(config, device)
+    most = max_step_tokens(limits.max_num_seqs, limits.max_num_batched_tokens)
+    adapters = open_adapters(config, model, max_step_tokens=most, dtype=dtype, device=device)
+    loader = CompilerLoader(Path(config.model))
+    return Setup(config, model, device, dtype, kv_dtype, limits, backend, loader, adapters)
+
+
 def _serve_small(setup: Setup, plan: KVCachePlan, serve: Serve | None) -> None:
     """Serve a model of one random layer of each kind, with its true pool per layer."""
     model_config = setup.model_config.one_layer_of_each_kind()
     small = dataclasses.replace(setup, model_config=model_config, backend=type(setup.backend)())
+    adapters = None if setup.adapters is None else setup.adapters.stack(is_partial=True)
+    weights = Weights.dummy(device=setup.device, dtype=setup.dtype, adapters=adapters)
     with torch.inference_mode():
-        model = build(model_config, Weights.dummy(device=setup.device, dtype=setup.dtype), TensorParallel())
+        model = build(model_config, weights, TensorParallel())
     loaded = small.assemble(model, plan, lambda done, total: None, {})
     if serve is not None:
         serve(loaded)
 
 
-def _load_weights(
-    config: EngineConfig,
-    model_config: ModelConfig,
-    device: torch.device,
-    dtype: torch.dtype,
-    on_stage: OnStage,
-    detail: str,
-) -> tuple[torch.nn.Module, int]:
+def _load_weights(setup: Setup, on_stage: OnStage, detail: str) -> tuple[torch.nn.Module, int]:
     """Return the model and the bytes of its weights."""
 
     def progress(done: int, total: int) -> None:
         on_stage(Stage("weights", done, total, unit="bytes", detail=detail))
 
     on_stage(Stage("weights", detail=detail))
+    config, device, dtype = setup.config, setup.device, setup.dtype
+    adapters = None if setup.adapters is None else setup.adapters.stack()
     if config.load_format == "dummy":
-        weights = Weights.dummy(device=device, dtype=dtype)
+        weights = Weights.dummy(device=device, dtype=dtype, adapters=adapters)
     else:
-        weights = Weights.from_folder(Path(config.model), device=device, dtype=dtype, progress=progress)
+        folder = Path(config.model)
+        weights = Weights.from_folder(folder, device=device, dtype=dtype, progress=progress, adapters=adapters)
     with torch.inference_mode():
-        model = build(model_config, weights, TensorParallel())
+        model = build(setup.model_config, weights, TensorParallel())
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what quantising took for a moment is the pool's now
-    return model, model_config.weight_bytes(dtype)
+    return model, setup.model_config.weight_bytes(dtype)
 
 
 def _select_backend(

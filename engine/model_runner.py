@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from engine.cuda_graph import DecodeGraphs, MixedGraphs, mixed_shapes
+from engine.cuda_graph import DecodeGraphs, MixedGraphs, max_step_tokens
 from engine.device_state import DeviceState
 from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows
 from engine.kv_cache import KVCachePlan
@@ -24,7 +24,7 @@ from engine.sampler import Sampled, Sampler
 from engine.staging import Staging
 from engine.step import RowPlan, StepPlan, StepResult, TokenMasks
 from kernels.attention.base import AttentionBackend
-from kernels.ops import allow_only
+from kernels.ops import LoraTokens, allow_only
 from models.context import ForwardContext
 
 
@@ -42,7 +42,9 @@ class ModelRunner:
         max_num_batched_tokens: int,
         vocab_size: int,
         device: torch.device,
+        lora_tokens: LoraTokens | None = None,
     ) -> None:
+        """lora_tokens: what the model's linear layers read; None: it has no adapters."""
         self.device = device
         self._model = model
         self._kv_caches = kv_caches
@@ -58,11 +60,13 @@ class ModelRunner:
             vocab_size=vocab_size,
             device=device,
             staging=staging,
+            has_loras=lora_tokens is not None,
         )
-        shapes = mixed_shapes(max_num_seqs, max_num_batched_tokens)
-        max_tokens = max(max_num_batched_tokens, shapes[-1].num_tokens)
+        max_tokens = max_step_tokens(max_num_seqs, max_num_batched_tokens)
         max_mixed = MixedShape(max_tokens, max_num_seqs + 1, max_num_seqs + 1)
-        self._builder = InputBatchBuilder(self._state, staging, block_size=plan.block_size, max_mixed=max_mixed)
+        self._builder = InputBatchBuilder(
+            self._state, staging, block_size=plan.block_size, max_mixed=max_mixed, lora_tokens=lora_tokens
+        )
         self._sampler = Sampler(self._state)
         self._scorer = PromptScorer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
         self._decode_graphs: DecodeGraphs | None = None

@@ -6,6 +6,8 @@ generations = engine.generate([[1, 2, 3]], [SamplingParams(max_tokens=16)])
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -44,9 +46,14 @@ class OfflineEngine:
         """Load a model. Blocks; raises StartupError with one sentence for whatever is wrong."""
         return cls(load_engine(config, on_stage, serve=lambda loaded: cls(loaded).rehearse()))
 
-    def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Generation]:
-        """Run all prompts to their ends and return them in order; a prompt that failed has `error` set. Blocks."""
-        return generate(self.engine, self.transport, prompts, params)
+    def generate(
+        self, prompts: list[list[int]], params: list[SamplingParams], *, lora_indices: Sequence[int] | None = None
+    ) -> list[Generation]:
+        """Run all prompts to their ends and return them in order; a prompt that failed has `error` set. Blocks.
+
+        lora_indices: each prompt's adapter, counted from 1 as in EngineConfig.loras; 0: the model itself.
+        """
+        return generate(self.engine, self.transport, prompts, params, lora_indices=lora_indices)
 
     def embed(self, prompts: list[list[int]], kind: PoolingKind) -> list[Generation]:
         """Make each prompt's embedding, not normalised; a prompt that failed has `error` set. Blocks."""
@@ -71,11 +78,9 @@ class OfflineEngine:
         for kind in _KINDS if num_requests > 1 else _KINDS[:1]:
             # each ends one step before the next, so the batch shrinks through every size
             params = [msgspec.structs.replace(kind, max_tokens=2 + i) for i in range(num_requests)]
-            for generation, wanted in zip(self.generate([[0]] * num_requests, params), params, strict=True):
-                if generation.error is not None:
-                    raise StartupError(f"The self-test failed: {generation.error.message}")
-                if len(generation.token_ids) != min(wanted.max_tokens, self.engine.scheduler.max_num_tokens - 1):
-                    raise StartupError(f"The self-test gave {len(generation.token_ids)} of {wanted.max_tokens} tokens.")
+            self._test(params, [0] * num_requests)
+        if self.loaded.num_loras:
+            self._test([_KINDS[0]] * self.loaded.num_loras, list(range(1, self.loaded.num_loras + 1)))
 
     def rehearse(self) -> None:
         """Send what serving may meet: batches and prompts of every size. What comes of them does not matter."""
@@ -96,3 +101,11 @@ class OfflineEngine:
             for num_tokens in _PROMPT_LENS:
                 prompt = [0] * min(max(num_tokens // num_requests, 2), longest)
                 self.generate([prompt] * num_requests, [_KINDS[0]] * num_requests)
+
+    def _test(self, params: list[SamplingParams], lora_indices: list[int]) -> None:
+        generations = self.generate([[0]] * len(params), params, lora_indices=lora_indices)
+        for generation, wanted in zip(generations, params, strict=True):
+            if generation.error is not None:
+                raise StartupError(f"The self-test failed: {generation.error.message}")
+            if len(generation.token_ids) != min(wanted.max_tokens, self.engine.scheduler.max_num_tokens - 1):
+                raise StartupError(f"The self-test gave {len(generation.token_ids)} of {wanted.max_tokens} tokens.")

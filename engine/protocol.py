@@ -85,6 +85,7 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     priority: int = 0  # smaller runs earlier
     grammar: GrammarSpec | None = None  # None: any text
     pooling: PoolingKind | None = None  # the prompt's embedding instead of tokens; `params` has no part in it
+    lora_index: int = 0  # its adapter, counted from 1 as in EngineConfig.loras; 0: the model itself
 
 
 class AbortRequest(msgspec.Struct, tag=True):

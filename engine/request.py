@@ -39,6 +39,7 @@ class Request:
     cache_salt: str = ""
     priority: int = 0  # smaller runs earlier
     client_id: int = 0
+    lora_index: int = 0  # its adapter; 0: none
 
     output_token_ids: list[int] = field(default_factory=list)  # committed only
     num_computed_tokens: int = 0  # keys and values launched

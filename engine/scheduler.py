@@ -226,6 +226,7 @@ class Scheduler:
                 request.first_scheduled_s = now
                 request.num_cached_tokens = request.num_computed_tokens
             init = RequestInit(request.req_index, request.params, len(request.prompt_token_ids))
+            init.lora_index = request.lora_index
             if request.params.has_penalties:
                 init.token_ids = request.token_ids(0, request.num_tokens)
             inits.append(init)

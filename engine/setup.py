@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
+from engine.adapters import Adapters
 from engine.config import EngineConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.errors import StartupError
@@ -41,6 +43,7 @@ class LoadedEngine:
     compiler_loader: CompilerLoader
     hidden_size: int
     has_lm_head: bool
+    num_loras: int = 0
 
     def engine(
         self,
@@ -66,6 +69,7 @@ class LoadedEngine:
             release_memory=self._release_memory,
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
             can_generate=self.has_lm_head,
+            num_loras=self.num_loras,
         )
 
     def _release_memory(self) -> None:
@@ -112,6 +116,12 @@ class Setup:
     limits: Limits
     backend: AttentionBackend = field(repr=False)
     compiler_loader: CompilerLoader = field(repr=False)
+    adapters: Adapters | None = None
+
+    @property
+    def num_loras(self) -> int:
+        """How many adapters are loaded."""
+        return 0 if self.adapters is None else len(self.adapters.opened)
 
     @property
     def weight_bytes(self) -> int:
@@ -133,6 +143,8 @@ class Setup:
         block_size = config.block_size or max(16, self.backend.block_size_multiple)
         step_bytes = self.step_bytes
         weights = 0 if has_weights else self.weight_bytes
+        if not has_weights and self.adapters is not None:
+            memory = dataclasses.replace(memory, usable=memory.usable - self.adapters.num_bytes)
         if not has_weights:
             least = smallest_pool_bytes(config, model, dtype=self.kv_dtype, block_size=block_size)
             check_memory(config, model, memory, dtype=dtype, step_bytes=step_bytes, pool_bytes=least)
@@ -163,6 +175,7 @@ class Setup:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             vocab_size=self.model_config.vocab_size,
             device=device,
+            lora_tokens=None if self.adapters is None else self.adapters.tokens,
         )
         # Hidden states of whole prompts come without graphs, so a model without a head has no use for them
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager
@@ -190,6 +203,7 @@ class Setup:
             self.compiler_loader,
             self.model_config.hidden_size,
             self.model_config.has_lm_head,
+            self.num_loras,
         )
 
 

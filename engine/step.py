@@ -16,6 +16,7 @@ class RequestInit(msgspec.Struct, omit_defaults=True):
     num_prompt_tokens: int
     # All tokens known so far (prompt, then output of earlier runs), only if the sampler counts them (penalties).
     token_ids: list[int] = []
+    lora_index: int = 0  # its adapter; 0: none
 
 
 class ScoreSpan(msgspec.Struct):

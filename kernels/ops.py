@@ -14,6 +14,7 @@ from torch.nn import functional
 from kernels import batch_inputs, elementwise, moe, quant_int, sampling
 from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
 from kernels.kv_write import UNSCALED, KVScales, write_kv
+from kernels.lora import LoraWeights, add_lora, gather_loras
 from kernels.quant_int import IntWeight
 
 try:
@@ -23,10 +24,12 @@ try:
         triton_elementwise,
         triton_int_dequantize,
         triton_int_gemm,
+        triton_lora,
         triton_moe,
         triton_sampling,
     )
     from kernels.triton_gemv import GemvScratch, can_gemv, gemv
+    from kernels.triton_lora import LoraTiles
     from kernels.triton_sampling import SamplingScratch
     from kernels.triton_truncation import SamplingState
 
@@ -271,6 +274,33 @@ class IntLinear:
         if self._scratch is None:
             self._scratch = triton_int_gemm.allocate_scratch(x.device)
         return triton_int_gemm.int_gemm(x, weight, bias, self._scratch, pdl=_has_pdl(x.device))
+
+
+class LoraTokens:
+    """Which adapter each token of a step has, at fixed addresses, and the adapters' share of a product. One stream."""
+
+    def __init__(self, *, num_adapters: int, max_tokens: int, device: torch.device) -> None:
+        self._tiles: LoraTiles | None = None
+        # [max_tokens] int32: used where tiles are not
+        self._loras = torch.zeros(max_tokens, dtype=torch.int32, device=device)
+        if HAS_TRITON and device.type == "cuda":
+            self._tiles = LoraTiles.allocate(num_adapters=num_adapters, max_tokens=max_tokens, device=device)
+
+    def gather(
+        self, lora_indices: torch.Tensor, req_index: torch.Tensor, token_rows: torch.Tensor | None = None
+    ) -> None:
+        """Say whose the tokens of the next step are; see kernels.lora.gather_loras."""
+        if self._tiles is not None:
+            triton_lora.group_tokens(lora_indices, req_index, token_rows, self._tiles)
+        else:
+            gather_loras(lora_indices, req_index, token_rows, self._loras)
+
+    def add(self, out: torch.Tensor, x: torch.Tensor, weights: LoraWeights) -> None:
+        """Add to out what the adapters make of x, of all tokens gathered last; see kernels.lora.add_lora."""
+        if self._tiles is not None:
+            triton_lora.add_lora(out, x, weights, self._tiles, pdl=_has_pdl(x.device))
+        else:
+            add_lora(out, x, weights, self._loras[: x.shape[0]])
 
 
 @functools.cache

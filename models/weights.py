@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from models.checkpoint import Progress, RandomReader, SafetensorsReader
 from models.split_reader import SplitReader
+
+if TYPE_CHECKING:
+    from models.lora.stack import AdapterStack
 
 
 class TensorReader(Protocol):
@@ -72,39 +75,52 @@ class Projection:
 
 
 class Weights:
-    """A view of a reader under a name prefix. Cheap: `w / "mlp"` makes another."""
+    """A view of a reader under a name prefix. Cheap: `w / "mlp"` makes another.
 
-    def __init__(self, reader: TensorReader, prefix: str = "") -> None:
+    adapters: what is added to the products of linear layers; None: nothing.
+    """
+
+    def __init__(self, reader: TensorReader, prefix: str = "", *, adapters: AdapterStack | None = None) -> None:
         self._reader = reader
         self._prefix = prefix
+        self.adapters = adapters
         self.device = reader.device
         self.dtype = reader.dtype
         self.is_random = reader.is_random
 
     @classmethod
     def from_folder(
-        cls, folder: Path, *, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
+        cls,
+        folder: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+        adapters: AdapterStack | None = None,
     ) -> Weights:
         """Open model.safetensors, or the shards of model.safetensors.index.json. Raises ModelError.
 
         progress(bytes_done, bytes_total) is called after each first read of a tensor, and once by finish().
         """
-        return cls(SafetensorsReader(Path(folder), device=device, dtype=dtype, progress=progress))
+        reader = SafetensorsReader(Path(folder), device=device, dtype=dtype, progress=progress)
+        return cls(reader, adapters=adapters)
 
     @classmethod
-    def dummy(cls, *, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Weights:
+    def dummy(
+        cls, *, device: torch.device, dtype: torch.dtype, seed: int = 0, adapters: AdapterStack | None = None
+    ) -> Weights:
         """Random weights made on the device (--load-format dummy): the same tensors for any split over ranks."""
-        return cls(RandomReader(device=device, dtype=dtype, seed=seed))
+        return cls(RandomReader(device=device, dtype=dtype, seed=seed), adapters=adapters)
 
     def __truediv__(self, part: str) -> Weights:
-        return Weights(self._reader, f"{self._prefix}{part}.")
+        return Weights(self._reader, f"{self._prefix}{part}.", adapters=self.adapters)
 
     def split(self, merged: str, sizes: Mapping[str, int]) -> Weights:
         """The same view, in which the checkpoint's projection `merged` is the projections `sizes`, side by side.
 
         sizes: name → outputs, in the checkpoint's order.
         """
-        return Weights(SplitReader(self._reader, self._prefix, merged, sizes), self._prefix)
+        return Weights(SplitReader(self._reader, self._prefix, merged, sizes), self._prefix, adapters=self.adapters)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The whole tensor, checked to have `shape`."""
@@ -152,5 +168,7 @@ class Weights:
         return Projection(Weights(self._reader, f"{stored}."), stored, first, total or num_outputs)
 
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
-        """Say that the model is built. Raises ModelError naming tensors that it did not read."""
+        """Say that the model is built. Raises ModelError naming tensors that it did not read, or of its adapters."""
         self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)
+        if self.adapters is not None:
+            self.adapters.finish()

@@ -28,9 +28,10 @@ from server.flags import (
     workers,
 )
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
+from server.loras import named_folder, resolve_loras
 
 if TYPE_CHECKING:
-    from engine.config import EngineConfig, LaunchConfig
+    from engine.config import EngineConfig, LaunchConfig, LoraSource
 
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
@@ -135,6 +136,9 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         default="auto",
         help="embeddings: auto (as an embedding model's folder says), last or mean",
     )
+    add(
+        "--lora", action="append", type=named_folder, metavar="NAME=FOLDER", default=[], help="LoRA adapter; repeatable"
+    )
     add("--chat-template", type=text, metavar="FILE", help="Jinja file that replaces the model's own template")
 
 
@@ -207,9 +211,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     listeners = bind(launch_config)
     model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
     load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
+    names = arguments.served_model_name or [model.name]
+    loras = resolve_loras(arguments.lora, served_model_names=names)
     server_config = ServerConfig(
         model=str(model.folder),
-        served_model_names=arguments.served_model_name or [model.name],
+        served_model_names=names,
+        lora_names=[source.name for source in loras],
         chat_template=chat_template,
         pooling=arguments.pooling,
         strict=arguments.strict,
@@ -218,7 +225,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         cors_origins=arguments.cors_origin,
         root_path=arguments.root_path,
     )
-    return launch(launch_config, _engine_config(arguments, str(model.folder)), server_config, listeners)
+    return launch(launch_config, _engine_config(arguments, str(model.folder), loras), server_config, listeners)
 
 
 def _check_together(arguments: argparse.Namespace) -> None:
@@ -251,7 +258,7 @@ def _launch_config(arguments: argparse.Namespace) -> "LaunchConfig":
     )
 
 
-def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig":
+def _engine_config(arguments: argparse.Namespace, folder: str, loras: "list[LoraSource]") -> "EngineConfig":
     from engine.config import EngineConfig
 
     return EngineConfig(
@@ -260,6 +267,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig"
         device=arguments.device,
         dtype=arguments.dtype,
         quantization=arguments.quantization,
+        loras=loras,
         attention_backend=arguments.attention_backend,
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,

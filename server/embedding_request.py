@@ -55,6 +55,7 @@ async def prepare_embeddings(service: Service, body: EmbeddingBody, request: Req
         window=limits.max_num_seqs + min(limits.max_num_seqs, limits.max_waiting),
         cache_salt=cache_salt_of(moment.key_hash, body.cache_salt or ""),
         priority=body.priority or 0,
+        lora_index=service.lora_index(model),
         timeout_s=moment.timeout_of(body),
         arrival_s=moment.arrival_s,
     )

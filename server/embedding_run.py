@@ -31,6 +31,7 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int  # at most the model's
     window: int  # inputs that the engine has at once; more could be too many for its queue
     cache_salt: str = ""
+    lora_index: int = 0  # as in AddRequest
     priority: int = 0
     timeout_s: float | None = None  # from arrival
     arrival_s: float  # time.monotonic()
@@ -101,6 +102,7 @@ class EmbeddingRun:
                 cache_salt=spec.cache_salt,
                 priority=spec.priority,
                 pooling=spec.pooling,
+                lora_index=spec.lora_index,
             )
             self._open[request_id] = None
             try:

@@ -215,6 +215,7 @@ class _Child:
             cache_salt=spec.cache_salt,
             priority=spec.priority,
             grammar=spec.grammar,
+            lora_index=spec.lora_index,
         )
 
     def feed(self, delta: Delta) -> list[Event]:

@@ -22,6 +22,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     continues_prompt: bool = False  # the texts join the prompts'; else each is a turn of its own
     cache_salt: str = ""
     priority: int = 0
+    lora_index: int = 0  # as in AddRequest
     grammar: GrammarSpec | None = None  # what each answer must match, checked to compile
     grammar_param: str | None = None  # the field that asks for it, in the client's words
     is_scoring_only: bool = False  # no answer: the one token that the engine makes at least is dropped

@@ -88,7 +88,7 @@ class Service:
 
     def model_name(self, asked: str | None) -> str:
         """Return the name to answer with. Raises ModelNotFound."""
-        names = self.config.served_model_names
+        names = self.config.served_model_names + self.config.lora_names
         if asked is None:
             return names[0]
         if asked not in names:
@@ -96,6 +96,11 @@ class Service:
                 f"The model {asked[:200]!r} does not exist; served here: {', '.join(names)}.", param="model"
             )
         return asked
+
+    def lora_index(self, name: str) -> int:
+        """Return the adapter behind a name that model_name gave, for AddRequest; 0: it is the model's own."""
+        loras = self.config.lora_names
+        return loras.index(name) + 1 if name in loras else 0
 
     def ignored_header(self, ignored: list[str]) -> dict[str, str]:
         """Return the header that names fields without effect. Raises InvalidParameter in strict mode."""

@@ -211,7 +211,7 @@ class FakeExecutor:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.plans: list[bytes] = []  # JSON, in launch order
-        self._pool: list[tuple[int, int]] = [(-1, -1)] * (num_blocks * block_size)  # (position, token) by slot
+        self._pool: list[tuple[int, int]] = [(-1, -1)] * (num_blocks * block_size)  # fake_kv by slot
         self._rows: dict[int, _FakeRow] = {}  # by req_index
         self._launched: deque[_FakeStep] = deque()
 
@@ -238,7 +238,7 @@ class FakeExecutor:
             self._rows.pop(req_index, None)  # named again if the plan before was given up
         for init in plan.inits:
             assert init.req_index not in self._rows, "a req_index is initialised while in use"
-            self._rows[init.req_index] = _FakeRow(init.params)
+            self._rows[init.req_index] = _FakeRow(init.params, init.lora_index)
         assert len({row.req_index for row in plan.rows}) == len(plan.rows), "two rows of one request"
         has_chunk = [bool(row.token_ids) for row in plan.rows]
         assert has_chunk == sorted(has_chunk), "decode rows come first"
@@ -267,7 +267,7 @@ class FakeExecutor:
         token_ids = row.token_ids or [state.last_token]
         assert len(token_ids) == row.num_tokens
         for position, token_id in enumerate(token_ids, row.start):
-            self._pool[self._slot(state, position)] = (position, token_id)
+            self._pool[self._slot(state, position)] = fake_kv(position, token_id, state.lora_index)
 
     def _pool_hidden(self, row: RowPlan, state: "_FakeRow") -> bytes:
         assert row.pools is not None
@@ -307,18 +307,24 @@ def expected_embedding(prompt: list[int], pooling: str) -> list[float]:
     return (hidden[-1] if pooling == "last" else sum(hidden) / np.float32(len(prompt))).tolist()
 
 
+def fake_kv(position: int, token_id: int, lora_index: int) -> tuple[int, int]:
+    """Return the keys and values of a token: every adapter's are its own."""
+    return position, token_id + 1000 * lora_index
+
+
 def fake_token(history: list[tuple[int, int]], vocab_size: int) -> int:
-    """Return the token that follows `history`, a list of (position, token)."""
+    """Return the token that follows `history`, a list of fake_kv."""
     return zlib.crc32(repr(history).encode()) % vocab_size
 
 
 def expected_tokens(
-    prompt: list[int], params: SamplingParams, *, max_num_tokens: int, vocab_size: int = 50
+    prompt: list[int], params: SamplingParams, *, max_num_tokens: int, vocab_size: int = 50, lora_index: int = 0
 ) -> list[int]:
     """Return what any correct engine over FakeExecutor generates: no batch, no blocks, no cache."""
     tokens = list(prompt)
     while len(tokens) < min(len(prompt) + params.max_tokens, max_num_tokens):
-        tokens.append(fake_token(list(enumerate(tokens)), vocab_size))
+        history = [fake_kv(position, token_id, lora_index) for position, token_id in enumerate(tokens)]
+        tokens.append(fake_token(history, vocab_size))
         if tokens[-1] in params.stop_token_ids and len(tokens) - len(prompt) >= params.min_tokens:
             break
     return tokens[len(prompt) :]
@@ -327,8 +333,9 @@ def expected_tokens(
 class _FakeRow:
     """A request's row of device state."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, lora_index: int) -> None:
         self.params = params
+        self.lora_index = lora_index
         self.block_table: list[int] = []
         self.last_token = -1
 

@@ -37,6 +37,7 @@ ENGINE_FOR_SERVER = {
 }
 # engine files that hold tensors; all others are plain Python
 ENGINE_WITH_TORCH = {
+    "adapters",
     "connectors",
     "cuda_graph",
     "device_state",

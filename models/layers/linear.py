@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from models.lora.linear import with_adapters
 from models.parallel import TensorParallel
 from models.quantization.base import LinearMethod, LinearPart
 from models.weights import Weights
@@ -21,8 +22,8 @@ class ColumnLinear(nn.Module):
 
     def __init__(self, w: Weights, parts: Sequence[LinearPart], *, has_bias: bool, method: LinearMethod) -> None:
         super().__init__()
-        self.method = method
-        self.params = method.load(w, parts)
+        self.method = with_adapters(method, w)
+        self.params = self.method.load(w, parts)
         self.bias = _load_biases(w, parts) if has_bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -87,10 +88,12 @@ class RowLinear(nn.Module):
         is_partial: bool = False,
     ) -> None:
         super().__init__()
-        self.method = method
+        self.method = with_adapters(method, w)
         self.tp = tp
         self.is_partial = is_partial
-        self.params = method.load(w, [LinearPart(name, out_features, in_features, dim=1, rank=tp.rank, size=tp.size)])
+        self.params = self.method.load(
+            w, [LinearPart(name, out_features, in_features, dim=1, rank=tp.rank, size=tp.size)]
+        )
         bias = (w / name).tensor("bias", (out_features,)) if has_bias else None
         # The sum over ranks must contain the bias once
         self.bias = bias if tp.rank == 0 else None

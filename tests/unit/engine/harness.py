@@ -73,6 +73,7 @@ class Seen:
     is_gone: bool = False
     pooling: str | None = None
     embedding: bytes = b""
+    lora_index: int = 0
     grammar: GrammarSpec | None = None
 
 
@@ -120,6 +121,7 @@ class Harness:
             max_waiting=max_waiting,
             grammars=Grammars(get_compiler, vocab_size=VOCAB_SIZE),
             max_queued_tokens=max_queued_tokens,
+            num_loras=2,
         )
         self.seen: dict[str, Seen] = {}
         self.messages: list[tuple[int, FromEngine]] = []
@@ -138,11 +140,15 @@ class Harness:
         priority: int = 0,
         grammar: GrammarSpec | None = None,
         pooling: str | None = None,
+        lora_index: int = 0,
         **params,
     ) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, **params)
-        self.seen[request_id] = Seen(prompt, sampling, client_id, grammar=grammar, pooling=pooling)
-        message = AddRequest(request_id, prompt, sampling, self.clock(), cache_salt, priority, grammar, pooling)
+        seen = Seen(prompt, sampling, client_id, grammar=grammar, pooling=pooling, lora_index=lora_index)
+        self.seen[request_id] = seen
+        message = AddRequest(
+            request_id, prompt, sampling, self.clock(), cache_salt, priority, grammar, pooling, lora_index
+        )
         self.transport.inbox.append((client_id, message))
 
     def abort(self, request_id: str, client_id: int = 1) -> None:
@@ -192,7 +198,8 @@ class Harness:
         if seen.pooling is not None:
             self._check_embedding(request_id, seen)
             return
-        expected = expected_tokens(seen.prompt, seen.params, max_num_tokens=self.scheduler.max_num_tokens)
+        most = self.scheduler.max_num_tokens
+        expected = expected_tokens(seen.prompt, seen.params, max_num_tokens=most, lora_index=seen.lora_index)
         if seen.is_gone:
             assert len(seen.ends) <= 1
         else:

@@ -46,6 +46,7 @@ class EngineTraces(RuleBasedStateMachine):
         min_tokens=st.integers(0, 4),
         stop_token_ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=6),
         salt=st.sampled_from(["", "", "tenant"]),
+        lora_index=st.sampled_from([0, 0, 1, 2]),
         priority=st.integers(0, 2),
         client_id=st.integers(1, 3),
         logprobs=st.sampled_from([None, 1]),
@@ -53,9 +54,15 @@ class EngineTraces(RuleBasedStateMachine):
         presence_penalty=st.sampled_from([0.0, 1.0]),
         pooling=st.sampled_from([None, None, "last", "mean"]),
     )
-    def add(self, prefix, suffix, max_tokens, salt, priority, client_id, **params):
+    def add(self, prefix, suffix, max_tokens, salt, lora_index, priority, client_id, **params):
         request_id = f"r{len(self.harness.seen)}"
-        sampling = {"cache_salt": salt, "priority": priority, "client_id": client_id, **params}
+        sampling = {
+            "cache_salt": salt,
+            "lora_index": lora_index,
+            "priority": priority,
+            "client_id": client_id,
+            **params,
+        }
         self.do("add", request_id, prefix + suffix, max_tokens, **sampling)
 
     @precondition(lambda self: self.harness.seen)

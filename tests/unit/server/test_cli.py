@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.config import EngineConfig, LaunchConfig, ServerConfig
+from engine.config import EngineConfig, LaunchConfig, LoraSource, ServerConfig
 from engine.errors import StartupError
 from server import launch, listener
 from server.cli import main
@@ -54,8 +54,9 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--dtype float32 --load-format dummy --max-model-len 64 --max-num-seqs 4 --max-num-batched-tokens 32 "
         "--block-size 8 --kv-cache-memory 1.5MiB --gpu-memory-utilization 0.5 --attention-backend torch "
         f"--no-prefix-caching --depth 1 --max-waiting 9 --max-queued-tokens 99 --chat-template {template} "
-        "--strict --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug --quantization fp8 "
-        "--kv-cache-dtype fp8 --api-key k --cors-origin https://a.test --cors-origin * --root-path /llm"
+        "--strict --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug "
+        f"--lora sql={tmp_path} --lora poems={tmp_path}/. --kv-cache-dtype fp8 "
+        "--quantization fp8 --api-key k --cors-origin https://a.test --cors-origin * --root-path /llm"
     )
     assert main(["serve", *flags.split()]) == 0
     (config,) = launched
@@ -74,6 +75,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         device="cpu",
         dtype="float32",
         quantization="fp8",
+        loras=[LoraSource("sql", str(tmp_path)), LoraSource("poems", str(tmp_path))],
         attention_backend="torch",
         max_model_len=64,
         max_num_seqs=4,
@@ -90,6 +92,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
     assert config.server == ServerConfig(
         model=config.engine.model,
         served_model_names=["a", "b"],
+        lora_names=["sql", "poems"],
         chat_template=str(template),
         strict=True,
         request_timeout_s=60.0,
@@ -127,6 +130,9 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         ("--request-timeout", "inf"),
         ("--request-timeout", "0"),
         ("--served-model-name", " "),
+        ("--lora", "folder-without-name"),
+        ("--lora", "=folder"),
+        ("--lora", "name="),
         ("--log-format", "xml"),
         ("--log-level", "loud"),
     ],
@@ -227,3 +233,24 @@ def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     assert "quire" in result.stdout
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert imported.isdisjoint({"torch", "transformers", "fastapi", "rich", "asyncio", "msgspec", "huggingface_hub"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--lora", "a=.", "--lora", "a=/tmp"], "--lora a is given twice"),
+        (["--lora", "quire-demo=."], "the name of the model itself"),
+        (["--served-model-name", "x", "--served-model-name", "y", "--lora", "y=."], "--lora y"),
+        (["--lora", "a=/no/such/folder"], "/no/such/folder does not exist"),
+        (["--lora", f"a={__file__}"], "is a file"),
+        (["--lora", "a=" + "x" * 5000], "--lora a"),
+    ],
+)
+def test_an_adapter_that_cannot_be_is_wrong_usage(
+    flags: list[str], words: str, launched: list[Launched], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *flags]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert not launched
