@@ -296,13 +296,13 @@ def fake_score(position: int, token_id: int) -> TokenLogprobs:
 
 
 def fake_hidden(history: list[tuple[int, int]]) -> np.ndarray:
-    """Return the hidden state of the last token of `history`, a list of (position, token): small whole numbers."""
+    """Return the hidden state of the last token of `history`, a list of fake_kv: small whole numbers."""
     return np.array([fake_token(history, 1000), len(history)], dtype=np.float32)
 
 
-def expected_embedding(prompt: list[int], pooling: str) -> list[float]:
+def expected_embedding(prompt: list[int], pooling: str, *, lora_index: int = 0) -> list[float]:
     """Return what any correct engine over FakeExecutor makes of a prompt: no batch, no blocks, no cache."""
-    history = list(enumerate(prompt))
+    history = [fake_kv(position, token_id, lora_index) for position, token_id in enumerate(prompt)]
     hidden = [fake_hidden(history[: end + 1]) for end in range(len(prompt))]
     return (hidden[-1] if pooling == "last" else sum(hidden) / np.float32(len(prompt))).tolist()
 

@@ -53,5 +53,9 @@ class ShapeReader:
         """See TensorReader.projection."""
         return name, 0, None
 
+    def optional(self, name: str) -> torch.Tensor | None:
+        """Nothing optional is there."""
+        return None
+
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Nothing is open, and nothing can be left over."""

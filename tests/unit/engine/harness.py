@@ -223,7 +223,8 @@ class Harness:
         assert seen.token_ids == []
         assert seen.num_started == is_done
         vector = np.frombuffer(seen.embedding, dtype=np.float32).tolist()
-        assert vector == (expected_embedding(seen.prompt, seen.pooling) if is_done else [])
+        expected = expected_embedding(seen.prompt, seen.pooling, lora_index=seen.lora_index)
+        assert vector == (expected if is_done else [])
 
     def _receive_at_client(self, client_id: int, message: FromEngine) -> None:
         self.messages.append((client_id, message))
