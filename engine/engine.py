@@ -27,6 +27,7 @@ from engine.protocol import (
 )
 from engine.request import Request
 from engine.scheduler import Scheduler
+from engine.speculative import Drafter
 from engine.step import StepPlan, TokenMasks
 
 logger = logging.getLogger(__name__)
@@ -52,11 +53,13 @@ class Engine:
         memory_error: type[Exception] = MemoryError,
         release_memory: Callable[[], None] = lambda: None,
         grammars: Grammars | None = None,
+        make_drafter: Callable[[Request], Drafter | None] | None = None,
     ) -> None:
         """memory_error: what the executor raises where the device has too little memory for a step.
 
         release_memory: called after that; waits for what was launched, and frees what can be freed.
-        grammars: None: requests with a grammar fail.
+        grammars: None: requests with a grammar fail. make_drafter: called for each request without one; None: no
+        speculation.
         """
         self.scheduler = scheduler
         self.clock = clock
@@ -71,6 +74,7 @@ class Engine:
         self._memory_error = memory_error
         self._release_memory = release_memory
         self._grammars = grammars or Grammars(no_compiler, vocab_size=vocab_size)
+        self._make_drafter = make_drafter
         self._stats = EngineStats(metrics, scheduler)
         self._in_flight: StepHandle | None = None
         self._outbox = Outbox(transport, self._stats)
@@ -121,6 +125,9 @@ class Engine:
                 self.scheduler.committed_step_id
             )  # now: where forward() computes, tokens must not wait for the step after theirs
         plan = self.scheduler.schedule(self.clock())
+        if plan is None and self._make_drafter is not None:
+            self._commit()  # all wait for how far the drafts in flight come; now the device waits for this thread
+            plan = self.scheduler.schedule(self.clock())
         step = self._executor.forward(plan) if plan else None
         if self.depth > 1:
             self._commit()
@@ -188,6 +195,8 @@ class Engine:
             client_id=client_id,
         )
         if message.grammar is None:
+            if self._make_drafter is not None:
+                request.drafter = self._make_drafter(request)
             self.scheduler.add(request)
         else:
             self._grammars.hold(request, message.grammar, self.clock())
@@ -264,7 +273,7 @@ class Engine:
         result = step.wait()
         now = self.clock()
         outputs = self.scheduler.commit(result, now)
-        self._stats.record_commit(len(outputs), now)
+        self._stats.record_commit(sum(len(output.token_ids) for output in outputs), now)
         for request, error in self._grammars.advance(outputs):
             if error is None:
                 self.scheduler.abort(request.request_id, "stop")
@@ -272,7 +281,7 @@ class Engine:
                 self._fail(request, error)
         for output in outputs:
             if output.request.finish_reason != "error":
-                self._outbox.add_token(output)
+                self._outbox.add_tokens(output)
         for request in self.scheduler.scored:
             if request.unsent_scores and request.finish_reason is None:  # else they went with its token, or it is over
                 self._outbox.add_scores(request)

@@ -16,18 +16,19 @@ import torch
 
 from engine.device_state import DeviceState
 from engine.staging import Staging
-from engine.step import RowPlan, StepPlan
+from engine.step import NEWEST, RowPlan, StepPlan
 from kernels.attention.base import AttentionMetadata
 from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
 from kernels.ops import gather_decode_inputs, gather_mixed_inputs
 
-_NEWEST = [-1]  # token ids of a decode row: the last sampled one, which the device knows
+_NEWEST = [NEWEST]  # token ids of a decode row
 
 
 @dataclass
 class SampleRows:
-    """The S rows of a step that sample: the host's view and the device's."""
+    """The S positions of a step that are sampled: the host's view and the device's."""
 
+    # of each position
     rows: list[RowPlan]
     # [S] int64
     req_index: torch.Tensor
@@ -39,7 +40,7 @@ class MixedShape(NamedTuple):
     """How large the tensors of a step with prompt chunks are; at least what its rows need."""
 
     num_tokens: int
-    num_rows: int
+    num_rows: int  # and positions that are sampled
     num_prefills: int  # rows that may have more than one token
 
 
@@ -52,8 +53,8 @@ class InputBatch:
     # [T] int64
     positions: torch.Tensor
     attention: AttentionMetadata
-    # [R] int64: index into the T hidden states of the last token of each row that samples, the rest arbitrary;
-    # None: every token is its row's last
+    # [R] int64: index into the T hidden states of each token after which one is sampled, the rest arbitrary;
+    # None: after every token
     last_tokens: torch.Tensor | None
 
 
@@ -146,9 +147,11 @@ class InputBatchBuilder:
         plan.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)
         # in plan order, which begins with the decode rows
         places = (np.arange(len(rows)) - num_decodes) % len(rows) + num_paddings
-        sampling = places[[row.samples for row in rows]]
+        counts = np.array([row.num_samples for row in rows])
+        sampling = np.repeat(places, counts)
+        before_end = np.repeat(np.cumsum(counts), counts) - np.arange(len(sampling))
         plan.sample_rows.numpy()[: len(sampling)] = sampling
-        plan.sample_tokens.numpy()[: len(sampling)] = plan.query_start_loc.numpy()[1:][sampling] - 1
+        plan.sample_tokens.numpy()[: len(sampling)] = plan.query_start_loc.numpy()[1:][sampling] - before_end
         self._staging.send(packed, self._packed)
 
     def mixed_batch(self, shape: MixedShape, *, max_query_len: int, max_seq_len: int) -> InputBatch:
@@ -178,8 +181,8 @@ class InputBatchBuilder:
         )
 
     def mixed_samples(self, rows: list[RowPlan]) -> SampleRows:
-        """The rows of the mixed step gathered last that sample, in plan order."""
-        sampling = [row for row in rows if row.samples]
+        """The positions of the mixed step gathered last that are sampled, in plan order."""
+        sampling = [row for row in rows for _ in range(row.num_samples)]
         count = len(sampling)
         return SampleRows(sampling, self._mixed.sample_req_index[:count], self._mixed.sample_positions[:count])
 

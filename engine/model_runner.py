@@ -40,14 +40,15 @@ class ModelRunner:
         max_num_batched_tokens: int,
         vocab_size: int,
         device: torch.device,
+        max_num_samples: int | None = None,
     ) -> None:
+        """max_num_samples: the most positions that a step with drafts samples; None: there are no drafts."""
         self.device = device
         self._model = model
         self._kv_caches = kv_caches
         self._backend = backend
         self._max_num_seqs = max_num_seqs
         self._max_model_len = plan.max_model_len
-        self._max_num_batched_tokens = max_num_batched_tokens
         # A step's tokens and rows take 4 bytes each, twice or five times; what joins and grows is rarely as much again
         staging = Staging(device, num_bytes=64 * (max_num_batched_tokens + max_num_seqs))
         self._state = DeviceState(
@@ -57,11 +58,12 @@ class ModelRunner:
             device=device,
             staging=staging,
         )
-        shapes = mixed_shapes(max_num_seqs, max_num_batched_tokens)
-        max_tokens = max(max_num_batched_tokens, shapes[-1].num_tokens)
-        max_mixed = MixedShape(max_tokens, max_num_seqs + 1, max_num_seqs + 1)
+        self._shapes = mixed_shapes(max_num_seqs, max_num_batched_tokens, max_num_samples=max_num_samples)
+        max_tokens = max(max_num_batched_tokens, self._shapes[-1].num_tokens)
+        max_rows = self._shapes[-1].num_rows
+        max_mixed = MixedShape(max_tokens, max_rows, max_rows)
         self._builder = InputBatchBuilder(self._state, staging, block_size=plan.block_size, max_mixed=max_mixed)
-        self._sampler = Sampler(self._state)
+        self._sampler = Sampler(self._state, max_rows=max_rows)
         self._scorer = PromptScorer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
         self._decode_graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
@@ -76,8 +78,7 @@ class ModelRunner:
         )
         mixed = MixedGraphs(
             lambda shape: self._run_mixed(shape, shape.num_tokens, self._max_model_len),
-            max_num_seqs=self._max_num_seqs,
-            max_num_batched_tokens=self._max_num_batched_tokens,
+            shapes=self._shapes,
         )
         pool = torch.cuda.graph_pool_handle()
         done = itertools.count(1)
@@ -143,16 +144,15 @@ class ModelRunner:
 
     def _forward_mixed(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows]:
         """Rows of any kind → (hidden [S, hidden_size] of those that sample, S possibly 0, and what they are)."""
-        num_tokens = sum(row.num_tokens for row in rows)
-        shape = None
+        exact, shape = _shape_of(rows, num_decodes), None
         if self._mixed_graphs is not None:  # a row more than these, for padding
-            needed = MixedShape(num_tokens, len(rows) + 1, len(rows) - num_decodes + 1)
+            needed = MixedShape(exact.num_tokens, max(exact.num_rows, len(rows) + 1), len(rows) - num_decodes + 1)
             shape = self._mixed_graphs.fitting_shape(needed)
         if self._mixed_graphs is not None and shape is not None:
             self._builder.send_mixed(rows, shape)
             hidden = self._mixed_graphs.replay(shape)
         else:
-            shape = MixedShape(num_tokens, len(rows), len(rows) - num_decodes)
+            shape = exact
             self._builder.send_mixed(rows, shape)
             hidden = self._run_mixed(
                 shape,
@@ -164,7 +164,7 @@ class ModelRunner:
 
     def _forward_scored(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows, PromptScores]:
         """As _forward_mixed, with the scores that rows ask for. Never a graph: those end at the last hidden states."""
-        shape = MixedShape(sum(row.num_tokens for row in rows), len(rows), len(rows) - num_decodes)
+        shape = _shape_of(rows, num_decodes)
         self._builder.send_mixed(rows, shape)
         batch = self._builder.mixed_batch(
             shape,
@@ -189,6 +189,14 @@ class ModelRunner:
         """Return the hidden states [T, hidden_size] of all tokens of a batch."""
         ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_caches)
         return self._model(batch.input_ids, ctx)
+
+
+def _shape_of(rows: list[RowPlan], num_decodes: int) -> MixedShape:
+    """Return the smallest shape of a mixed step: without padding, unless it samples more positions than it has rows."""
+    num_tokens, num_samples = sum(row.num_tokens for row in rows), sum(row.num_samples for row in rows)
+    if num_samples > len(rows):
+        return MixedShape(num_tokens, num_samples, len(rows) - num_decodes + 1)
+    return MixedShape(num_tokens, len(rows), len(rows) - num_decodes)
 
 
 class _Step:

@@ -4,15 +4,15 @@ from typing import NamedTuple
 
 from engine.protocol import TokenLogprobs
 from engine.request import Request
-from engine.step import RowPlan
+from engine.step import RowPlan, StepResult
 
 
 class RowOutput(NamedTuple):
-    """One committed token. If it is the request's last, request.finish_reason is set."""
+    """What a committed step gave a request: a token, with drafts several. If it is over, request.finish_reason is set."""
 
     request: Request
-    token_id: int
-    logprobs: TokenLogprobs | None
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None  # one per token if asked for
 
 
 class PlannedStep(NamedTuple):
@@ -22,13 +22,41 @@ class PlannedStep(NamedTuple):
     rows: list[tuple[Request, RowPlan]]
     freed: list[int]  # req_indices named in its plan
 
-    def blamed(self) -> list[Request]:
-        """The requests that made it large: prompt chunks that ask for more than a token, else prompt chunks.
+    def give_up(self) -> list[Request]:
+        """Return the requests that made it too large: prompt chunks that ask for more than a token, else prompt chunks.
 
-        Without any: decode rows that ask for more than a token, else all.
+        Without any: nobody if rows have drafts, which need not be; else decode rows that ask for more than a token; else
+        all. Who has drafts gets none from now on.
         """
+        drafted = [request for request, row in self.rows if row.num_drafts]
+        for request in drafted:
+            request.drafter = None
         live = [(request, row) for request, row in self.rows if request.finish_reason is None]
-        with_chunks = [request for request, row in live if row.token_ids]
+        with_chunks = [request for request, row in live if row.start < request.num_prefill_tokens]
         with_extras = [request for request, _ in live if request.has_extras]
         joining = [request for request in with_chunks if request.has_extras]
+        if drafted and not with_chunks:
+            return []
         return joining or with_chunks or with_extras or [request for request, _ in live]
+
+
+def take_samples(
+    request: Request, row: RowPlan, result: StepResult, *, first: int, now: float
+) -> tuple[RowOutput | None, str | None]:
+    """Add what a row sampled, as far as it counts, to the request's output; return it, and why the request ends now.
+
+    first: index of the row's first sample in result.token_ids.
+    """
+    token_ids, logprobs, reason = result.token_ids[first : first + row.num_samples], result.logprobs, None
+    if row.num_drafts:
+        assert request.drafter is not None
+        token_ids = request.drafter.verify(request, row, token_ids)
+    for count, token_id in enumerate(token_ids, 1):
+        reason = request.append(token_id, now)
+        if reason is not None:
+            token_ids = token_ids[:count]
+            break
+    if not token_ids:
+        return None, None
+    scores = [logprobs[i] for i in range(first, first + len(token_ids))] if first in logprobs else None
+    return RowOutput(request, token_ids, scores), reason

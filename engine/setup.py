@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+import msgspec
 import torch
 
-from engine.config import EngineConfig, SchedulerConfig
+from engine.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from engine.engine import Engine
 from engine.errors import StartupError
 from engine.grammar import Grammars
@@ -19,6 +21,7 @@ from engine.metrics import Metrics
 from engine.model_runner import ModelRunner
 from engine.outbox import Transport
 from engine.scheduler import Scheduler
+from engine.speculative import make_drafter
 from kernels.attention.base import AttentionBackend
 from models.config import ModelConfig
 
@@ -26,6 +29,7 @@ from models.config import ModelConfig
 _LONG_STEP_S = 0.045
 # What the captured graphs themselves take on a GPU, about 10 MiB each
 _GRAPHS_BYTES = GIB
+_MANY_SAMPLES = 256  # positions of a step
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class LoadedEngine:
     vocab_size: int
     facts: dict[str, str]
     compiler_loader: CompilerLoader
+    speculative: SpeculativeConfig | None = None
 
     def engine(
         self,
@@ -62,6 +67,7 @@ class LoadedEngine:
             memory_error=torch.OutOfMemoryError,
             release_memory=self._release_memory,
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
+            make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
         )
 
     def _release_memory(self) -> None:
@@ -77,6 +83,7 @@ class Limits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_samples: int | None = None  # positions that a step with drafts samples; None: there are no drafts
 
 
 def choose_limits(config: EngineConfig, device: torch.device) -> Limits:
@@ -93,7 +100,11 @@ def choose_limits(config: EngineConfig, device: torch.device) -> Limits:
                 f"{flag} {tokens} is less than --max-num-seqs {num_seqs}: "
                 "each running request needs one token per step."
             )
-    return Limits(num_seqs, batched)
+    if config.speculative is None:
+        return Limits(num_seqs, batched)
+    # What is sampled without drafts is set aside anyway; few requests may need more
+    with_drafts = min(num_seqs * (1 + config.speculative.num_tokens), _MANY_SAMPLES, batched)
+    return Limits(num_seqs, batched, max(num_seqs, with_drafts))
 
 
 @dataclass(frozen=True)
@@ -149,6 +160,7 @@ class Setup:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             vocab_size=self.model_config.vocab_size,
             device=device,
+            max_num_samples=limits.max_num_samples,
         )
         if device.type == "cuda" and self.backend.is_graph_safe and not config.enforce_eager:
             runner.capture_graphs(on_graph)
@@ -164,9 +176,15 @@ class Setup:
             max_model_len=plan.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
         )
+        if limits.max_num_samples is not None:
+            # past the size that is computed at nearly the best rate a draft costs as much as a token
+            most = min(limits.max_num_samples, runner.efficient_tokens or longest, longest)
+            scheduler_config = msgspec.structs.replace(scheduler_config, max_num_samples=most)
         depth = config.depth or (2 if device.type == "cuda" else 1)
         vocab_size = self.model_config.vocab_size
-        return LoadedEngine(runner, scheduler_config, depth, vocab_size, facts, self.compiler_loader)
+        return LoadedEngine(
+            runner, scheduler_config, depth, vocab_size, facts, self.compiler_loader, config.speculative
+        )
 
 
 def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> int:
@@ -180,5 +198,6 @@ def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> 
 def _step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:
     """Upper estimate of what a step holds beside weights and pool: the widest layer, logits, counts for penalties."""
     widest = 4 * model.hidden_size + 3 * model.intermediate_size + 3 * model.num_heads * model.head_dim
-    logits = limits.max_num_seqs * model.vocab_size * (4 * 4 + 5)
+    num_samples = max(limits.max_num_seqs, limits.max_num_samples or 0)
+    logits = num_samples * model.vocab_size * (4 * 4 + 5)
     return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + _GRAPHS_BYTES

@@ -17,7 +17,7 @@ from engine.client import Delta
 from engine.control import Stage, State
 from engine.errors import ServiceError, ShuttingDown
 from engine.protocol import AddRequest, EngineReady, SamplingParams, TokenLogprobs
-from engine.step import RowPlan, StepPlan, StepResult, TokenMasks
+from engine.step import NEWEST, RowPlan, StepPlan, StepResult, TokenMasks
 
 READY = EngineReady(
     max_model_len=256,
@@ -174,7 +174,8 @@ class FakeExecutor:
     It keeps what a device keeps (last token and table by req_index, the pool by slot), and a step runs only when it is
     waited for, in launch order, as on a stream. So a block freed too early, a shared one overwritten, a wrong slot or
     a plan changed after its launch changes tokens, which then differ from expected_tokens(). Of a constrained row the
-    hash chooses among the tokens that its mask allows.
+    hash chooses among the tokens that its mask allows. A row with drafts samples behind each of them, and spoils the
+    request's last token, which the host must send next time.
     """
 
     def __init__(self, *, num_blocks: int, block_size: int, vocab_size: int = 50) -> None:
@@ -229,19 +230,29 @@ class FakeExecutor:
 
     def _write(self, row: RowPlan, state: "_FakeRow") -> None:
         state.block_table += row.new_block_ids
-        token_ids = row.token_ids or [state.last_token]
+        token_ids = row.token_ids or [NEWEST]
         assert len(token_ids) == row.num_tokens
+        assert NEWEST not in token_ids[1:]
+        if token_ids[0] == NEWEST:
+            assert state.last_token >= 0, "the device does not know the last token"
+            token_ids = [state.last_token, *token_ids[1:]]
+        assert row.samples or not row.num_drafts
         for position, token_id in enumerate(token_ids, row.start):
             self._pool[self._slot(state, position)] = (position, token_id)
 
     def _sample(self, row: RowPlan, state: "_FakeRow", result: StepResult, allowed: list[int] | None) -> None:
-        history = [self._pool[self._slot(state, position)] for position in range(row.start + row.num_tokens)]
-        state.last_token = fake_token(history, self.vocab_size)
-        if allowed is not None:
-            state.last_token = allowed[fake_token(history, len(allowed))]
-        if state.params.logprobs is not None:
-            result.logprobs[len(result.token_ids)] = TokenLogprobs(-1.0, [state.last_token], [-1.0])
-        result.token_ids.append(state.last_token)
+        assert allowed is None or not row.num_drafts, "a mask is for one position"
+        end = row.start + row.num_tokens
+        for num_known in range(end - row.num_drafts, end + 1):
+            history = [self._pool[self._slot(state, position)] for position in range(num_known)]
+            state.last_token = fake_token(history, self.vocab_size)
+            if allowed is not None:
+                state.last_token = allowed[fake_token(history, len(allowed))]
+            if state.params.logprobs is not None:
+                result.logprobs[len(result.token_ids)] = TokenLogprobs(-1.0, [state.last_token], [-1.0])
+            result.token_ids.append(state.last_token)
+        if row.num_drafts:
+            state.last_token = -2
 
     def _slot(self, state: "_FakeRow", position: int) -> int:
         block_id = state.block_table[position // self.block_size]
