@@ -8,7 +8,7 @@ from engine.step import RowPlan, StepResult
 
 
 class RowOutput(NamedTuple):
-    """What a committed step gave a request: a token, with drafts several. If it is over, request.finish_reason is set."""
+    """What a committed step gave a request: a token, with drafts several. If it ended, request.finish_reason is set."""
 
     request: Request
     token_ids: list[int]
@@ -25,8 +25,8 @@ class PlannedStep(NamedTuple):
     def give_up(self) -> list[Request]:
         """Return the requests that made it too large: prompt chunks that ask for more than a token, else prompt chunks.
 
-        Without any: nobody if rows have drafts, which need not be; else decode rows that ask for more than a token; else
-        all. Who has drafts gets none from now on.
+        Without any: nobody if rows have drafts, which need not be; else decode rows that ask for more than a token;
+        else all. Who has drafts gets none from now on.
         """
         drafted = [request for request, row in self.rows if row.num_drafts]
         for request in drafted:

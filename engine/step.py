@@ -52,8 +52,8 @@ class RowPlan(msgspec.Struct, omit_defaults=True):
 
 
 class StepPlan(msgspec.Struct, omit_defaults=True):
-    """One step. Rows are ordered: decode rows (empty token_ids) first, then decode rows whose token the host sends, with
-    drafts or after such, then prompt chunks; one row per request.
+    """One step. Rows are ordered: decode rows (empty token_ids) first, then those whose token the host sends (with
+    drafts, or after such), then prompt chunks; one row per request.
     """
 
     step_id: int

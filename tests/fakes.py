@@ -3,6 +3,7 @@
 FakeEngineClient   engine.client.EngineClient without processes: answers with scripted token ids
 FakeSupervisor     engine.control.Supervisor without a launcher
 FakeExecutor       engine.executor.Executor by arithmetic; expected_tokens() says what it must lead to
+FakeProposer       engine.speculative.Proposer that knows that arithmetic, and errs now and then
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from engine.client import Delta
 from engine.control import Stage, State
 from engine.errors import ServiceError, ShuttingDown
 from engine.protocol import AddRequest, EngineReady, SamplingParams, TokenLogprobs
+from engine.request import Request
 from engine.step import NEWEST, RowPlan, StepPlan, StepResult, TokenMasks
 
 READY = EngineReady(
@@ -268,6 +270,25 @@ def fake_score(position: int, token_id: int) -> TokenLogprobs:
 def fake_token(history: list[tuple[int, int]], vocab_size: int) -> int:
     """Return the token that follows `history`, a list of (position, token)."""
     return zlib.crc32(repr(history).encode()) % vocab_size
+
+
+class FakeProposer:
+    """Proposes what FakeExecutor will sample, but for every fourth token or so, and sometimes less than asked for."""
+
+    def __init__(self, vocab_size: int = 50) -> None:
+        self._vocab_size = vocab_size
+
+    def propose(self, request: Request, count: int) -> list[int]:
+        """See Proposer.propose."""
+        tokens = request.prompt_token_ids + request.output_token_ids
+        num_known = len(tokens)
+        for _ in range(count):
+            luck = zlib.crc32(f"{request.request_id} {num_known} {len(tokens)}".encode()) % 8
+            if luck == 0:
+                break
+            token_id = fake_token(list(enumerate(tokens)), self._vocab_size)
+            tokens.append((token_id + (luck < 3)) % self._vocab_size)
+        return tokens[num_known:]
 
 
 def expected_tokens(

@@ -20,11 +20,20 @@ from engine.protocol import (
     StepEvents,
     TokenLogprobs,
 )
+from engine.request import Request
 from engine.scheduler import Scheduler
+from engine.speculative import Drafter
 from engine.step import StepPlan
-from tests.fakes import FakeExecutor, expected_tokens, fake_score
+from tests.fakes import FakeExecutor, FakeProposer, expected_tokens, fake_score
 
 VOCAB_SIZE = 50
+
+
+def drafters(num_tokens: int) -> Callable[[Request], Drafter | None] | None:
+    """What an engine makes drafters with that guess up to num_tokens; 0: no speculation."""
+    if not num_tokens:
+        return None
+    return lambda request: None if request.params.has_penalties else Drafter(FakeProposer(), num_tokens=num_tokens)
 
 
 class Clock:
@@ -51,6 +60,9 @@ class CheckedExecutor(FakeExecutor):
         assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
         retiring = {request.req_index for request in self.scheduler.retiring}
         assert not any(row.req_index in retiring for row in plan.rows)
+        if any(row.num_drafts for row in plan.rows):
+            config = self.scheduler.config
+            assert sum(row.num_samples for row in plan.rows) <= (config.max_num_samples or config.max_num_seqs)
         self.last_plan = plan
         return super().forward(plan)
 
@@ -90,6 +102,8 @@ class Harness:
         max_queued_tokens: int | None = None,
         executor: type[CheckedExecutor] = CheckedExecutor,
         get_compiler: Callable[[], GrammarCompiler] = no_compiler,
+        make_drafter: Callable[[Request], Drafter | None] | None = None,
+        max_num_samples: int | None = None,
     ) -> None:
         config = SchedulerConfig(
             num_blocks=num_blocks,
@@ -99,6 +113,7 @@ class Harness:
             max_num_mixed_tokens=max_num_mixed_tokens,
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
+            max_num_samples=max_num_samples,
         )
         self.scheduler = Scheduler(config)
         self.executor = executor(self.scheduler)
@@ -116,6 +131,7 @@ class Harness:
             max_waiting=max_waiting,
             grammars=Grammars(get_compiler, vocab_size=VOCAB_SIZE),
             max_queued_tokens=max_queued_tokens,
+            make_drafter=make_drafter,
         )
         self.seen: dict[str, Seen] = {}
         self.messages: list[tuple[int, FromEngine]] = []
