@@ -16,6 +16,7 @@ from engine.errors import StartupError
 from server.bench_cli import add_bench
 from server.flags import BACKEND_NAMES, deadline, integer, seconds, share, size, text, workers
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
+from server.speculative_flags import add_speculative_flags, speculative_of
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig, LaunchConfig
@@ -77,6 +78,7 @@ def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser.set_defaults(run=_serve)
     _add_model_flags(parser.add_argument_group("model"))
     _add_memory_flags(parser.add_argument_group("memory and batching (default: from the model and the free memory)"))
+    add_speculative_flags(parser.add_argument_group("speculation (default: one token per request and step)"))
     http = parser.add_argument_group("http")
     add_address_flags(http)
     _add_http_flags(http)
@@ -185,6 +187,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _check_together(arguments: argparse.Namespace) -> None:
     """Check what one flag alone cannot tell."""
+    speculative_of(arguments)
     budget, rows = arguments.max_num_batched_tokens, arguments.max_num_seqs
     if budget is not None and rows is not None and budget < rows:
         raise StartupError(
@@ -234,6 +237,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig"
         depth=arguments.depth,
         max_waiting=arguments.max_waiting,
         max_queued_tokens=arguments.max_queued_tokens,
+        speculative=speculative_of(arguments),
     )
 
 
