@@ -273,9 +273,10 @@ def fake_token(history: list[tuple[int, int]], vocab_size: int) -> int:
 
 
 class FakeProposer:
-    """Proposes what FakeExecutor will sample, but for every fourth token or so, and sometimes less than asked for."""
+    """Proposes what FakeExecutor will sample. errs: but for every fourth token or so, and sometimes less than asked."""
 
-    def __init__(self, vocab_size: int = 50) -> None:
+    def __init__(self, *, errs: bool = True, vocab_size: int = 50) -> None:
+        self._errs = errs
         self._vocab_size = vocab_size
 
     def propose(self, request: Request, count: int) -> list[int]:
@@ -284,10 +285,10 @@ class FakeProposer:
         num_known = len(tokens)
         for _ in range(count):
             luck = zlib.crc32(f"{request.request_id} {num_known} {len(tokens)}".encode()) % 8
-            if luck == 0:
+            if self._errs and luck == 0:
                 break
             token_id = fake_token(list(enumerate(tokens)), self._vocab_size)
-            tokens.append((token_id + (luck < 3)) % self._vocab_size)
+            tokens.append((token_id + (self._errs and luck < 3)) % self._vocab_size)
         return tokens[num_known:]
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.config import SchedulerConfig
 from engine.engine import Engine
 from engine.generate import LocalTransport
@@ -27,6 +29,11 @@ from engine.step import StepPlan
 from tests.fakes import FakeExecutor, FakeProposer, expected_tokens, fake_score
 
 VOCAB_SIZE = 50
+
+
+def decode_plan(encoded: bytes) -> StepPlan:
+    """Return a plan as the executor noted it."""
+    return msgspec.json.decode(encoded, type=StepPlan)
 
 
 def drafters(num_tokens: int) -> Callable[[Request], Drafter | None] | None:

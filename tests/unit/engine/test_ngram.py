@@ -56,8 +56,8 @@ def test_a_match_that_reaches_the_end_goes_round() -> None:
 
 
 def test_a_long_prompt_is_indexed_in_pieces_and_then_known_whole() -> None:
-    text = list(range(3 * _MAX_INDEXED)) + [_MAX_INDEXED * 2 + 5, _MAX_INDEXED * 2 + 6]
+    text = [*range(3 * _MAX_INDEXED), _MAX_INDEXED * 2 + 5, _MAX_INDEXED * 2 + 6]
     index = NgramIndex(shortest=2, longest=4)
     index.extend(text)
     answers = [index.continuation(2) for _ in range(4)]
-    assert answers == [[], [], [_MAX_INDEXED * 2 + 7, _MAX_INDEXED * 2 + 8]] + [answers[2]]
+    assert answers == [[], [], [_MAX_INDEXED * 2 + 7, _MAX_INDEXED * 2 + 8], answers[2]]

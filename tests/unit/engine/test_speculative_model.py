@@ -1,4 +1,4 @@
-"""Speculation on a real tiny checkpoint: the tokens of one by one, greedy or drawn, and the model's own distribution."""
+"""Speculation on a real tiny checkpoint: the same tokens as one by one, drawn as the model's own distribution says."""
 
 import itertools
 from pathlib import Path
