@@ -40,8 +40,16 @@ class MixedShape(NamedTuple):
     """How large the tensors of a step with prompt chunks are; at least what its rows need."""
 
     num_tokens: int
-    num_rows: int  # and positions that are sampled
+    num_rows: int  # and as many positions may be sampled
     num_prefills: int  # rows that may have more than one token
+
+
+def shape_of(rows: list[RowPlan], num_decodes: int) -> MixedShape:
+    """Return the smallest shape of a mixed step: without padding, unless it samples more positions than it has rows."""
+    num_tokens, num_samples = sum(row.num_tokens for row in rows), sum(row.num_samples for row in rows)
+    if num_samples > len(rows):
+        return MixedShape(num_tokens, num_samples, len(rows) - num_decodes + 1)
+    return MixedShape(num_tokens, len(rows), len(rows) - num_decodes)
 
 
 @dataclass

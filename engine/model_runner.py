@@ -15,7 +15,7 @@ from torch import nn
 
 from engine.cuda_graph import DecodeGraphs, MixedGraphs, mixed_shapes
 from engine.device_state import DeviceState
-from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows
+from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows, shape_of
 from engine.kv_cache import KVCachePlan
 from engine.prompt_logprobs import PromptScorer, PromptScores
 from engine.sampler import Sampled, Sampler
@@ -144,7 +144,7 @@ class ModelRunner:
 
     def _forward_mixed(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows]:
         """Rows of any kind → (hidden [S, hidden_size] of those that sample, S possibly 0, and what they are)."""
-        exact, shape = _shape_of(rows, num_decodes), None
+        exact, shape = shape_of(rows, num_decodes), None
         if self._mixed_graphs is not None:  # a row more than these, for padding
             needed = MixedShape(exact.num_tokens, max(exact.num_rows, len(rows) + 1), len(rows) - num_decodes + 1)
             shape = self._mixed_graphs.fitting_shape(needed)
@@ -164,7 +164,7 @@ class ModelRunner:
 
     def _forward_scored(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows, PromptScores]:
         """As _forward_mixed, with the scores that rows ask for. Never a graph: those end at the last hidden states."""
-        shape = _shape_of(rows, num_decodes)
+        shape = shape_of(rows, num_decodes)
         self._builder.send_mixed(rows, shape)
         batch = self._builder.mixed_batch(
             shape,
@@ -189,14 +189,6 @@ class ModelRunner:
         """Return the hidden states [T, hidden_size] of all tokens of a batch."""
         ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_caches)
         return self._model(batch.input_ids, ctx)
-
-
-def _shape_of(rows: list[RowPlan], num_decodes: int) -> MixedShape:
-    """Return the smallest shape of a mixed step: without padding, unless it samples more positions than it has rows."""
-    num_tokens, num_samples = sum(row.num_tokens for row in rows), sum(row.num_samples for row in rows)
-    if num_samples > len(rows):
-        return MixedShape(num_tokens, num_samples, len(rows) - num_decodes + 1)
-    return MixedShape(num_tokens, len(rows), len(rows) - num_decodes)
 
 
 class _Step:
