@@ -181,6 +181,6 @@ def _run(loaded: LoadedEngine, requests: Requests) -> Report:
         "ms_per_step": 1e3 * seconds / num_steps,
         "num_steps": num_steps,
         "num_preemptions": scheduler.num_preemptions,
-        "num_draft_tokens": scheduler.num_drafts,
-        "num_accepted_tokens": scheduler.num_accepted_drafts,
+        "num_draft_tokens": scheduler.drafts.num_tokens,
+        "num_accepted_tokens": scheduler.drafts.num_accepted,
     }

@@ -1,5 +1,6 @@
 """A step between its plan and its commit, and what a committed one gives: the scheduler's own values. Never torch."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.protocol import TokenLogprobs
@@ -13,6 +14,15 @@ class RowOutput(NamedTuple):
     request: Request
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None  # one per token if asked for
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What became of drafts."""
+
+    num_rows: int = 0
+    num_tokens: int = 0
+    num_accepted: int = 0
 
 
 class PlannedStep(NamedTuple):
@@ -40,23 +50,22 @@ class PlannedStep(NamedTuple):
         return joining or with_chunks or with_extras or [request for request, _ in live]
 
 
-def take_samples(
-    request: Request, row: RowPlan, result: StepResult, *, first: int, now: float
-) -> tuple[RowOutput | None, str | None]:
-    """Add what a row sampled, as far as it counts, to the request's output; return it, and why the request ends now.
+def take_drafted(
+    request: Request, row: RowPlan, result: StepResult, *, first: int, now: float, counts: DraftCounts
+) -> tuple[RowOutput, str | None]:
+    """Add what a row with drafts gave to the request's output; return it, and why the request ends now, if it does.
 
     first: index of the row's first sample in result.token_ids.
     """
-    token_ids, logprobs, reason = result.token_ids[first : first + row.num_samples], result.logprobs, None
-    if row.num_drafts:
-        assert request.drafter is not None
-        token_ids = request.drafter.verify(request, row, token_ids)
-    for count, token_id in enumerate(token_ids, 1):
+    assert request.drafter is not None
+    token_ids, logprobs, reason = [], result.logprobs, None
+    for token_id in request.drafter.verify(request, row, result.token_ids[first : first + row.num_samples]):
+        token_ids.append(token_id)
         reason = request.append(token_id, now)
         if reason is not None:
-            token_ids = token_ids[:count]
             break
-    if not token_ids:
-        return None, None
+    counts.num_rows += 1
+    counts.num_tokens += row.num_drafts
+    counts.num_accepted += len(token_ids) - 1
     scores = [logprobs[i] for i in range(first, first + len(token_ids))] if first in logprobs else None
     return RowOutput(request, token_ids, scores), reason

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from engine.protocol import SamplingParams, TokenLogprobs
-from engine.step import RowPlan, ScoreSpan
+from engine.step import ScoreSpan
 
 if TYPE_CHECKING:
     from engine.grammar_compiler import Matcher
@@ -92,10 +92,6 @@ class Request:
         if self.params.prompt_logprobs is None or self.num_scored_tokens >= len(self.prompt_token_ids) - 1:
             return self.num_tokens - 1
         return self.num_scored_tokens
-
-    def num_settled_tokens(self, row: RowPlan) -> int:
-        """How many of its first tokens are known and computed, once a row of it is committed."""
-        return min(row.start + row.num_tokens, len(self.prompt_token_ids) + len(self.output_token_ids) - 1)
 
     def score_span(self, start: int, end: int) -> ScoreSpan | None:
         """Return what is to be scored in a chunk [start, end), if anything. Later chunks may be planned by then."""

@@ -15,7 +15,7 @@ from operator import attrgetter
 from engine.block_manager import BlockManager
 from engine.config import SchedulerConfig
 from engine.errors import InvalidParameter, PromptTooLong
-from engine.planned_step import PlannedStep, RowOutput, take_samples
+from engine.planned_step import DraftCounts, PlannedStep, RowOutput, take_drafted
 from engine.request import Request, Status
 from engine.step import RequestInit, RowPlan, StepPlan, StepResult
 from engine.step_budget import mixed_step_tokens
@@ -46,7 +46,7 @@ class Scheduler:
         self._freed: list[int] = []  # req_indices to name in the next plan
         self._next_step_id = 0
         self._num_added = 0
-        self.num_drafted_rows = self.num_drafts = self.num_accepted_drafts = 0  # of committed steps
+        self.drafts = DraftCounts()  # of committed steps
         self._num_stalled = 0  # rows of this schedule() that wait for promised blocks
         # The pool bounds a request as max_model_len does: one that runs alone can always grow to its end.
         self.max_num_tokens = min(config.max_model_len, self.blocks.num_usable * config.block_size)
@@ -120,20 +120,22 @@ class Scheduler:
         self.scored = [step.rows[place][0] for place in result.prompt_logprobs]
         for place, scores in result.prompt_logprobs.items():
             step.rows[place][0].add_scores(scores)
-        first, block_size = 0, self.config.block_size
+        end, block_size, logprobs = 0, self.config.block_size, result.logprobs
         for request, row in step.rows:
-            first, index = first + row.num_samples, first
+            index, end = end, end + row.samples + row.num_drafts
             if request.finish_reason is not None:
                 continue  # it ended while this step was in flight
-            output, reason = take_samples(request, row, result, first=index, now=now)
-            num_settled = request.num_settled_tokens(row)
-            if num_settled // block_size > request.num_published_blocks:
-                self.blocks.publish(request, num_settled)
-            if output is not None:
+            num_committed, reason = row.start + row.num_tokens, None
+            if row.num_drafts:
+                output, reason = take_drafted(request, row, result, first=index, now=now, counts=self.drafts)
                 outputs.append(output)
-                self.num_drafted_rows += bool(row.num_drafts)
-                self.num_drafts += row.num_drafts
-                self.num_accepted_drafts += len(output.token_ids) - 1
+                num_committed = row.start + len(output.token_ids)
+            elif row.samples:
+                token_id = result.token_ids[index]
+                outputs.append(RowOutput(request, [token_id], [logprobs[index]] if index in logprobs else None))
+                reason = request.append(token_id, now)
+            if num_committed // block_size > request.num_published_blocks:
+                self.blocks.publish(request, num_committed)
             if reason is not None:
                 self._finish(request, reason)
         self._release_retired()
@@ -179,8 +181,8 @@ class Scheduler:
     def _plan_decodes(self, step: PlannedStep, budget: int) -> int:
         """Plan one token of every decoding request that may grow, and drafts; return the budget left."""
         running, rows, block_size, step_id = self.running, step.rows, self.config.block_size, step.step_id
-        num_samples = len(running) + min(len(self.waiting), self.num_free_rows)  # of this step at most, but for drafts
-        num_spare = min(budget, self.config.max_num_samples or self.config.max_num_seqs) - num_samples
+        num_rows = len(running) + min(len(self.waiting), self.num_free_rows)  # of this step, at most
+        num_spare = min(budget, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
         told_rows: list[tuple[Request, RowPlan]] = []  # whose tokens the host sends
         position = 0
         while position < len(running) and budget:  # preemption shortens `running` from its end

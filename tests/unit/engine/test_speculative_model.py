@@ -67,10 +67,10 @@ def test_greedy_tokens_are_equal_with_and_without(checkpoint: Path, depth: int, 
     engine, transport = make_engine(checkpoint, num_tokens=num_tokens, depth=depth)
     for _ in range(2):  # the second time over the prefix cache that drafts were written beside
         assert tokens(generate(engine, transport, inputs, params)) == tokens(expected)
-    assert engine.scheduler.num_accepted_drafts > 100
+    assert engine.scheduler.drafts.num_accepted > 100
     assert engine.scheduler.blocks.num_hit_tokens > 0
     assert engine.scheduler.blocks.num_used == 0
-    assert plain.scheduler.num_drafts == 0
+    assert plain.scheduler.drafts.num_tokens == 0
 
 
 @DEPTHS
@@ -85,7 +85,7 @@ def test_every_kind_of_request_gives_what_it_gives_without(checkpoint: Path, dep
     engine, transport = make_engine(checkpoint, depth=depth)
     answers = generate(engine, transport, inputs, kinds)
     assert tokens(answers) == tokens(expected)
-    assert engine.scheduler.num_accepted_drafts > 0
+    assert engine.scheduler.drafts.num_accepted > 0
     for answer, wanted in zip(answers, expected, strict=True):
         assert (answer.finish_reason, answer.stop_token_id) == (wanted.finish_reason, wanted.stop_token_id)
         assert len(answer.logprobs) == len(wanted.logprobs)
@@ -104,7 +104,7 @@ def test_preempted_requests_give_the_same(checkpoint: Path, depth: int) -> None:
     engine, transport = make_engine(checkpoint, depth=depth, **pool)
     assert tokens(generate(engine, transport, inputs, params)) == expected
     assert engine.scheduler.num_preemptions > 0
-    assert engine.scheduler.num_accepted_drafts > 0
+    assert engine.scheduler.drafts.num_accepted > 0
     assert engine.scheduler.blocks.num_used == 0
 
 
@@ -131,8 +131,8 @@ def test_drawn_tokens_are_distributed_as_the_model_says(tiny: Path, params: Samp
     answers = tokens(
         generate(engine, transport, [prompt] * num_draws, [seeded(params, seed) for seed in range(num_draws)])
     )
-    assert engine.scheduler.num_accepted_drafts > num_draws / 20
-    assert engine.scheduler.num_accepted_drafts < engine.scheduler.num_drafts * 0.9
+    assert engine.scheduler.drafts.num_accepted > num_draws / 20
+    assert engine.scheduler.drafts.num_accepted < engine.scheduler.drafts.num_tokens * 0.9
     expected = num_draws * pair_probabilities(tiny, prompt, params)
     observed = torch.zeros(TINY_VOCAB_SIZE, TINY_VOCAB_SIZE, dtype=torch.float64)
     for answer in answers:
