@@ -162,9 +162,15 @@ class InputBatchBuilder:
         plan.sample_tokens.numpy()[: len(sampling)] = plan.query_start_loc.numpy()[1:][sampling] - before_end
         self._staging.send(packed, self._packed)
 
-    def mixed_batch(self, shape: MixedShape, *, max_query_len: int, max_seq_len: int) -> InputBatch:
-        """Gather what send_mixed shipped for the same shape. Graph-safe: needs nothing of the host but the bounds."""
+    def mixed_batch(
+        self, shape: MixedShape, *, max_query_len: int, max_seq_len: int, num_attended: int | None = None
+    ) -> InputBatch:
+        """Gather what send_mixed shipped for the same shape. Graph-safe: needs nothing of the host but the bounds.
+
+        num_attended: the first rows, all that have tokens; None: any row may have some.
+        """
         state, inputs, (num_tokens, num_rows, num_prefills) = self._state, self._mixed, shape
+        attended = num_rows if num_attended is None else num_attended
         plan = MixedPlan.view(self._packed, num_tokens, num_rows)
         gather_mixed_inputs(
             plan,
@@ -175,9 +181,9 @@ class InputBatchBuilder:
             out=inputs,
         )
         metadata = AttentionMetadata(
-            query_start_loc=plan.query_start_loc,
-            seq_lens=plan.seq_lens,
-            block_table=inputs.block_table[:num_rows, : self._table_width(max_seq_len)],
+            query_start_loc=plan.query_start_loc[: attended + 1],
+            seq_lens=plan.seq_lens[:attended],
+            block_table=inputs.block_table[:attended, : self._table_width(max_seq_len)],
             slot_mapping=inputs.slot_mapping[:num_tokens],
             max_query_len=max_query_len,
             max_seq_len=max_seq_len,

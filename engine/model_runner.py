@@ -154,11 +154,7 @@ class ModelRunner:
         else:
             shape = exact
             self._builder.send_mixed(rows, shape)
-            hidden = self._run_mixed(
-                shape,
-                max_query_len=max(row.num_tokens for row in rows),
-                max_seq_len=max(row.start + row.num_tokens for row in rows),
-            )
+            hidden = self._last_hidden(self._exact_batch(shape, rows))
         sampling = self._builder.mixed_samples(rows)
         return hidden[: len(sampling.rows)], sampling
 
@@ -166,15 +162,20 @@ class ModelRunner:
         """As _forward_mixed, with the scores that rows ask for. Never a graph: those end at the last hidden states."""
         shape = shape_of(rows, num_decodes)
         self._builder.send_mixed(rows, shape)
-        batch = self._builder.mixed_batch(
-            shape,
-            max_query_len=max(row.num_tokens for row in rows),
-            max_seq_len=max(row.start + row.num_tokens for row in rows),
-        )
+        batch = self._exact_batch(shape, rows)
         hidden = self._run_layers(batch)
         scores = self._scorer.score(rows, hidden, self._model.compute_logits)
         sampling = self._builder.mixed_samples(rows)
         return hidden[batch.last_tokens][: len(sampling.rows)], sampling, scores
+
+    def _exact_batch(self, shape: MixedShape, rows: list[RowPlan]) -> InputBatch:
+        """Gather what send_mixed shipped last of these rows, with the bounds they need and no more."""
+        return self._builder.mixed_batch(
+            shape,
+            max_query_len=max(row.num_tokens for row in rows),
+            max_seq_len=max(row.start + row.num_tokens for row in rows),
+            num_attended=min(len(rows) + 1, shape.num_rows),
+        )
 
     def _run_mixed(self, shape: MixedShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
         """What send_mixed shipped last → hidden [R, hidden_size], first the rows that sample."""
