@@ -29,7 +29,7 @@ TOKEN_SIZES = (
 )  # fmt: skip
 _NEARLY = 0.85  # of the best rate
 FEW_ROWS, FEW_ROWS_MAX_TOKENS, FEW_PREFILLS_MAX_TOKENS = 32, 2048, 4096
-MANY_DRAFTED_MAX_TOKENS = 512
+MANY_DRAFTED_MAX_TOKENS = 512  # of shapes with drafts in many rows
 
 
 def mixed_shapes(
@@ -47,7 +47,7 @@ def mixed_shapes(
             shapes.append(MixedShape(num_tokens, FEW_ROWS, FEW_ROWS))
         num_prefills = min(FEW_ROWS, rows) if num_tokens <= FEW_PREFILLS_MAX_TOKENS else rows
         shapes.append(MixedShape(num_tokens, rows, num_prefills))
-        if max_num_samples is not None and num_prefills < rows and num_tokens <= MANY_DRAFTED_MAX_TOKENS:
+        if max_num_samples is not None and num_prefills < rows and 2 * FEW_ROWS < num_tokens <= MANY_DRAFTED_MAX_TOKENS:
             shapes.append(MixedShape(num_tokens, rows, rows))
         if num_tokens >= max_num_batched_tokens:
             break
