@@ -99,7 +99,7 @@ class Scheduler:
             num_decodes = len(step.rows)
             pending = self.waiting.num_tokens_of_first(self.num_free_rows)
             most = mixed_step_tokens(self.config, num_decodes=num_decodes, num_pending=pending)
-            budget = max(min(budget, most - (self.config.max_num_batched_tokens - budget)), 0)
+            budget = max(min(budget, most - num_decodes), 0)
         for request in self.running:
             if budget and not request.is_decoding:
                 budget -= self._plan_chunk(step, request, budget, [])
@@ -182,7 +182,7 @@ class Scheduler:
         """Plan one token of every decoding request that may grow, and drafts; return the budget left."""
         running, rows, block_size, step_id = self.running, step.rows, self.config.block_size, step.step_id
         num_rows = len(running) + min(len(self.waiting), self.num_free_rows)  # of this step, at most
-        num_spare = min(budget, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
+        num_spare = min(budget // 2, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
         told_rows: list[tuple[Request, RowPlan]] = []  # whose tokens the host sends
         position = 0
         while position < len(running) and budget:  # preemption shortens `running` from its end

@@ -95,7 +95,7 @@ def test_where_nothing_is_proposed_plans_are_those_without_speculation(depth):
 
 @DEPTHS
 def test_every_decoding_request_gets_its_token_before_anyone_gets_drafts(depth):
-    harness = Harness(depth=depth, make_drafter=always_right, max_num_batched_tokens=6, max_num_samples=100)
+    harness = Harness(depth=depth, make_drafter=always_right, max_num_batched_tokens=12, max_num_samples=100)
     for i in range(4):
         harness.add(f"r{i}", [i, 2, 3], 12)
     harness.drain()
@@ -104,6 +104,18 @@ def test_every_decoding_request_gets_its_token_before_anyone_gets_drafts(depth):
         decoding = [row for row in plan.rows if row.num_drafts or not row.token_ids]
         if any(row.num_drafts for row in decoding):
             assert sum(row.num_drafts for row in decoding) <= 6 - len(decoding)
+
+
+@DEPTHS
+def test_drafts_leave_half_of_a_step_to_prompts(depth):
+    harness = Harness(depth=depth, make_drafter=always_right, max_num_batched_tokens=10, max_num_samples=100)
+    harness.add("old", [1, 2, 3], 50)
+    harness.turn(3)
+    harness.add("new", [4] * 25, 1)
+    harness.turn(6 + depth)
+    assert harness.seen["new"].ends == ["length"]
+    assert not harness.seen["old"].ends
+    harness.drain()
 
 
 def test_drafts_take_no_block_that_a_running_request_may_need_next():

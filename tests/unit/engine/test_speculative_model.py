@@ -93,6 +93,9 @@ def test_every_kind_of_request_gives_what_it_gives_without(checkpoint: Path, dep
             assert entry.top_token_ids == other.top_token_ids
             assert entry.logprob == pytest.approx(other.logprob, abs=1e-4)
         assert len(answer.prompt_logprobs) == len(wanted.prompt_logprobs)
+        for entry, other in zip(answer.prompt_logprobs, wanted.prompt_logprobs, strict=True):
+            assert (entry.rank, entry.top_token_ids) == (other.rank, other.top_token_ids)
+            assert entry.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
 @DEPTHS
