@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.device_state import DeviceState
@@ -59,6 +59,7 @@ def tokens_of(row: RowPlan) -> list[int]:
     return [1000 + row.req_index if token_id == NEWEST else token_id for token_id in row.token_ids or [NEWEST]]
 
 
+@settings(deadline=None)
 @given(rows=plans(), extra_tokens=st.integers(0, 9), extra_rows=st.integers(0, 3))
 def test_every_row_arrives_whatever_the_padding(rows: list[RowPlan], extra_tokens: int, extra_rows: int) -> None:
     exact = exact_shape(rows)
@@ -111,6 +112,7 @@ def test_rows_that_could_not_be_sent_are_sent_when_asked_for_again(monkeypatch: 
     assert builder.decode_req_index([RowPlan(2, 5, 1)]).tolist() == [2]
 
 
+@settings(deadline=None)
 @given(rows=plans(), extra_rows=st.integers(0, 3))
 def test_sampled_positions_come_first_in_plan_order(rows: list[RowPlan], extra_rows: int) -> None:
     exact = exact_shape(rows)

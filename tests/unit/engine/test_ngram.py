@@ -1,6 +1,6 @@
 """The n-gram index finds what a search through the whole text finds, however the text grew."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.ngram import _MAX_CANDIDATES, _MAX_INDEXED, NgramIndex
@@ -23,6 +23,7 @@ def ends_alike(text: list[int], place: int, length: int) -> bool:
     return length <= place < len(text) and text[place - length : place] == text[len(text) - length :]
 
 
+@settings(deadline=None)
 @given(
     pieces=st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=12),
     shortest=st.integers(1, 4),
