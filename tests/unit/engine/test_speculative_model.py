@@ -112,9 +112,10 @@ def test_preempted_requests_give_the_same(checkpoint: Path, depth: int) -> None:
 
 
 @DEPTHS
-def test_a_repeating_answer_takes_fewer_steps(checkpoint: Path, depth: int) -> None:
+@pytest.mark.parametrize("max_num_seqs", [1, 8])
+def test_a_repeating_answer_takes_fewer_steps(checkpoint: Path, depth: int, max_num_seqs: int) -> None:
     params = [SamplingParams(max_tokens=201, temperature=0.0, logit_bias={5: 100.0})]
-    engine, transport = make_engine(checkpoint, depth=depth)
+    engine, transport = make_engine(checkpoint, depth=depth, max_num_seqs=max_num_seqs)
     (answer,) = generate(engine, transport, [[7, 5, 5, 5]], params)
     assert answer.token_ids == [5] * 201
     assert engine.scheduler.committed_step_id + 1 == 1 + 200 / 5  # four of five tokens were guessed
