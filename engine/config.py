@@ -15,6 +15,15 @@ class LoraSource(msgspec.Struct, frozen=True):
     folder: str
 
 
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are guessed ahead (engine/speculative.py)."""
+
+    method: str = "ngram"
+    num_tokens: int = 4  # guessed at most per request and step
+    ngram_min: int = 2  # tokens that must have stood in the request before
+    ngram_max: int = 4  # the most that are compared, to choose among several places
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What to load and how much of the machine to use. None: decided from the model and the free memory."""
 
@@ -38,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     depth: int | None = None  # steps in flight: 2 overlaps host and device (default on cuda), 1 does not
     max_waiting: int = 2048  # requests queued before new ones are refused
     max_queued_tokens: int | None = None  # the same for their tokens
+    speculative: SpeculativeConfig | None = None  # None: one token per request and step
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +64,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_sizes: list[int] = []  # ascending: token numbers to which such steps are filled up, since they cost as much
     max_model_len: int
     enable_prefix_caching: bool = True
+    max_num_samples: int | None = None  # positions that a step with drafts samples at most; None: max_num_seqs
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,13 +11,13 @@ made it large fail, the others are computed again.
 import logging
 from collections.abc import Callable
 
+from engine.admission import Admission
 from engine.engine_stats import EngineStats
-from engine.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError, UnsupportedFeature
+from engine.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError
 from engine.executor import Executor, StepHandle
 from engine.grammar import Grammars, no_compiler
 from engine.metrics import Metrics
 from engine.outbox import Outbox, Transport
-from engine.pooling import PooledPrompt
 from engine.protocol import (
     AbortRequest,
     AddRequest,
@@ -28,6 +28,7 @@ from engine.protocol import (
 )
 from engine.request import Request
 from engine.scheduler import Scheduler
+from engine.speculative import Drafter
 from engine.step import StepPlan, TokenMasks
 
 logger = logging.getLogger(__name__)
@@ -55,12 +56,14 @@ class Engine:
         grammars: Grammars | None = None,
         can_generate: bool = True,
         num_loras: int = 0,
+        make_drafter: Callable[[Request], Drafter | None] | None = None,
     ) -> None:
         """memory_error: what the executor raises where the device has too little memory for a step.
 
         release_memory: called after that; waits for what was launched, and frees what can be freed.
         grammars: None: requests with a grammar fail. can_generate: False: so do all but those for embeddings.
-        num_loras: adapters that the executor has.
+        num_loras: adapters that the executor has. make_drafter: called for each request that neither has a grammar nor
+        is for an embedding; None: no speculation.
         """
         self.scheduler = scheduler
         self.clock = clock
@@ -71,12 +74,13 @@ class Engine:
         self.is_draining = False  # set by the process: everything new is refused, what runs is finished
         self._executor = executor
         self._transport = transport
-        self._vocab_size = vocab_size
-        self._can_generate = can_generate
-        self._num_loras = num_loras
+        self._admission = Admission(
+            vocab_size=vocab_size, num_loras=num_loras, can_generate=can_generate, make_drafter=make_drafter
+        )
         self._memory_error = memory_error
         self._release_memory = release_memory
         self._grammars = grammars or Grammars(no_compiler, vocab_size=vocab_size)
+        self._is_speculative = make_drafter is not None
         self._stats = EngineStats(metrics, scheduler)
         self._in_flight: StepHandle | None = None
         self._outbox = Outbox(transport, self._stats)
@@ -127,6 +131,9 @@ class Engine:
                 self.scheduler.committed_step_id
             )  # now: where forward() computes, tokens must not wait for the step after theirs
         plan = self.scheduler.schedule(self.clock())
+        if plan is None and self._is_speculative:
+            self._commit()  # all wait for how far the drafts in flight come; now the device waits for this thread
+            plan = self.scheduler.schedule(self.clock())
         step = self._executor.forward(plan) if plan else None
         if self.depth > 1:
             self._commit()
@@ -181,27 +188,7 @@ class Engine:
         if len(self.scheduler.waiting) + len(self._grammars.held) >= self.max_waiting + self.scheduler.num_free_rows:
             raise Overloaded(f"The queue is full: {self.max_waiting} requests are waiting.")
         self._check_queued_tokens(len(message.prompt_token_ids))
-        _check_token_ids(message.prompt_token_ids, "prompt", self._vocab_size)
-        _check_token_ids(message.params.logit_bias, "logit_bias", self._vocab_size)
-        _check_token_ids(message.params.stop_token_ids, "stop_token_ids", self._vocab_size)
-        if not 0 <= message.lora_index <= self._num_loras:
-            raise InvalidParameter(
-                f"There is no adapter {message.lora_index}; {self._num_loras} are loaded.", param="model"
-            )
-        request = Request(
-            message.request_id,
-            message.prompt_token_ids,
-            message.params,
-            arrival_s=message.arrival_s,
-            cache_salt=message.cache_salt,
-            priority=message.priority,
-            client_id=client_id,
-            lora_index=message.lora_index,
-        )
-        if message.pooling is not None:
-            request.pooled = PooledPrompt(message.pooling, len(message.prompt_token_ids))
-        elif not self._can_generate:
-            raise UnsupportedFeature("This model has no language-model head: it makes embeddings and no text.")
+        request = self._admission.request(message, client_id=client_id)
         if message.grammar is None:
             self.scheduler.add(request)
         else:
@@ -279,7 +266,7 @@ class Engine:
         result = step.wait()
         now = self.clock()
         outputs = self.scheduler.commit(result, now)
-        self._stats.record_commit(len(outputs), now)
+        self._stats.record_commit(sum(len(output.token_ids) for output in outputs), now)
         for request, error in self._grammars.advance(outputs):
             if error is None:
                 self.scheduler.abort(request.request_id, "stop")
@@ -287,7 +274,7 @@ class Engine:
                 self._fail(request, error)
         for output in outputs:
             if output.request.finish_reason != "error":
-                self._outbox.add_token(output)
+                self._outbox.add_tokens(output)
         for request in self.scheduler.scored:
             if request.unsent_scores and request.finish_reason is None:  # else they went with its token, or it is over
                 self._outbox.add_scores(request)
@@ -296,10 +283,3 @@ class Engine:
 
     def _send_events(self) -> None:
         self._outbox.send(self.scheduler.committed_step_id)
-
-
-def _check_token_ids(token_ids: list[int] | dict[int, float], name: str, vocab_size: int) -> None:
-    """Raise InvalidParameter unless all ids exist: one that does not would be a fault of the whole device."""
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        wrong = min(token_ids) if min(token_ids) < 0 else max(token_ids)
-        raise InvalidParameter(f"Token id {wrong} is outside the vocabulary of {vocab_size} tokens.", param=name)

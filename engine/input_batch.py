@@ -16,18 +16,19 @@ import torch
 
 from engine.device_state import DeviceState
 from engine.staging import Staging
-from engine.step import RowPlan, StepPlan
+from engine.step import NEWEST, RowPlan, StepPlan
 from kernels.attention.base import AttentionMetadata
 from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
 from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
 
-_NEWEST = [-1]  # token ids of a decode row: the last sampled one, which the device knows
+_NEWEST = [NEWEST]  # token ids of a decode row
 
 
 @dataclass
 class SampleRows:
-    """The S rows of a step that sample: the host's view and the device's."""
+    """The S positions of a step that are sampled: the host's view and the device's."""
 
+    # of each position
     rows: list[RowPlan]
     # [S] int64
     req_index: torch.Tensor
@@ -39,8 +40,16 @@ class MixedShape(NamedTuple):
     """How large the tensors of a step with prompt chunks are; at least what its rows need."""
 
     num_tokens: int
-    num_rows: int
+    num_rows: int  # and as many positions may be sampled
     num_prefills: int  # rows that may have more than one token
+
+
+def shape_of(rows: list[RowPlan], num_decodes: int) -> MixedShape:
+    """Return the smallest shape of a mixed step: without padding, unless it samples more positions than it has rows."""
+    num_tokens, num_samples = sum(row.num_tokens for row in rows), sum(row.num_samples for row in rows)
+    if num_samples > len(rows):
+        return MixedShape(num_tokens, num_samples, len(rows) - num_decodes + 1)
+    return MixedShape(num_tokens, len(rows), len(rows) - num_decodes)
 
 
 @dataclass
@@ -52,8 +61,8 @@ class InputBatch:
     # [T] int64
     positions: torch.Tensor
     attention: AttentionMetadata
-    # [R] int64: index into the T hidden states of the last token of each row that samples, the rest arbitrary;
-    # None: every token is its row's last
+    # [R] int64: index into the T hidden states of each token after which one is sampled, the rest arbitrary;
+    # None: after every token
     last_tokens: torch.Tensor | None
 
 
@@ -156,14 +165,22 @@ class InputBatchBuilder:
         plan.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)
         # in plan order, which begins with the decode rows
         places = (np.arange(len(rows)) - num_decodes) % len(rows) + num_paddings
-        sampling = places[[row.samples for row in rows]]
+        counts = np.array([row.num_samples for row in rows])
+        sampling = np.repeat(places, counts)
+        before_end = np.repeat(np.cumsum(counts), counts) - np.arange(len(sampling))
         plan.sample_rows.numpy()[: len(sampling)] = sampling
-        plan.sample_tokens.numpy()[: len(sampling)] = plan.query_start_loc.numpy()[1:][sampling] - 1
+        plan.sample_tokens.numpy()[: len(sampling)] = plan.query_start_loc.numpy()[1:][sampling] - before_end
         self._staging.send(packed, self._packed)
 
-    def mixed_batch(self, shape: MixedShape, *, max_query_len: int, max_seq_len: int) -> InputBatch:
-        """Gather what send_mixed shipped for the same shape. Graph-safe: needs nothing of the host but the bounds."""
+    def mixed_batch(
+        self, shape: MixedShape, *, max_query_len: int, max_seq_len: int, num_attended: int | None = None
+    ) -> InputBatch:
+        """Gather what send_mixed shipped for the same shape. Graph-safe: needs nothing of the host but the bounds.
+
+        num_attended: the first rows, all that have tokens; None: any row may have some.
+        """
         state, inputs, (num_tokens, num_rows, num_prefills) = self._state, self._mixed, shape
+        attended = num_rows if num_attended is None else num_attended
         plan = MixedPlan.view(self._packed, num_tokens, num_rows)
         gather_mixed_inputs(
             plan,
@@ -175,9 +192,9 @@ class InputBatchBuilder:
         )
         self._gather_loras(plan.req_index, plan.token_rows)
         metadata = AttentionMetadata(
-            query_start_loc=plan.query_start_loc,
-            seq_lens=plan.seq_lens,
-            block_table=inputs.block_table[:num_rows, : self._table_width(max_seq_len)],
+            query_start_loc=plan.query_start_loc[: attended + 1],
+            seq_lens=plan.seq_lens[:attended],
+            block_table=inputs.block_table[:attended, : self._table_width(max_seq_len)],
             slot_mapping=inputs.slot_mapping[:num_tokens],
             max_query_len=max_query_len,
             max_seq_len=max_seq_len,
@@ -189,8 +206,8 @@ class InputBatchBuilder:
         )
 
     def mixed_samples(self, rows: list[RowPlan]) -> SampleRows:
-        """The rows of the mixed step gathered last that sample, in plan order."""
-        sampling = [row for row in rows if row.samples]
+        """The positions of the mixed step gathered last that are sampled, in plan order."""
+        sampling = [row for row in rows for _ in range(row.num_samples)]
         count = len(sampling)
         return SampleRows(sampling, self._mixed.sample_req_index[:count], self._mixed.sample_positions[:count])
 

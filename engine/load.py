@@ -120,6 +120,8 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
         )
     facts["KV cache"] = _describe_pool(plan) + (f", {_describe_fp8(model)}" if kv_dtype == FP8 else "")
     facts["Attention"] = f"{backend.name} ({_describe_choice(config)}), blocks of {plan.block_size} tokens"
+    if config.speculative is not None:
+        facts["Speculation"] = f"{config.speculative.method}, up to {config.speculative.num_tokens} tokens ahead"
     if device.type == "cuda" and not HAS_TRITON:
         facts["Attention"] += "; all kernels in torch, since triton cannot be imported"
 

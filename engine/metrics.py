@@ -96,6 +96,9 @@ METRICS: dict[str, Metric] = {
         Metric("prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", "vllm:prefix_cache_queries_total"),
         Metric("prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", "vllm:prefix_cache_hits_total"),
         Metric("num_preemptions_total", "counter", "Requests put back to the queue for want of KV blocks.", "vllm:num_preemptions_total"),
+        Metric("spec_decode_num_drafts_total", "counter", "Rows with draft tokens.", "vllm:spec_decode_num_drafts_total"),
+        Metric("spec_decode_num_draft_tokens_total", "counter", "Tokens guessed ahead.", "vllm:spec_decode_num_draft_tokens_total"),
+        Metric("spec_decode_num_accepted_tokens_total", "counter", "Tokens guessed ahead that became output.", "vllm:spec_decode_num_accepted_tokens_total"),
         Metric("iteration_tokens", "histogram", "Tokens computed per engine step.", "vllm:iteration_tokens_total", buckets=_TOKENS),
         Metric("step_time_seconds", "histogram", "Time between commits of consecutive engine steps.", buckets=_ITL_S),
         # counted by the launcher

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from engine.cuda_graph import DecodeGraphs, MixedGraphs, max_step_tokens
+from engine.cuda_graph import DecodeGraphs, MixedGraphs, max_step_tokens, mixed_shapes
 from engine.device_state import DeviceState
-from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows
+from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows, shape_of
 from engine.kv_cache import KVCachePlan
 from engine.pooler import PoolSums, pool
 from engine.prompt_logprobs import PromptScorer, PromptScores
@@ -43,15 +43,18 @@ class ModelRunner:
         vocab_size: int,
         device: torch.device,
         lora_tokens: LoraTokens | None = None,
+        max_num_samples: int | None = None,
     ) -> None:
-        """lora_tokens: what the model's linear layers read; None: it has no adapters."""
+        """lora_tokens: what the model's linear layers read; None: it has no adapters.
+
+        max_num_samples: the most positions that a step with drafts samples; None: there are no drafts.
+        """
         self.device = device
         self._model = model
         self._kv_caches = kv_caches
         self._backend = backend
         self._max_num_seqs = max_num_seqs
         self._max_model_len = plan.max_model_len
-        self._max_num_batched_tokens = max_num_batched_tokens
         # A step's tokens and rows take 4 bytes each, twice or five times; what joins and grows is rarely as much again
         staging = Staging(device, num_bytes=64 * (max_num_batched_tokens + max_num_seqs))
         self._state = DeviceState(
@@ -62,12 +65,14 @@ class ModelRunner:
             staging=staging,
             has_loras=lora_tokens is not None,
         )
+        self._shapes = mixed_shapes(max_num_seqs, max_num_batched_tokens, max_num_samples=max_num_samples)
         max_tokens = max_step_tokens(max_num_seqs, max_num_batched_tokens)
-        max_mixed = MixedShape(max_tokens, max_num_seqs + 1, max_num_seqs + 1)
+        max_rows = self._shapes[-1].num_rows
+        max_mixed = MixedShape(max_tokens, max_rows, max_rows)
         self._builder = InputBatchBuilder(
             self._state, staging, block_size=plan.block_size, max_mixed=max_mixed, lora_tokens=lora_tokens
         )
-        self._sampler = Sampler(self._state)
+        self._sampler = Sampler(self._state, max_rows=max_rows)
         self._scorer = PromptScorer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
         self._decode_graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
@@ -82,8 +87,7 @@ class ModelRunner:
         )
         mixed = MixedGraphs(
             lambda shape: self._run_mixed(shape, shape.num_tokens, self._max_model_len),
-            max_num_seqs=self._max_num_seqs,
-            max_num_batched_tokens=self._max_num_batched_tokens,
+            shapes=self._shapes,
         )
         pool = torch.cuda.graph_pool_handle()
         done = itertools.count(1)
@@ -149,34 +153,25 @@ class ModelRunner:
 
     def _forward_mixed(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows]:
         """Rows of any kind → (hidden [S, hidden_size] of those that sample, S possibly 0, and what they are)."""
-        num_tokens = sum(row.num_tokens for row in rows)
-        shape = None
+        exact, shape = shape_of(rows, num_decodes), None
         if self._mixed_graphs is not None:  # a row more than these, for padding
-            needed = MixedShape(num_tokens, len(rows) + 1, len(rows) - num_decodes + 1)
+            needed = MixedShape(exact.num_tokens, max(exact.num_rows, len(rows) + 1), len(rows) - num_decodes + 1)
             shape = self._mixed_graphs.fitting_shape(needed)
         if self._mixed_graphs is not None and shape is not None:
             self._builder.send_mixed(rows, shape)
             hidden = self._mixed_graphs.replay(shape)
         else:
-            shape = MixedShape(num_tokens, len(rows), len(rows) - num_decodes)
+            shape = exact
             self._builder.send_mixed(rows, shape)
-            hidden = self._run_mixed(
-                shape,
-                max_query_len=max(row.num_tokens for row in rows),
-                max_seq_len=max(row.start + row.num_tokens for row in rows),
-            )
+            hidden = self._last_hidden(self._exact_batch(shape, rows))
         sampling = self._builder.mixed_samples(rows)
         return hidden[: len(sampling.rows)], sampling
 
     def _forward_whole(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows, _OfPrompts]:
         """As _forward_mixed, with what rows ask of prompts. Never a graph: those end at the last hidden states."""
-        shape = MixedShape(sum(row.num_tokens for row in rows), len(rows), len(rows) - num_decodes)
+        shape = shape_of(rows, num_decodes)
         self._builder.send_mixed(rows, shape)
-        batch = self._builder.mixed_batch(
-            shape,
-            max_query_len=max(row.num_tokens for row in rows),
-            max_seq_len=max(row.start + row.num_tokens for row in rows),
-        )
+        batch = self._exact_batch(shape, rows)
         hidden = self._run_layers(batch)
         of_prompts = _OfPrompts()
         if any(row.scores is not None for row in rows):
@@ -185,6 +180,15 @@ class ModelRunner:
             of_prompts.sums = pool(rows, hidden, self._state.staging)
         sampling = self._builder.mixed_samples(rows)
         return hidden[batch.last_tokens][: len(sampling.rows)], sampling, of_prompts
+
+    def _exact_batch(self, shape: MixedShape, rows: list[RowPlan]) -> InputBatch:
+        """Gather what send_mixed shipped last of these rows, with the bounds they need and no more."""
+        return self._builder.mixed_batch(
+            shape,
+            max_query_len=max(row.num_tokens for row in rows),
+            max_seq_len=max(row.start + row.num_tokens for row in rows),
+            num_attended=min(len(rows) + 1, shape.num_rows),
+        )
 
     def _run_mixed(self, shape: MixedShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
         """What send_mixed shipped last → hidden [R, hidden_size], first the rows that sample."""

@@ -31,6 +31,8 @@ _ADJUSTED_KINDS = (
     SamplingParams(max_tokens=2, top_k=20, presence_penalty=1.0),
 )
 _PROMPT_LENS = (29, 103, 702, 5000)  # tokens of all prompts of a step, about
+# A prompt that repeats itself is guessed to go on so
+_DRAFTED_PROMPT, _DRAFTED_KIND = [0] * 12, SamplingParams(max_tokens=8, top_k=20)
 
 
 class OfflineEngine:
@@ -97,6 +99,9 @@ class OfflineEngine:
         for num_requests in fitting:
             for kind in (*_KINDS, *_ADJUSTED_KINDS):
                 self.generate([[0]] * num_requests, [kind] * num_requests)
+        if self.loaded.speculative is not None:
+            for num_requests in fitting:
+                self.generate([_DRAFTED_PROMPT] * num_requests, [_DRAFTED_KIND] * num_requests)
         for num_requests in fitting[::3]:
             for num_tokens in _PROMPT_LENS:
                 prompt = [0] * min(max(num_tokens // num_requests, 2), longest)

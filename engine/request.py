@@ -17,6 +17,7 @@ from engine.step import PoolSpan, ScoreSpan
 
 if TYPE_CHECKING:
     from engine.grammar_compiler import Matcher
+    from engine.speculative import Drafter
 
 
 class Status(Enum):
@@ -43,7 +44,7 @@ class Request:
 
     output_token_ids: list[int] = field(default_factory=list)  # committed only
     num_computed_tokens: int = 0  # keys and values launched
-    num_pending_tokens: int = 0  # sampled on the device, not read back yet
+    num_pending_tokens: int = 0  # sampled on the device, not read back yet, after drafts the most that may come of them
     num_prefill_tokens: int = 0  # of this admission: what the host sends; past it, decoding
     max_num_tokens: int = 0  # prompt and output together, never exceeded
     sort_key: tuple[int, float, int] = (0, 0.0, 0)  # priority, arrival, number: the order of service
@@ -60,6 +61,7 @@ class Request:
     stop_token_id: int | None = None
 
     matcher: Matcher | None = None  # what its committed tokens have left of its grammar; None: any text
+    drafter: Drafter | None = None  # guesses its next tokens; None: nobody does
     num_scored_tokens: int = 0  # prompt tokens after the first whose log-probabilities are committed
     unsent_scores: list[TokenLogprobs] = field(default_factory=list)
     pooled: PooledPrompt | None = None  # its embedding, which is all that it is for; None: it generates
@@ -118,6 +120,19 @@ class Request:
         """Take in the next committed scores."""
         self.num_scored_tokens += len(scores)
         self.unsent_scores += scores
+
+    def append(self, token_id: int, now: float) -> str | None:
+        """Add a committed token; return the reason why it is the last one, if it is."""
+        output, params = self.output_token_ids, self.params
+        self.num_pending_tokens -= 1
+        output.append(token_id)
+        self.last_token_s = now
+        if self.first_token_s is None:
+            self.first_token_s = now
+        if token_id in params.stop_token_ids and len(output) >= params.min_tokens:
+            self.stop_token_id = token_id
+            return "stop"
+        return "length" if len(self.prompt_token_ids) + len(output) >= self.max_num_tokens else None
 
     def token_ids(self, start: int, end: int) -> list[int]:
         """Return the committed tokens [start, end) as a new list."""

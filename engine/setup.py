@@ -6,11 +6,13 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+import msgspec
 import torch
 
 from engine.adapters import Adapters
-from engine.config import EngineConfig, SchedulerConfig
+from engine.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from engine.engine import Engine
 from engine.errors import StartupError
 from engine.grammar import Grammars
@@ -21,6 +23,7 @@ from engine.metrics import Metrics
 from engine.model_runner import ModelRunner
 from engine.outbox import Transport
 from engine.scheduler import Scheduler
+from engine.speculative import make_drafter
 from kernels.attention.base import AttentionBackend
 from models.config import ModelConfig
 from models.model_size import mlp_values_per_token
@@ -29,6 +32,7 @@ from models.model_size import mlp_values_per_token
 _LONG_STEP_S = 0.045
 # What the captured graphs themselves take on a GPU, about 10 MiB each
 _GRAPHS_BYTES = GIB
+_MANY_SAMPLES = 256  # positions of a step
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class LoadedEngine:
     hidden_size: int
     has_lm_head: bool
     num_loras: int = 0
+    speculative: SpeculativeConfig | None = None
 
     def engine(
         self,
@@ -70,6 +75,7 @@ class LoadedEngine:
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
             can_generate=self.has_lm_head,
             num_loras=self.num_loras,
+            make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
         )
 
     def _release_memory(self) -> None:
@@ -85,6 +91,7 @@ class Limits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_samples: int | None = None  # positions that a step with drafts samples; None: there are no drafts
 
 
 def choose_limits(config: EngineConfig, device: torch.device) -> Limits:
@@ -101,7 +108,11 @@ def choose_limits(config: EngineConfig, device: torch.device) -> Limits:
                 f"{flag} {tokens} is less than --max-num-seqs {num_seqs}: "
                 "each running request needs one token per step."
             )
-    return Limits(num_seqs, batched)
+    if config.speculative is None:
+        return Limits(num_seqs, batched)
+    # What is sampled without drafts is set aside anyway; few requests may need more
+    with_drafts = min(num_seqs * (1 + config.speculative.num_tokens), _MANY_SAMPLES, batched)
+    return Limits(num_seqs, batched, max(num_seqs, with_drafts))
 
 
 @dataclass(frozen=True)
@@ -176,6 +187,7 @@ class Setup:
             vocab_size=self.model_config.vocab_size,
             device=device,
             lora_tokens=None if self.adapters is None else self.adapters.tokens,
+            max_num_samples=limits.max_num_samples,
         )
         # Hidden states of whole prompts come without graphs, so a model without a head has no use for them
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager
@@ -193,6 +205,10 @@ class Setup:
             max_model_len=plan.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
         )
+        if limits.max_num_samples is not None:
+            # past the size that is computed at nearly the best rate a draft costs as much as a token
+            most = min(limits.max_num_samples, runner.efficient_tokens or longest, longest)
+            scheduler_config = msgspec.structs.replace(scheduler_config, max_num_samples=most)
         depth = config.depth or (2 if device.type == "cuda" else 1)
         return LoadedEngine(
             runner,
@@ -204,6 +220,7 @@ class Setup:
             self.model_config.hidden_size,
             self.model_config.has_lm_head,
             self.num_loras,
+            config.speculative,
         )
 
 
@@ -218,7 +235,8 @@ def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> 
 def _step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:
     """Upper estimate of what a step holds beside weights and pool: the widest layer, logits, counts for penalties."""
     widest = 4 * model.hidden_size + mlp_values_per_token(model) + 3 * model.num_heads * model.head_dim
-    logits = limits.max_num_seqs * model.vocab_size * (4 * 4 + 5) * model.has_lm_head
+    num_samples = max(limits.max_num_seqs, limits.max_num_samples or 0)
+    logits = num_samples * model.vocab_size * (4 * 4 + 5) * model.has_lm_head
     # Some quantised matrices are made dense for as long as they are multiplied
     dense = 0 if model.quantization is None else 2 * model.intermediate_size * model.hidden_size * dtype.itemsize
     return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + dense + _GRAPHS_BYTES

@@ -219,9 +219,10 @@ class TokenSampler:
         seeds: torch.Tensor,
         last_token: torch.Tensor,
         vocab_size: int,
+        max_rows: int,
     ) -> None:
+        """max_rows: logits of one call."""
         self._state = SamplingState(temperature, top_p, min_p, top_k, seeds, last_token)
-        max_rows = last_token.shape[0]
         self._scratch = SamplingScratch.allocate(max_rows=max_rows, vocab_size=vocab_size, device=last_token.device)
 
     def __call__(

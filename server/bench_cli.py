@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from server.flags import BACKEND_NAMES, KV_CACHE_DTYPES, QUANTIZATION_NAMES, deadline, integer, size, text
+from server.speculative_flags import add_speculative_flags
 
 Formatter = type[argparse.HelpFormatter]
 
@@ -18,7 +19,7 @@ examples:
   quire bench kernels --plot kernels.png                  attention beside the common ways to compute it
 """
 _OFFLINE_EXAMPLES = """\
-workloads: single, batch8, mixed64, mixed256, seed64, prefill
+workloads: single, batch8, mixed64, mixed256, seed64, prefill, repeat, repeat16
 examples:
   quire bench offline single                              a stand-in of Qwen3-0.6B on CUDA, else the demo model
   quire bench offline mixed256 prefill --shape llama-3.1-8b --json new.json --compare old.json
@@ -86,6 +87,7 @@ def _add_offline(parser: argparse.ArgumentParser) -> None:
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", metavar="TYPE", help="auto or fp8")
     add("--enforce-eager", action="store_true", help="no CUDA graphs")
     add("--depth", type=integer(1, 2), metavar="N", help="steps in flight")
+    add_speculative_flags(parser)
     add("--runs", type=integer(1, 100), default=2, metavar="N", help="the best of so many is reported (2)")
 
 

@@ -3,6 +3,7 @@
 FakeEngineClient   engine.client.EngineClient without processes: answers with scripted token ids
 FakeSupervisor     engine.control.Supervisor without a launcher
 FakeExecutor       engine.executor.Executor by arithmetic; expected_tokens() says what it must lead to
+FakeProposer       engine.speculative.Proposer that knows that arithmetic, and errs now and then
 """
 
 import asyncio
@@ -18,7 +19,8 @@ from engine.client import Delta
 from engine.control import Stage, State
 from engine.errors import ServiceError, ShuttingDown
 from engine.protocol import AddRequest, EngineReady, SamplingParams, TokenLogprobs
-from engine.step import RowPlan, StepPlan, StepResult, TokenMasks
+from engine.request import Request
+from engine.step import NEWEST, RowPlan, StepPlan, StepResult, TokenMasks
 
 READY = EngineReady(
     max_model_len=256,
@@ -204,7 +206,8 @@ class FakeExecutor:
     It keeps what a device keeps (last token and table by req_index, the pool by slot), and a step runs only when it is
     waited for, in launch order, as on a stream. So a block freed too early, a shared one overwritten, a wrong slot or
     a plan changed after its launch changes tokens, which then differ from expected_tokens(). Of a constrained row the
-    hash chooses among the tokens that its mask allows.
+    hash chooses among the tokens that its mask allows. A row with drafts samples behind each of them, and spoils the
+    request's last token, which the host must send next time.
     """
 
     def __init__(self, *, num_blocks: int, block_size: int, vocab_size: int = 50) -> None:
@@ -264,8 +267,13 @@ class FakeExecutor:
 
     def _write(self, row: RowPlan, state: "_FakeRow") -> None:
         state.block_table += row.new_block_ids
-        token_ids = row.token_ids or [state.last_token]
+        token_ids = row.token_ids or [NEWEST]
         assert len(token_ids) == row.num_tokens
+        assert NEWEST not in token_ids[1:]
+        if token_ids[0] == NEWEST:
+            assert state.last_token >= 0, "the device does not know the last token"
+            token_ids = [state.last_token, *token_ids[1:]]
+        assert row.samples or not row.num_drafts
         for position, token_id in enumerate(token_ids, row.start):
             self._pool[self._slot(state, position)] = fake_kv(position, token_id, state.lora_index)
 
@@ -276,13 +284,18 @@ class FakeExecutor:
         return sum(fake_hidden(history[: p + 1]) for p in range(row.pools.start, end)).tobytes()
 
     def _sample(self, row: RowPlan, state: "_FakeRow", result: StepResult, allowed: list[int] | None) -> None:
-        history = [self._pool[self._slot(state, position)] for position in range(row.start + row.num_tokens)]
-        state.last_token = fake_token(history, self.vocab_size)
-        if allowed is not None:
-            state.last_token = allowed[fake_token(history, len(allowed))]
-        if state.params.logprobs is not None:
-            result.logprobs[len(result.token_ids)] = TokenLogprobs(-1.0, [state.last_token], [-1.0])
-        result.token_ids.append(state.last_token)
+        assert allowed is None or not row.num_drafts, "a mask is for one position"
+        end = row.start + row.num_tokens
+        for num_known in range(end - row.num_drafts, end + 1):
+            history = [self._pool[self._slot(state, position)] for position in range(num_known)]
+            state.last_token = fake_token(history, self.vocab_size)
+            if allowed is not None:
+                state.last_token = allowed[fake_token(history, len(allowed))]
+            if state.params.logprobs is not None:
+                result.logprobs[len(result.token_ids)] = TokenLogprobs(-1.0, [state.last_token], [-1.0])
+            result.token_ids.append(state.last_token)
+        if row.num_drafts:
+            state.last_token = -2
 
     def _slot(self, state: "_FakeRow", position: int) -> int:
         block_id = state.block_table[position // self.block_size]
@@ -315,6 +328,26 @@ def fake_kv(position: int, token_id: int, lora_index: int) -> tuple[int, int]:
 def fake_token(history: list[tuple[int, int]], vocab_size: int) -> int:
     """Return the token that follows `history`, a list of fake_kv."""
     return zlib.crc32(repr(history).encode()) % vocab_size
+
+
+class FakeProposer:
+    """Proposes what FakeExecutor will sample. errs: but for every fourth token or so, and sometimes less than asked."""
+
+    def __init__(self, *, errs: bool = True, vocab_size: int = 50) -> None:
+        self._errs = errs
+        self._vocab_size = vocab_size
+
+    def propose(self, request: Request, count: int) -> list[int]:
+        """See Proposer.propose."""
+        tokens = request.prompt_token_ids + request.output_token_ids
+        num_known = len(tokens)
+        for _ in range(count):
+            luck = zlib.crc32(f"{request.request_id} {num_known} {len(tokens)}".encode()) % 8
+            if self._errs and luck == 0:
+                break
+            token_id = fake_token(list(enumerate(tokens)), self._vocab_size)
+            tokens.append((token_id + (self._errs and luck < 3)) % self._vocab_size)
+        return tokens[num_known:]
 
 
 def expected_tokens(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from engine.config import SchedulerConfig
@@ -22,11 +23,25 @@ from engine.protocol import (
     StepEvents,
     TokenLogprobs,
 )
+from engine.request import Request
 from engine.scheduler import Scheduler
+from engine.speculative import Drafter
 from engine.step import StepPlan
-from tests.fakes import FakeExecutor, expected_embedding, expected_tokens, fake_score
+from tests.fakes import FakeExecutor, FakeProposer, expected_embedding, expected_tokens, fake_score
 
 VOCAB_SIZE = 50
+
+
+def decode_plan(encoded: bytes) -> StepPlan:
+    """Return a plan as the executor noted it."""
+    return msgspec.json.decode(encoded, type=StepPlan)
+
+
+def drafters(num_tokens: int) -> Callable[[Request], Drafter | None] | None:
+    """What an engine makes drafters with that guess up to num_tokens; 0: no speculation."""
+    if not num_tokens:
+        return None
+    return lambda request: None if request.params.has_penalties else Drafter(FakeProposer(), num_tokens=num_tokens)
 
 
 class Clock:
@@ -53,6 +68,9 @@ class CheckedExecutor(FakeExecutor):
         assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
         retiring = {request.req_index for request in self.scheduler.retiring}
         assert not any(row.req_index in retiring for row in plan.rows)
+        if any(row.num_drafts for row in plan.rows):
+            config = self.scheduler.config
+            assert sum(row.num_samples for row in plan.rows) <= (config.max_num_samples or config.max_num_seqs)
         self.last_plan = plan
         return super().forward(plan)
 
@@ -95,6 +113,8 @@ class Harness:
         max_queued_tokens: int | None = None,
         executor: type[CheckedExecutor] = CheckedExecutor,
         get_compiler: Callable[[], GrammarCompiler] = no_compiler,
+        make_drafter: Callable[[Request], Drafter | None] | None = None,
+        max_num_samples: int | None = None,
     ) -> None:
         config = SchedulerConfig(
             num_blocks=num_blocks,
@@ -104,6 +124,7 @@ class Harness:
             max_num_mixed_tokens=max_num_mixed_tokens,
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
+            max_num_samples=max_num_samples,
         )
         self.scheduler = Scheduler(config)
         self.executor = executor(self.scheduler)
@@ -122,6 +143,7 @@ class Harness:
             grammars=Grammars(get_compiler, vocab_size=VOCAB_SIZE),
             max_queued_tokens=max_queued_tokens,
             num_loras=2,
+            make_drafter=make_drafter,
         )
         self.seen: dict[str, Seen] = {}
         self.messages: list[tuple[int, FromEngine]] = []
@@ -223,8 +245,10 @@ class Harness:
         assert seen.token_ids == []
         assert seen.num_started == is_done
         vector = np.frombuffer(seen.embedding, dtype=np.float32).tolist()
-        expected = expected_embedding(seen.prompt, seen.pooling, lora_index=seen.lora_index)
-        assert vector == (expected if is_done else [])
+        if is_done:
+            assert vector == expected_embedding(seen.prompt, seen.pooling, lora_index=seen.lora_index)
+        else:
+            assert vector == []
 
     def _receive_at_client(self, client_id: int, message: FromEngine) -> None:
         self.messages.append((client_id, message))

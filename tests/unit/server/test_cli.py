@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.config import EngineConfig, LaunchConfig, LoraSource, ServerConfig
+from engine.config import EngineConfig, LaunchConfig, LoraSource, ServerConfig, SpeculativeConfig
 from engine.errors import StartupError
 from server import launch, listener
 from server.cli import main
@@ -54,6 +54,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--dtype float32 --load-format dummy --max-model-len 64 --max-num-seqs 4 --max-num-batched-tokens 32 "
         "--block-size 8 --kv-cache-memory 1.5MiB --gpu-memory-utilization 0.5 --attention-backend torch "
         f"--no-prefix-caching --depth 1 --max-waiting 9 --max-queued-tokens 99 --chat-template {template} "
+        "--speculative ngram --num-speculative-tokens 7 --ngram-min 3 "
         "--strict --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug "
         f"--lora sql={tmp_path} --lora poems={tmp_path}/. --kv-cache-dtype fp8 "
         "--quantization fp8 --api-key k --cors-origin https://a.test --cors-origin * --root-path /llm"
@@ -88,6 +89,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         depth=1,
         max_waiting=9,
         max_queued_tokens=99,
+        speculative=SpeculativeConfig(method="ngram", num_tokens=7, ngram_min=3, ngram_max=4),
     )
     assert config.server == ServerConfig(
         model=config.engine.model,
@@ -125,6 +127,9 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         ("--gpu-memory-utilization", "0"),
         ("--gpu-memory-utilization", "nan"),
         ("--depth", "3"),
+        ("--speculative", "medusa"),
+        ("--num-speculative-tokens", "0"),
+        ("--ngram-min", "33"),
         ("--max-waiting", "0"),
         ("--drain-timeout", "-1"),
         ("--request-timeout", "inf"),
@@ -156,6 +161,12 @@ def test_a_wrong_value_is_one_sentence_that_names_flag_and_value(
         (["--max-num-seqs", "8", "--max-num-batched-tokens", "4"], "--max-num-batched-tokens 4"),
         (["--chat-template", "/no/such.jinja"], "--chat-template /no/such.jinja cannot be read"),
         (["--revision", "main"], "--revision main needs a hub id"),
+        (["--num-speculative-tokens", "3"], "--num-speculative-tokens 3 needs --speculative ngram"),
+        (["--ngram-max", "5"], "--ngram-max 5 needs --speculative ngram"),
+        (
+            ["--speculative", "ngram", "--ngram-min", "5", "--ngram-max", "3"],
+            "--ngram-max 3 is less than --ngram-min",
+        ),
         (["no-such-model"], "no-such-model"),
     ],
 )
