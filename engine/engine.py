@@ -15,11 +15,13 @@ from engine.engine_stats import EngineStats
 from engine.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError
 from engine.executor import Executor, StepHandle
 from engine.grammar import Grammars, no_compiler
+from engine.kv_view import KvView
 from engine.metrics import Metrics
 from engine.outbox import Outbox, Transport
 from engine.protocol import (
     AbortRequest,
     AddRequest,
+    AskKv,
     ClientGone,
     QueueState,
     RequestFailed,
@@ -52,11 +54,12 @@ class Engine:
         memory_error: type[Exception] = MemoryError,
         release_memory: Callable[[], None] = lambda: None,
         grammars: Grammars | None = None,
+        bytes_per_block: int = 0,
     ) -> None:
         """memory_error: what the executor raises where the device has too little memory for a step.
 
         release_memory: called after that; waits for what was launched, and frees what can be freed.
-        grammars: None: requests with a grammar fail.
+        grammars: None: requests with a grammar fail. bytes_per_block: of the KV pool, told to who asks.
         """
         self.scheduler = scheduler
         self.clock = clock
@@ -74,6 +77,7 @@ class Engine:
         self._stats = EngineStats(metrics, scheduler)
         self._in_flight: StepHandle | None = None
         self._outbox = Outbox(transport, self._stats)
+        self._kv_view = KvView(scheduler, self._grammars.held, bytes_per_block=bytes_per_block, clock=clock)
 
     @property
     def is_idle(self) -> bool:
@@ -102,6 +106,7 @@ class Engine:
         self._send_events()
         self._stats.record_turn(plan, self.clock())
         self._tell_if_full()
+        self._kv_view.answer(self._transport)
 
     def abort_all(self, client_id: int | None = None) -> None:
         """End every request, or those of one client. Their `finished` rows go out with the next run_once()."""
@@ -162,6 +167,8 @@ class Engine:
                 request = self._find(request_id)
                 if request is not None and request.client_id == client_id:
                     self._abort(request_id, "stop" if reason == "stop" else "abort")
+            case AskKv():
+                self._kv_view.ask(client_id)
             case ClientGone():
                 self.abort_all(client_id)
                 self._outbox.drop(client_id)

@@ -38,6 +38,7 @@ class LoadedEngine:
     vocab_size: int
     facts: dict[str, str]
     compiler_loader: CompilerLoader
+    bytes_per_block: int
 
     def engine(
         self,
@@ -62,6 +63,7 @@ class LoadedEngine:
             memory_error=torch.OutOfMemoryError,
             release_memory=self._release_memory,
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
+            bytes_per_block=self.bytes_per_block,
         )
 
     def _release_memory(self) -> None:
@@ -166,7 +168,9 @@ class Setup:
         )
         depth = config.depth or (2 if device.type == "cuda" else 1)
         vocab_size = self.model_config.vocab_size
-        return LoadedEngine(runner, scheduler_config, depth, vocab_size, facts, self.compiler_loader)
+        return LoadedEngine(
+            runner, scheduler_config, depth, vocab_size, facts, self.compiler_loader, plan.bytes_per_block
+        )
 
 
 def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> int:
