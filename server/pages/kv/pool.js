@@ -124,7 +124,7 @@ class PoolMap {
   /** The largest cells with which the whole pool is in sight, but no smaller than can be told apart. */
   #lay(width) {
     const num = this.snapshot.pool.num_blocks;
-    const height = Math.max(220, Math.min(0.62 * window.innerHeight, 560));
+    const height = Math.max(220, Math.min(0.42 * window.innerHeight, 460));
     const ratio = window.devicePixelRatio || 1;
     let pitch = width < 500 ? LARGEST_CELL_OF_PHONES : LARGEST_CELL;
     while (pitch > SMALLEST_CELL && Math.ceil(num / Math.floor(width / pitch)) * pitch > height) pitch -= 1;
