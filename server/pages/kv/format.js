@@ -85,7 +85,7 @@ class ColourBook {
     const fewest = Math.min(...this.counts);
     let hue = hash(key) % NUM_HUES;
     while (this.counts[hue] > fewest) hue = (hue + 7) % NUM_HUES; // 7 and 24 share no factor, so all are tried
-    this.codes.set(key, hue + NUM_HUES * (this.counts[hue] % 3));
+    this.codes.set(key, hue + NUM_HUES * ((hue + this.counts[hue]) % 3)); // neighbouring hues differ in lightness
     this.counts[hue] += 1;
   }
 }
