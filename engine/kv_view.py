@@ -80,7 +80,7 @@ class KvView:
         is_cached[np.fromiter(blocks.published, np.int64, len(blocks.published))] = True
         is_cached &= num_holders == 0
         num_runs = [len(part) // 2 for part in parts]
-        num_shared = _count_in_tables(is_shared, runs, num_runs)
+        num_shared = count_in_tables(is_shared, runs, num_runs)
         rows = [
             _row(request, request.status.value, now, num_runs, num_shared)
             for request, num_runs, num_shared in zip(holders, num_runs, num_shared, strict=True)
@@ -118,19 +118,27 @@ class KvView:
 def encode_runs(block_ids: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return tables as runs, [num_runs, 2] int32, and the place in `block_ids` where each run begins.
 
-    block_ids: [N] int32, N > 0, tables one after the other; starts: where each of them begins: no run spans two.
+    block_ids: [N] int32, N > 0, tables one after the other, none with a block twice, so a run never turns round;
+    starts: where each table begins, since no run spans two.
     """
     steps = np.zeros(len(block_ids), np.int32)  # steps[i] leads to block i
     np.subtract(block_ids[1:], block_ids[:-1], out=steps[1:])
     goes_on = np.abs(steps) == 1
     goes_on[starts] = False
-    steps *= goes_on
-    goes_on[1:] &= (steps[:-1] == 0) | (steps[1:] == steps[:-1])  # else it turns round
     run_starts = np.flatnonzero(~goes_on)
     counts = np.diff(run_starts, append=len(block_ids))
     is_down = steps[np.minimum(run_starts + 1, len(steps) - 1)] < 0
     counts[is_down & (counts > 1)] *= -1
     return np.stack((block_ids[run_starts], counts), axis=1).astype(np.int32), run_starts
+
+
+def count_in_tables(is_in: np.ndarray, runs: bytes, num_runs: list[int]) -> list[int]:
+    """Return for each table how many of its blocks a mask has."""
+    below = np.concatenate(([0], np.cumsum(is_in)))  # below[i]: of the blocks under i
+    first, count = np.frombuffer(runs, np.int32).reshape(-1, 2).T
+    low = np.where(count > 0, first, first + count + 1)
+    found = np.concatenate(([0], np.cumsum(below[low + np.abs(count)] - below[low])))
+    return np.diff(found[np.cumsum(num_runs, dtype=np.int64)], prepend=0).tolist()
 
 
 def _catch_up(tables: Iterable[TableRuns]) -> None:
@@ -153,15 +161,6 @@ def _runs_of(is_in: np.ndarray) -> bytes:
     edges = np.flatnonzero(np.diff(is_in, prepend=False, append=False))
     starts, ends = edges[::2], edges[1::2]
     return np.stack((starts, ends - starts), axis=1).astype(np.int32).tobytes()
-
-
-def _count_in_tables(is_in: np.ndarray, runs: bytes, num_runs: list[int]) -> list[int]:
-    """Return for each table how many of its blocks a mask has."""
-    below = np.concatenate(([0], np.cumsum(is_in)))  # below[i]: of the blocks under i
-    first, count = np.frombuffer(runs, np.int32).reshape(-1, 2).T
-    low = np.where(count > 0, first, first + count + 1)
-    found = np.concatenate(([0], np.cumsum(below[low + np.abs(count)] - below[low])))
-    return np.diff(found[np.cumsum(num_runs, dtype=np.int64)], prepend=0).tolist()
 
 
 def _rows_without_blocks(requests: Iterable[Request], state: str, now: float) -> Iterator[KvRequest]:

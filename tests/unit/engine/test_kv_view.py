@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
 from engine.errors import UnsupportedFeature
-from engine.kv_view import MAX_LISTED, KvView, TableRuns, encode_runs
+from engine.kv_view import MAX_LISTED, KvView, TableRuns, count_in_tables, encode_runs
 from engine.protocol import AskKv, ClientGone, FromEngine, GrammarSpec, KvSnapshot
+from engine.request import Request
 from engine.transport import FrameDecoder, encode_frame
 from tests.unit.engine.harness import Harness
+from tests.unit.engine.stepping import add, make_scheduler, step
 from tests.unit.engine.test_traces import EngineTraces
 
 
@@ -121,6 +123,29 @@ def test_runs_give_back_every_table_however_it_grew(tables, step):
     runs, run_starts = encode_runs(np.array([b for table in full for b in table], np.int32), starts)
     assert set(starts) <= set(run_starts)
     assert blocks_of(runs.reshape(-1).tolist()) == [b for table in full for b in table]
+
+
+@given(tables_without_repeats(), st.sets(st.integers(1, 40)))
+def test_blocks_of_a_kind_are_counted_in_runs_of_either_direction(tables, chosen):
+    parts = [encode_runs(np.array(table, np.int32), np.zeros(1, int))[0] for table in tables if table]
+    runs = b"".join(part.tobytes() for part in parts)
+    is_chosen = np.array([block in chosen for block in range(42)])
+    counts = count_in_tables(is_chosen, runs, [len(part) for part in parts])
+    assert counts == [len(chosen & set(table)) for table in tables if table]
+
+
+def test_a_request_that_was_preempted_and_came_back_between_two_looks_is_walked_anew():
+    scheduler = make_scheduler()
+    request = add(scheduler, "a", range(12))
+    step(scheduler)
+    view = KvView(scheduler, {}, bytes_per_block=1, clock=lambda: 0.0)
+    before = tables_of(view.snapshot())["a"]
+    scheduler.blocks.free(request)
+    assert scheduler.blocks.admit(Request("b", list(range(30, 45)), request.params))
+    assert scheduler.blocks.admit(request)
+    assert len(request.block_ids) >= len(before)
+    assert request.block_ids != before
+    assert tables_of(view.snapshot())["a"] == request.block_ids
 
 
 def test_neighbours_are_one_run_upwards_and_downwards():
