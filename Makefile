@@ -1,7 +1,8 @@
 # make serve · make test · make lint: each sets itself up first, in .venv, on a machine with Python 3.11 or newer and pip.
 #   make serve ARGS="./my-model --port 8123"     make test ARGS="-k tokenizer"     PIP_ARGS: more flags for pip
-# make test-clients · make test-templates · make test-browser · make fuzz: slower, or with downloads, and left out of make test. The clients
-# get environments of their own; the templates are those of two packages, of which nothing is installed.
+# make test-clients · make test-templates · make test-browser · make fuzz: slower, or with downloads, and left out of
+# make test. The clients get environments of their own; the templates are those of two packages, of which nothing is
+# installed; the browser is an installed Chromium.
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -167,8 +167,7 @@ function showTheme() {
   const isDark = wanted === "auto" ? systemIsDark.matches : wanted === "dark";
   document.documentElement.dataset.theme = isDark ? "dark" : "light";
   document.documentElement.style.colorScheme = isDark ? "dark" : "light";
-  setText(byId("theme"), "◐ " + wanted[0].toUpperCase() + wanted.slice(1));
-  byId("theme").setAttribute("aria-label", wanted === "auto" ? "Colours: as the system has them" : `Colours: ${wanted}`);
+  setText(byId("theme-name"), wanted[0].toUpperCase() + wanted.slice(1));
   pool.redraw();
   table.recolour(isDark);
   timeline.draw();
