@@ -13,7 +13,7 @@ from tests.integration.daemon import Daemon
 
 LIBRARY = "You are the librarian of a small town, patient and precise. " * 9
 QUESTIONS = ("Which books are about bees?", "Tell me a story.", "Where is the map of the harbour?", "Who was Aldus?")
-WATCH_S = 50
+WATCH_S = 40
 
 
 def ask(url: str, number: int, is_over: threading.Event) -> None:
@@ -43,7 +43,7 @@ def main() -> int:
     folder = Path(sys.argv[1])
     is_over = threading.Event()
     with tempfile.TemporaryDirectory() as logs, sync_playwright() as playwright:
-        flags = ["--device", "cpu", "--kv-cache-memory", "56MiB"]
+        flags = ["--device", "cpu", "--kv-cache-memory", "72MiB"]
         with Daemon(*flags, folder=Path(logs)) as daemon:
             url = daemon.wait_ready().base_url
             for number in range(14):

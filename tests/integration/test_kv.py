@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 import httpx
@@ -17,7 +18,8 @@ PROMPT = "The quire is a gathering of leaves, folded once and sewn through the f
 
 
 def snapshot(daemon: Daemon) -> dict:
-    """Ask over a connection of its own."""
+    """Ask over a connection of its own, for what is true now: an answer may be a quarter of a second old."""
+    time.sleep(0.3)
     reply = daemon.get("/kv/snapshot")
     assert reply.status_code == 200
     assert PROMPT[:20] not in reply.text

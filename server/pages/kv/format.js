@@ -60,7 +60,7 @@ const NUM_HUES = 24;
 function colourOf(code, isDark) {
   const hue = ((code % NUM_HUES) * 360) / NUM_HUES;
   const level = Math.floor(code / NUM_HUES);
-  return isDark ? `oklch(${0.6 + 0.07 * level} 0.1 ${hue})` : `oklch(${0.64 + 0.07 * level} 0.108 ${hue})`;
+  return isDark ? `oklch(${0.58 + 0.07 * level} 0.1 ${hue})` : `oklch(${0.58 + 0.07 * level} 0.108 ${hue})`;
 }
 
 /** Which request has which colour while it lives: by its hash, or the next hue that fewer have. */
