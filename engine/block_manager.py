@@ -8,7 +8,7 @@ Published at commit only, so a hit is always keys and values that exist.
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 
 from engine.request import Request
@@ -43,6 +43,16 @@ class BlockManager:
     def num_used(self) -> int:
         """Blocks held by tables."""
         return self.num_usable - len(self._free)
+
+    @property
+    def ref_counts(self) -> Sequence[int]:
+        """By block: how many tables hold it."""
+        return self._ref_counts
+
+    @property
+    def published(self) -> Collection[int]:
+        """Blocks that can be found by their content, held or free."""
+        return self._published.values()
 
     def admit(self, request: Request, *, num_reserved: int = 0) -> bool:
         """Give a waiting request blocks for all its tokens, found ones first; set num_computed_tokens to the hit.

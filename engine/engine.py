@@ -16,11 +16,13 @@ from engine.engine_stats import EngineStats
 from engine.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError
 from engine.executor import Executor, StepHandle
 from engine.grammar import Grammars, no_compiler
+from engine.kv_view import KvView
 from engine.metrics import Metrics
 from engine.outbox import Outbox, Transport
 from engine.protocol import (
     AbortRequest,
     AddRequest,
+    AskKv,
     ClientGone,
     QueueState,
     RequestFailed,
@@ -57,13 +59,14 @@ class Engine:
         can_generate: bool = True,
         num_loras: int = 0,
         make_drafter: Callable[[Request], Drafter | None] | None = None,
+        bytes_per_block: int = 0,
     ) -> None:
         """memory_error: what the executor raises where the device has too little memory for a step.
 
         release_memory: called after that; waits for what was launched, and frees what can be freed.
         grammars: None: requests with a grammar fail. can_generate: False: so do all but those for embeddings.
         num_loras: adapters that the executor has. make_drafter: called for each request that neither has a grammar nor
-        is for an embedding; None: no speculation.
+        is for an embedding; None: no speculation. bytes_per_block: of the KV pool, told to who asks.
         """
         self.scheduler = scheduler
         self.clock = clock
@@ -84,6 +87,7 @@ class Engine:
         self._stats = EngineStats(metrics, scheduler)
         self._in_flight: StepHandle | None = None
         self._outbox = Outbox(transport, self._stats)
+        self._kv_view = KvView(scheduler, self._grammars.held, bytes_per_block=bytes_per_block, clock=clock)
 
     @property
     def is_idle(self) -> bool:
@@ -112,6 +116,7 @@ class Engine:
         self._send_events()
         self._stats.record_turn(plan, self.clock())
         self._tell_if_full()
+        self._kv_view.answer(self._transport)
 
     def abort_all(self, client_id: int | None = None) -> None:
         """End every request, or those of one client. Their `finished` rows go out with the next run_once()."""
@@ -175,6 +180,8 @@ class Engine:
                 request = self._find(request_id)
                 if request is not None and request.client_id == client_id:
                     self._abort(request_id, "stop" if reason == "stop" else "abort")
+            case AskKv():
+                self._kv_view.ask(client_id)
             case ClientGone():
                 self.abort_all(client_id)
                 self._outbox.drop(client_id)

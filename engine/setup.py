@@ -47,6 +47,7 @@ class LoadedEngine:
     compiler_loader: CompilerLoader
     hidden_size: int
     has_lm_head: bool
+    bytes_per_block: int
     num_loras: int = 0
     speculative: SpeculativeConfig | None = None
 
@@ -76,6 +77,7 @@ class LoadedEngine:
             can_generate=self.has_lm_head,
             num_loras=self.num_loras,
             make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
+            bytes_per_block=self.bytes_per_block,
         )
 
     def _release_memory(self) -> None:
@@ -219,6 +221,7 @@ class Setup:
             self.compiler_loader,
             self.model_config.hidden_size,
             self.model_config.has_lm_head,
+            plan.bytes_per_block,
             self.num_loras,
             config.speculative,
         )

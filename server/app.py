@@ -29,9 +29,10 @@ from server.routes.chat import chat_router
 from server.routes.completions import completions_router
 from server.routes.embeddings import embeddings_router
 from server.routes.health import metrics_router, public_router
+from server.routes.kv import kv_router
 from server.routes.messages import messages_router
 from server.routes.models import models_router
-from server.routes.pages import pages_router
+from server.routes.pages import pages_router, public_pages_router
 from server.routes.requests import requests_router
 from server.routes.responses import responses_router
 from server.routes.tokens import tokens_router
@@ -79,7 +80,9 @@ def create_app(
         lifespan=lambda app: service.grammars,
     )
     public = public_router(service)
+    pages = public_pages_router()
     app.include_router(public)  # first, so that what KeyGuard finds to be public is answered by it
+    app.include_router(pages)
     for make_router in (
         chat_router,
         completions_router,
@@ -89,6 +92,7 @@ def create_app(
         tokens_router,
         models_router,
         metrics_router,
+        kv_router,
     ):
         app.include_router(make_router(service))
     app.include_router(requests_router(service, open_requests))
@@ -97,7 +101,9 @@ def create_app(
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key_hashes:
         keys = KeyRing(config.api_key_hashes)
-        app.add_middleware(KeyGuard, keys=keys, public=public.routes, on_refusal=service.count_rejected)
+        app.add_middleware(
+            KeyGuard, keys=keys, public=[*public.routes, *pages.routes], on_refusal=service.count_rejected
+        )
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -17,8 +17,8 @@ import numpy as np
 
 from engine.client import Delta
 from engine.control import Stage, State
-from engine.errors import ServiceError, ShuttingDown
-from engine.protocol import AddRequest, EngineReady, SamplingParams, TokenLogprobs
+from engine.errors import EngineDead, ServiceError, ShuttingDown
+from engine.protocol import AddRequest, EngineReady, KvSnapshot, SamplingParams, TokenLogprobs
 from engine.request import Request
 from engine.step import NEWEST, RowPlan, StepPlan, StepResult, TokenMasks
 
@@ -62,6 +62,8 @@ class FakeEngineClient:
         self.num_cached_tokens = num_cached_tokens
         self.hold = hold
         self.is_full = False
+        self.kv: KvSnapshot | ServiceError = EngineDead("no snapshot was given")
+        self.num_kv_asks = 0
         self.submitted: list[AddRequest] = []
         self.aborted: list[str] = []
         self.finished: list[str] = []
@@ -94,6 +96,13 @@ class FakeEngineClient:
         if request_id not in self.aborted and request_id not in self.finished:
             self.aborted.append(request_id)
         self._aborting.add(request_id)
+
+    async def kv_snapshot(self) -> KvSnapshot:
+        self.num_kv_asks += 1
+        await asyncio.sleep(self.delay_s)
+        if isinstance(self.kv, ServiceError):
+            raise self.kv
+        return self.kv
 
     async def aclose(self) -> None:
         self._ready = None
