@@ -39,7 +39,7 @@ def test_the_strip_shows_the_cache_filling_and_leads_to_its_page(daemon, open_pa
     say(page, "Tell me a long story about a cat, a dog and a ship, and another about the sea.")
     expect(page.locator("#kv-text")).to_have_text(re.compile(r"^[1-9]\d* / "))
     finished(page)
-    expect(page.locator("#kv-text")).to_have_text(re.compile(r"^0 / "))
+    expect(page.locator("#kv-text")).to_have_text(re.compile(r"^0 / "), timeout=15_000)
     strip.click()
     expect(page).to_have_url(f"{daemon.base_url}/kv")
 

@@ -224,6 +224,7 @@ function drawTitle() {
 
 function drawComposer() {
   const isRunning = running !== null;
+  strip.setBusy(isRunning);
   const button = byId("send");
   if (button.dataset.icon !== String(isRunning)) {
     button.dataset.icon = String(isRunning);
@@ -290,4 +291,3 @@ addEventListener("pagehide", () => {
 openChat(loadChat(location.hash.slice(1)));
 connect();
 readiness().then((state) => state.isReady || watch.untilReady());
-strip.run();
