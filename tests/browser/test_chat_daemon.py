@@ -91,6 +91,22 @@ def test_an_engine_that_dies_is_said_and_the_turn_can_be_tried_again(start, open
     expect(page.locator(".assistant .text")).to_contain_text("Lima", timeout=30_000)
 
 
+def test_the_example_tool_is_called_and_its_result_read(daemon, open_page):
+    page = open_page(f"{daemon.base_url}/")
+    page.click("#settings-button")
+    page.get_by_role("button", name="Put in an example").click()
+    expect(page.locator("#tools-note")).to_contain_text("1 tool")
+    page.fill("#temperature", "0")
+    page.get_by_role("button", name="Done").click()
+    say(page, "What is the weather in Paris?")
+    expect(page.locator(".call-name")).to_have_text("get_weather")
+    expect(page.locator(".call code")).to_have_text('{\n  "city": "Paris"\n}')
+    page.get_by_label("Result of get_weather").fill('{"temperature": 21, "sky": "sunny"}')
+    page.keyboard.press("Enter")
+    finished(page, 2)
+    expect(page.locator(".assistant .text").last).to_contain_text("21")
+
+
 @pytest.mark.parametrize("path", ["/quire/", "/quire"])
 def test_behind_a_prefix_and_with_a_key(start, open_page, path):
     daemon = start("--root-path", "/quire", "--api-key", "secret").wait_ready()

@@ -1,6 +1,10 @@
 
 // The panel of settings, the choice of the model, and the dialog for the key.
 
+// One that the demo model was taught: ask it for the weather in Paris.
+const EXAMPLE = [{ type: "function", function: { name: "get_weather", description: "Get the weather of a city",
+  parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } } }];
+
 /** What a request takes from the panel. on: { change() }. */
 class Settings {
   constructor(on) {
@@ -11,6 +15,10 @@ class Settings {
     this.#fill();
     this.form.addEventListener("input", () => this.#read());
     byId("settings-button").addEventListener("click", () => this.open());
+    byId("example").addEventListener("click", () => {
+      byId("tools").value = JSON.stringify(EXAMPLE, null, 2);
+      this.#read();
+    });
     byId("reset").addEventListener("click", () => this.#reset());
     byId("model").addEventListener("change", () => this.#set("model", byId("model").value));
     // Only a valid panel closes by its buttons; Escape always does, and what is wrong is then left as it was.
