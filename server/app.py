@@ -26,6 +26,7 @@ from server.key_guard import KeyGuard
 from server.open_requests import OpenRequests
 from server.openapi import openapi_document
 from server.routes.chat import chat_router
+from server.routes.chat_page import chat_page_router
 from server.routes.completions import completions_router
 from server.routes.embeddings import embeddings_router
 from server.routes.health import metrics_router, public_router
@@ -80,9 +81,10 @@ def create_app(
         lifespan=lambda app: service.grammars,
     )
     public = public_router(service)
-    pages = public_pages_router()
+    pages, chat_page = public_pages_router(), chat_page_router()
     app.include_router(public)  # first, so that what KeyGuard finds to be public is answered by it
     app.include_router(pages)
+    app.include_router(chat_page)
     for make_router in (
         chat_router,
         completions_router,
@@ -101,9 +103,8 @@ def create_app(
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key_hashes:
         keys = KeyRing(config.api_key_hashes)
-        app.add_middleware(
-            KeyGuard, keys=keys, public=[*public.routes, *pages.routes], on_refusal=service.count_rejected
-        )
+        shown = [*public.routes, *pages.routes, *chat_page.routes]
+        app.add_middleware(KeyGuard, keys=keys, public=shown, on_refusal=service.count_rejected)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,

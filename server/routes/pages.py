@@ -38,7 +38,7 @@ def pages_router() -> APIRouter:
 def public_pages_router() -> APIRouter:
     """Return the routes that need none: their pages hold no data."""
     router = APIRouter(include_in_schema=False)
-    page, policy = _assemble(_PAGES / "kv")
+    page, policy = assemble("kv", scripts=_KV_SCRIPTS)
 
     @router.head("/kv")
     @router.get("/kv")
@@ -48,10 +48,12 @@ def public_pages_router() -> APIRouter:
     return router
 
 
-def _assemble(folder: Path) -> tuple[str, str]:
-    """Return a page with its style and scripts put in, and the policy that lets these run and no others."""
+def assemble(name: str, *, scripts: tuple[str, ...], libraries: tuple[str, ...] = ()) -> tuple[str, str]:
+    """Return pages/NAME with its style and scripts put in, and the policy that lets these run and no others."""
+    folder = _PAGES / name
     style = (folder / "style.css").read_text(encoding="utf-8")
-    script = "".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in _KV_SCRIPTS)
+    files = [f"vendor/{library}.js" for library in libraries] + [f"{script}.js" for script in scripts]
+    script = "".join((folder / file).read_text(encoding="utf-8") for file in files)
     page = (folder / "page.html").read_text(encoding="utf-8")
     page = page.replace("<style></style>", f"<style>{style}</style>")
     page = page.replace("<script></script>", f'<script type="module">{script}</script>')
