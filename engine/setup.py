@@ -38,6 +38,8 @@ class LoadedEngine:
     vocab_size: int
     facts: dict[str, str]
     compiler_loader: CompilerLoader
+    dtype: torch.dtype
+    kv_cache_bytes: int
 
     def engine(
         self,
@@ -63,6 +65,23 @@ class LoadedEngine:
             release_memory=self._release_memory,
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
         )
+
+    @property
+    def build(self) -> dict[str, str]:
+        """Labels of quire_build_info: what the model runs on."""
+        return {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda or "",
+            "device": self.runner.device.type,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+    def measure_gpu_memory(self) -> tuple[int, int]:
+        """Return the bytes used, by whomever, and all bytes of the CUDA device; 0 and 0 without one. Does not sync."""
+        if self.runner.device.type != "cuda":
+            return 0, 0
+        free, total = torch.cuda.mem_get_info(self.runner.device)
+        return total - free, total
 
     def _release_memory(self) -> None:
         """Wait for all that was launched, then give cached memory back to the device."""
@@ -166,7 +185,16 @@ class Setup:
         )
         depth = config.depth or (2 if device.type == "cuda" else 1)
         vocab_size = self.model_config.vocab_size
-        return LoadedEngine(runner, scheduler_config, depth, vocab_size, facts, self.compiler_loader)
+        return LoadedEngine(
+            runner,
+            scheduler_config,
+            depth,
+            vocab_size,
+            facts,
+            self.compiler_loader,
+            dtype=self.dtype,
+            kv_cache_bytes=plan.num_blocks * plan.bytes_per_block,
+        )
 
 
 def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> int:

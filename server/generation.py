@@ -78,6 +78,7 @@ class Generation:
         self.spec = spec
         self.request_id = request_id
         self._client = client
+        self._metrics = metrics
         self._is_cancelled = False
         self._children = [
             _Child(
@@ -145,6 +146,9 @@ class Generation:
                     raise
                 if child.is_stopped_early:
                     self._client.abort(child.request_id, reason="stop")
+                if child.finish_reason and all(sibling.finish_reason for sibling in self._children):
+                    longest = max(sibling.num_tokens for sibling in self._children)
+                    self._metrics.observe("request_max_num_generation_tokens", longest)
                 yield events
 
     async def _next(self, deltas: AsyncIterator[Delta]) -> Delta:

@@ -4,6 +4,7 @@ Life: start (the engine is ready) → beat with every Heartbeat → stop (it end
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from engine.control import Heartbeat
@@ -33,6 +34,12 @@ class HeartbeatWatch:
         self._is_running = False
         self._is_stalled = False
         self._step_id = -1
+        self._progress_s = 0.0
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last progress; 0 while none is expected."""
+        return time.monotonic() - self._progress_s if self._is_running else 0.0
 
     def start(self) -> None:
         """Expect heartbeats from now on."""
@@ -58,6 +65,7 @@ class HeartbeatWatch:
             self._timer.cancel()
 
     def _arm(self) -> None:
+        self._progress_s = time.monotonic()
         if self._timer is not None:
             self._timer.cancel()
         call_later = self._call_later or asyncio.get_running_loop().call_later

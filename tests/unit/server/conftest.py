@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from engine.config import ServerConfig
 from engine.metrics import Metrics
 from server.app import create_app
+from server.http_metrics import HttpMetrics
 from server.http_protocol import HttpProtocol
 from server.open_requests import OpenRequests
 from tests.fakes import FakeEngineClient, FakeSupervisor
@@ -96,6 +97,7 @@ class Harness:
             supervisor=supervisor,
             metrics=self.metrics,
             open_requests=OpenRequests(),
+            http_metrics=HttpMetrics(self.metrics, num_requests=lambda: 0),
         )
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
