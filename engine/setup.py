@@ -70,7 +70,7 @@ class LoadedEngine:
     def build(self) -> dict[str, str]:
         """Labels of quire_build_info: what the model runs on."""
         return {
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),  # a TorchVersion cannot be sent
             "cuda": torch.version.cuda or "",
             "device": self.runner.device.type,
             "dtype": str(self.dtype).removeprefix("torch."),
