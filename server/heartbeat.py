@@ -26,10 +26,12 @@ class HeartbeatWatch:
         *,
         stall_after_s: float = STALL_AFTER_S,
         call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_change = on_change
         self._stall_after_s = stall_after_s
         self._call_later = call_later
+        self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._is_running = False
         self._is_stalled = False
@@ -39,7 +41,7 @@ class HeartbeatWatch:
     @property
     def age_s(self) -> float:
         """Seconds since the last progress; 0 while none is expected."""
-        return time.monotonic() - self._progress_s if self._is_running else 0.0
+        return self._clock() - self._progress_s if self._is_running else 0.0
 
     def start(self) -> None:
         """Expect heartbeats from now on."""
@@ -65,7 +67,7 @@ class HeartbeatWatch:
             self._timer.cancel()
 
     def _arm(self) -> None:
-        self._progress_s = time.monotonic()
+        self._progress_s = self._clock()
         if self._timer is not None:
             self._timer.cancel()
         call_later = self._call_later or asyncio.get_running_loop().call_later
