@@ -147,8 +147,7 @@ class Generation:
                 if child.is_stopped_early:
                     self._client.abort(child.request_id, reason="stop")
                 if child.finish_reason and all(sibling.finish_reason for sibling in self._children):
-                    longest = max(sibling.num_tokens for sibling in self._children)
-                    self._metrics.observe("request_max_num_generation_tokens", longest)
+                    self._metrics.observe("request_max_num_generation_tokens", max(c.num_tokens for c in self._children))
                 yield events
 
     async def _next(self, deltas: AsyncIterator[Delta]) -> Delta:

@@ -116,7 +116,7 @@ async def serve(config: WorkerConfig) -> int:
 def _tracer(config: ServerConfig) -> "Tracer | None":
     if config.otlp_traces_endpoint is None:
         return None
-    from server.tracing import Tracer  # with the SDK, which takes a third of a second
+    from server.tracing import Tracer  # only where asked for: it brings the SDK
 
     return Tracer(
         config.otlp_traces_endpoint,
