@@ -1,7 +1,8 @@
 # make serve · make test · make lint: each sets itself up first, in .venv, on a machine with Python 3.11 or newer and pip.
 #   make serve ARGS="./my-model --port 8123"     make test ARGS="-k tokenizer"     PIP_ARGS: more flags for pip
-# make test-clients · make test-templates · make fuzz: slower, or with downloads, and left out of make test. The clients
-# get environments of their own; the templates are those of two packages, of which nothing is installed.
+# make test-clients · make test-templates · make test-browser · make fuzz: slower, or with downloads, and left out of
+# make test. The clients get environments of their own; the templates are those of two packages, of which nothing is
+# installed; the browser is an installed Chromium.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,13 +16,15 @@ ARGS ?=
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients test-templates fuzz lint format clean
+.PHONY: help serve test test-clients test-templates models-page test-browser fuzz lint format clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
 	@echo 'make test    run the tests; ARGS="-k name" for some'
 	@echo 'make test-clients   drive the server with other people'"'"'s clients, in Python and on Node'
 	@echo 'make test-templates   render published chat templates, and compare with transformers'
+	@echo 'make models-page   run what docs/models.md shows, and write it'
+	@echo 'make test-browser   look at the pages in an installed Chromium'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
 	@echo 'make lint    check the style'
 	@echo 'make format  apply the style'
@@ -39,6 +42,12 @@ test-clients: $(STAMP) $(CLIENT_VENVS:=/.installed) $(CLIENTS)/node/.installed
 
 test-templates: $(STAMP) $(TEMPLATES)/.installed
 	$(BIN)/python -m pytest tests/templates $(ARGS)
+
+models-page: $(STAMP) $(TEMPLATES)/.installed
+	$(BIN)/python -m tests.models_page
+
+test-browser: $(VENV)/.installed-browser
+	$(BIN)/python -m pytest tests/browser $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)
@@ -78,6 +87,10 @@ $(STAMP): pyproject.toml constraints.txt
 		$(BIN)/python -m pip install $(PIP_ARGS) triton==3.6.0; \
 	fi; \
 	touch $(STAMP)
+
+$(VENV)/.installed-browser: $(STAMP)
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test,browser]'
+	touch $@
 
 # the interpreter that $(VENV) was made with makes these too
 .venv-clients/.installed: $(CLIENTS)/requirements.txt | $(STAMP)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import itertools
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ from benchmarks.kernel_timing import ROTATION_BYTES, machine_facts, num_copies, 
 from benchmarks.report import BenchError, Report, check_outputs, now, read_report, write_report
 from engine.load import BACKENDS
 from kernels.attention.base import AttentionSpec
+from kernels.kv_write import FP8
 
 _MIB = 1024**2
 _TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
@@ -46,6 +48,7 @@ class Implementation:
     prepare: Callable[[Problem], Call] | None = None
     block_size: int = 16
     is_capturable: bool = True  # makes no sync, so a CUDA graph can hold it
+    is_fp8: bool = False  # what the pool holds
     refusal: str = ""  # why it cannot run here
 
 
@@ -134,17 +137,21 @@ def _sizes(arguments: argparse.Namespace) -> Sizes:
 
 
 def _backends(heads: Heads, part: str) -> Iterable[Implementation]:
-    """The engine's own backends in their order, refusals with their reasons."""
-    spec = AttentionSpec(heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.dtype, heads.device)
-    for backend_class in BACKENDS:
+    """The engine's own backends in their order, refusals with their reasons; over an fp8 pool those that take it."""
+    for backend_class, kv_dtype in itertools.product(BACKENDS, (heads.dtype, FP8)):
+        spec = AttentionSpec(
+            heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.dtype, heads.device, kv_dtype=kv_dtype
+        )
+        name = f"{backend_class.name}{' fp8' * spec.has_other_pool}"
         reason = backend_class.refuse(spec)
         if reason is not None:
-            yield Implementation(backend_class.name, refusal=reason)
+            if not spec.has_other_pool:
+                yield Implementation(name, refusal=reason)
             continue
         backend = backend_class()
         is_capturable = backend.is_graph_safe or part == "decode"  # torch's waits for the device in prefill alone
         block_size = max(16, backend.block_size_multiple)
-        yield Implementation(backend.name, through_backend(backend), block_size, is_capturable)
+        yield Implementation(name, through_backend(backend), block_size, is_capturable, spec.has_other_pool)
 
 
 def _measure_row(
@@ -186,13 +193,15 @@ def _measure_on_problem(
     prepare: Callable[[Problem], Call], implementation: Implementation, empty: Result, heads: Heads, *, query_len: int
 ) -> Result:
     """Raises torch.OutOfMemoryError."""
-    num_bytes = 2 * empty.num_rows * empty.num_tokens * heads.num_kv_heads * heads.head_dim * heads.dtype.itemsize
+    num_bytes = 2 * empty.num_rows * empty.num_tokens * heads.num_kv_heads * heads.head_dim
+    num_bytes *= FP8.itemsize if implementation.is_fp8 else heads.dtype.itemsize
     problem = make_problem(
         heads,
         num_rows=empty.num_rows,
         query_len=query_len,
         seq_len=empty.num_tokens,
         block_size=implementation.block_size,
+        is_fp8=implementation.is_fp8,
         num_layers=1 if heads.device.type == "cpu" or num_bytes > ROTATION_BYTES else num_copies(num_bytes),
     )
     call = prepare(problem)

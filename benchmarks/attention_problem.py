@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.attention.base import AttentionMetadata
+from kernels.kv_write import to_fp8
 
 _NUM_CHECKED = 64  # queries at each end of a row
 _TABLE_PADDING = 16  # entries: what kernels read at once
@@ -76,21 +77,33 @@ class Problem:
 
 
 def make_problem(
-    heads: Heads, *, num_rows: int, query_len: int, seq_len: int, block_size: int, num_layers: int
+    heads: Heads,
+    *,
+    num_rows: int,
+    query_len: int,
+    seq_len: int,
+    block_size: int,
+    num_layers: int,
+    is_fp8: bool = False,
 ) -> Problem:
-    """Draw the inputs. Raises torch.OutOfMemoryError."""
+    """Draw the inputs; is_fp8: what the caches hold, with scales of 1. Raises torch.OutOfMemoryError."""
     num_blocks = -(-seq_len // block_size)
     shape = (num_rows * num_blocks, block_size, heads.num_kv_heads, heads.head_dim)
     like = {"dtype": heads.dtype, "device": heads.device}
     indices = {"dtype": torch.int32, "device": heads.device}
     table = torch.zeros(num_rows, -(-num_blocks // _TABLE_PADDING) * _TABLE_PADDING, **indices)
     table[:, :num_blocks] = torch.randperm(num_rows * num_blocks, **indices).view(num_rows, num_blocks)
+
+    def draw() -> torch.Tensor:
+        cache = torch.randn(shape, **like)
+        return to_fp8(cache, 1.0) if is_fp8 else cache
+
     return Problem(
         heads=heads,
         query_len=query_len,
         seq_len=seq_len,
         q=torch.randn(num_rows * query_len, heads.num_heads, heads.head_dim, **like),
-        caches=[(torch.randn(shape, **like), torch.randn(shape, **like)) for _ in range(num_layers)],
+        caches=[(draw(), draw()) for _ in range(num_layers)],
         block_table=table,
         query_start_loc=torch.arange(0, (num_rows + 1) * query_len, query_len, **indices),
         seq_lens=torch.full((num_rows,), seq_len, **indices),

@@ -31,15 +31,32 @@ _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 Cell = tuple[str, str]  # skill, held_out
 
 
-def ask(folder: Path, questions: Sequence[Question], *, device: str = "auto", max_tokens: int = 256) -> list[Reply]:
+def ask(
+    folder: Path,
+    questions: Sequence[Question],
+    *,
+    device: str = "auto",
+    kv_cache_dtype: str = "auto",
+    max_tokens: int = 256,
+) -> list[Reply]:
     """Return the model's reply to each question. Raises StartupError."""
     tokenizer = load_tokenizer(folder)
-    engine = OfflineEngine.load(EngineConfig(model=str(folder), device=device))
+    engine = OfflineEngine.load(EngineConfig(model=str(folder), device=device, kv_cache_dtype=kv_cache_dtype))
     ends = load_generation_defaults(folder, tokenizer_eos_id=tokenizer.eos_id).eos_token_ids
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=list(ends))
-    prompts = [_encode(tokenizer, question) for question in questions]
+    prompts = [encode(tokenizer, question) for question in questions]
     generations = engine.generate(prompts, [params] * len(prompts))
     return [parse(tokenizer.decode(generation.token_ids)) for generation in generations]
+
+
+def encode(tokenizer: Tokenizer, question: Question) -> list[int]:
+    """Return the prompt that serving would make of a question."""
+    rendered = tokenizer.render_chat(
+        list(question.messages),
+        tools=list(question.tools) or None,
+        template_kwargs={"enable_thinking": question.enable_thinking},
+    )
+    return tokenizer.encode_chat(rendered)
 
 
 def parse(text: str) -> Reply:
@@ -91,11 +108,12 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=10**9, help="questions of each skill and kind of holding out")
     parser.add_argument("--seed", type=int, default=0, help="of the questions")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--failures", type=int, default=3, help="wrong replies shown of each skill")
     flags = parser.parse_args()
     questions = choose(examination(flags.seed), flags.limit)
     started_s = time.monotonic()
-    replies = ask(flags.folder, questions, device=flags.device)
+    replies = ask(flags.folder, questions, device=flags.device, kv_cache_dtype=flags.kv_cache_dtype)
     seconds = time.monotonic() - started_s
     cells = score(questions, replies)
     print(_failures(questions, replies, flags.failures))
@@ -103,15 +121,6 @@ def main() -> None:
     print(f"{len(questions)} questions in {seconds:.1f} s, loading included")
     if flags.json:
         write_report(flags.json, _report(flags.folder, questions, replies, cells))
-
-
-def _encode(tokenizer: Tokenizer, question: Question) -> list[int]:
-    rendered = tokenizer.render_chat(
-        list(question.messages),
-        tools=list(question.tools) or None,
-        template_kwargs={"enable_thinking": question.enable_thinking},
-    )
-    return tokenizer.encode_chat(rendered)
 
 
 def _as_call(text: str) -> dict[str, Any] | None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import kernels_attention, kernels_layers, kernels_linear
+from benchmarks import kernels_attention, kernels_int, kernels_layers, kernels_linear, kernels_lora
 from benchmarks.kernel_timing import compile_ahead, machine_facts
 
-PARTS = ("elementwise", "decode", "prefill", "gemv", "layers")
+PARTS = ("elementwise", "decode", "prefill", "gemv", "int4", "layers", "lora")
 
 
 def main() -> None:
@@ -30,6 +30,8 @@ def main() -> None:
         jobs += kernels_attention.compile_jobs(sweep=options.sweep)
     if "gemv" in parts:
         jobs += kernels_linear.compile_jobs(sweep=options.sweep)
+    if "int4" in parts:
+        jobs += kernels_int.compile_jobs(sweep=options.sweep)
     for error in compile_ahead(jobs):
         print(error, flush=True)
     results = []
@@ -46,8 +48,12 @@ def _run(part: str, *, sweep: bool) -> list[dict[str, object]]:
         return kernels_linear.bench_elementwise()
     if part == "layers":
         return kernels_layers.bench_layers()
+    if part == "int4":
+        return kernels_int.bench_int(sweep=sweep)
     if part == "gemv":
         return kernels_linear.bench_gemv(sweep=sweep)
+    if part == "lora":
+        return kernels_lora.bench_lora()
     return {"decode": kernels_attention.bench_decode, "prefill": kernels_attention.bench_prefill}[part](sweep=sweep)
 
 

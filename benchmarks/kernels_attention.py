@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -30,13 +31,14 @@ HOPPER_CONFIGS = [HopperConfig(1, 64, 2, 2), HopperConfig(2, 64, 4, 1), HopperCo
 
 def make_paged(
     *, rows: int, query_len: int, seq_len: int, num_heads: int, num_kv_heads: int,
-    block_size: int, copies: int,
+    block_size: int, copies: int, is_fp8: bool = False,
 ) -> Problem:  # fmt: skip
     """Rows of query_len queries over seq_len keys, blocks shuffled, and `copies` pairs of caches (a model's layers)."""
     heads = Heads(num_heads, num_kv_heads, HEAD_DIM, torch.bfloat16, torch.device("cuda"))
     return make_problem(
-        heads, num_rows=rows, query_len=query_len, seq_len=seq_len, block_size=block_size, num_layers=copies
-    )
+        heads, num_rows=rows, query_len=query_len, seq_len=seq_len, block_size=block_size, num_layers=copies,
+        is_fp8=is_fp8,
+    )  # fmt: skip
 
 
 def decode_call(
@@ -81,14 +83,14 @@ def check(problem: Problem, out: torch.Tensor) -> float:
 
 
 def bench_decode(*, sweep: bool) -> list[dict[str, object]]:
-    """µs and TB/s of one layer's decode, at Qwen3-0.6B's and Llama-3.1-8B's heads."""
+    """µs and TB/s of one layer's decode, at Qwen3-0.6B's and Llama-3.1-8B's heads, over bf16 and over fp8."""
     results: list[dict[str, object]] = []
     cases = [(1, 128), (1, 512), (1, 4096), (1, 16384), (8, 1024), (64, 1024), (64, 4096), (256, 1024)]
-    for num_heads, (rows, seq_len) in [(heads, case) for heads in (16, 32) for case in cases]:
-        num_bytes = rows * seq_len * 8 * HEAD_DIM * 4
+    for num_heads, (rows, seq_len), is_fp8 in itertools.product((16, 32), cases, (False, True)):
+        num_bytes = rows * seq_len * 8 * HEAD_DIM * (2 if is_fp8 else 4)
         problem = make_paged(
             rows=rows, query_len=1, seq_len=seq_len, num_heads=num_heads, num_kv_heads=8, block_size=16,
-            copies=num_copies(num_bytes),
+            copies=num_copies(num_bytes), is_fp8=is_fp8,
         )  # fmt: skip
         default_splits = _scratch(problem.heads).num_splits(num_pairs=rows * 8)
         variants: list[tuple[DecodeConfig, int, bool]] = [
@@ -101,7 +103,8 @@ def bench_decode(*, sweep: bool) -> list[dict[str, object]]:
             options = {"config": config, "num_splits": num_splits, "pdl": pdl}
             error = check(problem, decode_call(problem, -1, **options))
             us = time_graph([functools.partial(decode_call, problem, i, **options) for i in range(len(problem.caches))])
-            results.append({"kind": "decode", "case": f"H{num_heads}/8 B{rows} ctx{seq_len}", "splits": num_splits,
+            results.append({"kind": "decode", "case": f"H{num_heads}/8 B{rows} ctx{seq_len}{' fp8' * is_fp8}",
+                            "splits": num_splits,
                             "config": str(config), "pdl": pdl, "us": us, "tb_s": num_bytes / us * 1e-6,
                             "error": error})  # fmt: skip
     return results
@@ -111,30 +114,33 @@ def bench_prefill(*, sweep: bool) -> list[dict[str, object]]:
     """µs and TFLOP/s of one layer's prefill; beside it torch's SDPA over contiguous keys, where there is no prefix."""
     results: list[dict[str, object]] = []
     cases = [(1, 512, 512), (1, 4096, 4096), (4, 4096, 4096), (1, 16384, 16384), (32, 512, 512), (1, 2048, 16384)]
-    for num_heads, block_size, (rows, query_len, seq_len) in [
-        (heads, block_size, case) for heads, block_size in ((16, 16), (32, 16), (16, 64), (32, 64)) for case in cases
-    ]:
+    shapes = itertools.product(((16, 16), (32, 16), (16, 64), (32, 64)), cases, (False, True))
+    for (num_heads, block_size), (rows, query_len, seq_len), is_fp8 in shapes:
         problem = make_paged(
             rows=rows, query_len=query_len, seq_len=seq_len, num_heads=num_heads, num_kv_heads=8,
-            block_size=block_size, copies=2,
+            block_size=block_size, copies=2, is_fp8=is_fp8,
         )  # fmt: skip
         pairs = rows * query_len * (seq_len - query_len + (query_len + 1) / 2)
         flops = 4 * num_heads * HEAD_DIM * pairs
         default = _default_prefill(num_heads, rows * query_len, query_len)
-        variants = [(hopper_prefill_call, None), (prefill_call, default)]
+        # The kernel for Hopper takes no fp8
+        variants = [(prefill_call, default)] if is_fp8 else [(hopper_prefill_call, None), (prefill_call, default)]
         if sweep and num_heads == 32:
-            variants += [(hopper_prefill_call, c) for c in HOPPER_CONFIGS] + [
-                (prefill_call, c) for c in PREFILL_CONFIGS
-            ]
+            variants += [] if is_fp8 else [(hopper_prefill_call, c) for c in HOPPER_CONFIGS]
+            variants += [(prefill_call, c) for c in PREFILL_CONFIGS]
+        first = len(results)
         for call, config in variants:
             error = check(problem, call(problem, -1, config=config))
             us = time_graph([functools.partial(call, problem, layer, config=config) for layer in (0, 1)])
-            results.append({"kind": "prefill", "case": f"H{num_heads}/8 {rows}x{query_len}/{seq_len} bs{block_size}",
+            results.append({"kind": "prefill", 
+                            "case": f"H{num_heads}/8 {rows}x{query_len}/{seq_len} bs{block_size}{' fp8' * is_fp8}",
                             "kernel": "Triton" if call is prefill_call else "Gluon", "config": str(config), "us": us,
                             "tflop_s": flops / us * 1e-6, "error": error})  # fmt: skip
-        results[-len(variants)]["triton_us"] = results[1 - len(variants)]["us"]
+        if is_fp8:
+            continue
+        results[first]["triton_us"] = results[first + 1]["us"]
         if query_len == seq_len and block_size == 16:
-            results[-len(variants)]["sdpa_us"] = _time_sdpa(rows, seq_len, num_heads)
+            results[first]["sdpa_us"] = _time_sdpa(rows, seq_len, num_heads)
     return results
 
 
@@ -144,11 +150,12 @@ def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
     def run(
         call: Callable[..., torch.Tensor], num_heads: int, block_size: int, query_len: int, **options: object
     ) -> None:
-        problem = make_paged(
-            rows=2, query_len=query_len, seq_len=256, num_heads=num_heads, num_kv_heads=8, block_size=block_size,
-            copies=1,
-        )  # fmt: skip
-        call(problem, 0, **options)
+        for is_fp8 in (False, True) if call is not hopper_prefill_call else (False,):
+            problem = make_paged(
+                rows=2, query_len=query_len, seq_len=256, num_heads=num_heads, num_kv_heads=8, block_size=block_size,
+                copies=1, is_fp8=is_fp8,
+            )  # fmt: skip
+            call(problem, 0, **options)
 
     jobs: list[Callable[[], object]] = []
     for config in {*(_default_decode(rows) for rows in (1, 8, 256)), *(DECODE_CONFIGS if sweep else [])}:

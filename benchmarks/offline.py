@@ -22,6 +22,7 @@ from engine.protocol import SamplingParams
 from models.config import ModelConfig
 from models.errors import ModelError
 from server.resolve import resolve_model
+from server.speculative_flags import speculative_of
 
 _SHAPES = Path(__file__).parent / "shapes"
 _DEFAULT_SHAPE = "qwen3-0.6b"
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     weights = "random weights" if config.load_format == "dummy" else "its own weights"
     print(f"{name} with {weights}, loaded in {report['load_s']:.1f} s on {loaded.facts['Device']}")
-    print(f"attention: {loaded.facts['Attention']}")
+    print(f"attention: {loaded.facts['Attention']}; KV cache: {loaded.facts['KV cache']}")
     fitted = {workload_name: _fit(loaded, workload_name, requests) for workload_name, requests in workloads.items()}
     for workload_name, requests in fitted.items():
         print(f"{workload_name} …", file=sys.stderr, flush=True)
@@ -77,14 +78,19 @@ def measure(loaded: LoadedEngine, requests: Requests, *, runs: int) -> Report:
 def format_report(report: Report) -> str:
     """A row per workload, and the peak of memory."""
     rows = [["workload", "requests", "tokens in", "out", "best, s", "tok/s in", "tok/s out", "ms/step", "preempted"]]
+    drafted: list[str] = []
     for name, result in report["workloads"].items():
         counts = (result["num_requests"], result["num_input_tokens"], result["num_output_tokens"])
         rates = (result["input_tok_per_s"], result["output_tok_per_s"])
         numbers = [f"{count:,}" for count in counts] + [f"{result['seconds']:.2f}"] + [f"{rate:,.0f}" for rate in rates]
         rows.append([name, *numbers, f"{result['ms_per_step']:.3f}", str(result["num_preemptions"])])
+        if result["num_draft_tokens"]:
+            drafted.append(
+                f"{name}: {result['num_accepted_tokens']:,} of {result['num_draft_tokens']:,} drafts accepted"
+            )
     peak = report["peak_vram_gib"]
-    lines = [format_table(rows)]
-    if any(result["num_requests"] == 1 for result in report["workloads"].values()):
+    lines = [format_table(rows), *drafted]
+    if not drafted and any(result["num_requests"] == 1 for result in report["workloads"].values()):
         lines.append("With one request, ms/step is ms per token.")
     lines.append(f"peak VRAM {'not available: no CUDA device' if peak is None else f'{peak:.1f} GiB'}")
     return "\n".join(lines)
@@ -103,7 +109,7 @@ def _requests(name: str) -> Requests:
     try:
         return workload(name)
     except KeyError:
-        names = "single, batch8, mixed64, mixed256, seed64, prefill"
+        names = "single, batch8, mixed64, mixed256, seed64, prefill, repeat, repeat16"
         raise BenchError(f"There is no workload {name!r}: choose from {names}.", exit_code=2) from None
 
 
@@ -131,14 +137,17 @@ def _engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
         model=str(folder),
         load_format="auto" if shape is None else "dummy",
         device=arguments.device,
+        quantization=arguments.quantization,
         attention_backend=arguments.attention_backend,
         max_model_len=arguments.max_model_len or _model_len(folder),
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         kv_cache_memory_bytes=arguments.kv_cache_memory,
+        kv_cache_dtype=arguments.kv_cache_dtype,
         enable_prefix_caching=False,
         enforce_eager=arguments.enforce_eager,
         depth=arguments.depth,
+        speculative=speculative_of(arguments),
     )
 
 
@@ -174,4 +183,6 @@ def _run(loaded: LoadedEngine, requests: Requests) -> Report:
         "ms_per_step": 1e3 * seconds / num_steps,
         "num_steps": num_steps,
         "num_preemptions": scheduler.num_preemptions,
+        "num_draft_tokens": scheduler.drafts.num_tokens,
+        "num_accepted_tokens": scheduler.drafts.num_accepted,
     }

@@ -15,9 +15,11 @@ _COLOURS = {
     "torch": "#56B4E9",
     "flash-attn": "#009E73",
     "triton": "#D55E00",
+    "triton fp8": "#CC79A7",
+    "torch fp8": "#0072B2",
 }
 _WIDTHS = {"SDPA": 3.5, "triton": 2.0}  # so that SDPA's line shows below an equal one
-_LABELS = {"triton": "triton (Quire)", "torch": "gather, then SDPA"}
+_LABELS = {"triton": "triton (Quire)", "triton fp8": "triton, fp8 pool", "torch": "gather, then SDPA"}
 _NEW, _OLD = "#0072B2", "#999999"
 _TITLES = {
     "ttft_ms": "Time to first token",

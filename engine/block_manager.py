@@ -8,7 +8,7 @@ Published at commit only, so a hit is always keys and values that exist.
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 
 from engine.request import Request
@@ -35,9 +35,24 @@ class BlockManager:
         return len(self._free)
 
     @property
+    def num_usable_tokens(self) -> int:
+        """Tokens that all blocks hold."""
+        return self.num_usable * self.block_size
+
+    @property
     def num_used(self) -> int:
         """Blocks held by tables."""
         return self.num_usable - len(self._free)
+
+    @property
+    def ref_counts(self) -> Sequence[int]:
+        """By block: how many tables hold it."""
+        return self._ref_counts
+
+    @property
+    def published(self) -> Collection[int]:
+        """Blocks that can be found by their content, held or free."""
+        return self._published.values()
 
     def admit(self, request: Request, *, num_reserved: int = 0) -> bool:
         """Give a waiting request blocks for all its tokens, found ones first; set num_computed_tokens to the hit.
@@ -139,9 +154,15 @@ class BlockManager:
         return hits
 
     def _hash(self, request: Request, num_full: int) -> None:
-        """Extend the request's chain: each hash covers its parent, so equal hashes mean equal prefixes and salts."""
+        """Extend the request's chain. A hash covers its parent: equal ones mean equal prefixes, salts, adapters."""
         hashes, block_size = request.block_hashes, self.block_size
-        parent = hashes[-1] if hashes else sha256(request.cache_salt.encode()).digest()
+        parent = hashes[-1] if hashes else _root(request)
         for start in range(len(hashes) * block_size, num_full * block_size, block_size):
             parent = sha256(parent + array("I", request.token_ids(start, start + block_size)).tobytes()).digest()
             hashes.append(parent)
+
+
+def _root(request: Request) -> bytes:
+    """What a request's chain begins with: an adapter's keys and values are its own."""
+    salt = sha256(request.cache_salt.encode()).digest()
+    return sha256(f"adapter {request.lora_index}: ".encode() + salt).digest() if request.lora_index else salt

@@ -19,8 +19,10 @@ from engine.errors import EngineDead, Overloaded, ServiceError, ShuttingDown, er
 from engine.protocol import (
     AbortRequest,
     AddRequest,
+    AskKv,
     EngineReady,
     FromEngine,
+    KvSnapshot,
     QueueState,
     RequestFailed,
     StepEvents,
@@ -40,6 +42,7 @@ class Delta(msgspec.Struct):
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None  # one per token if asked for
     prompt_logprobs: list[TokenLogprobs] = []  # the next of the prompt's, from its second token on
+    embedding: bytes = b""  # float32s, if that was asked for; with the end
     arrival_s: float = 0.0  # time.monotonic() when the newest of them was read from the socket
     num_cached_tokens: int | None = None  # with the first tokens
     queue_s: float | None = None
@@ -73,6 +76,10 @@ class EngineClient(Protocol):
         """Ask the engine to end a request; its iterator then ends with that finish_reason ("abort" | "stop")."""
         ...
 
+    async def kv_snapshot(self) -> KvSnapshot:
+        """Ask the engine for its KV pool; who asks meanwhile gets the same. Raises EngineDead, ShuttingDown."""
+        ...
+
     async def aclose(self) -> None:
         """Close the connection for good; open requests end with ShuttingDown, and so do later ones."""
         ...
@@ -87,6 +94,7 @@ class SocketEngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._mailboxes: dict[str, _Mailbox] = {}
         self._task: asyncio.Task[None] | None = None
+        self._kv: asyncio.Future[KvSnapshot] | None = None  # asked for, not there yet
         self._is_full = False
         self._is_closed = False
 
@@ -131,6 +139,17 @@ class SocketEngineClient:
         if self._writer is not None:
             self._writer.write(encode_frame(AbortRequest(request_id, reason)))
 
+    async def kv_snapshot(self) -> KvSnapshot:
+        """See EngineClient.kv_snapshot."""
+        if self._kv is None:
+            if self._is_closed:
+                raise _shutting_down()
+            if self._writer is None or self._ready is None:
+                raise EngineDead("The engine is not serving; try again shortly.")
+            self._kv = asyncio.get_running_loop().create_future()
+            self._writer.write(encode_frame(AskKv()))
+        return await asyncio.shield(self._kv)
+
     async def aclose(self) -> None:
         """See EngineClient.aclose."""
         self._is_closed = True
@@ -165,6 +184,10 @@ class SocketEngineClient:
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
             mailbox.fail(make_error())
+        kv, self._kv = self._kv, None
+        if kv is not None:
+            kv.set_exception(make_error())
+            kv.exception()  # whoever asked may have left
 
     def _dispatch(self, message: FromEngine, now: float) -> None:
         if isinstance(message, StepEvents):
@@ -175,6 +198,10 @@ class SocketEngineClient:
                 mailbox.fail(error_from_code(message.code, message.message, message.param))
         elif isinstance(message, QueueState):
             self._is_full = message.is_full
+        elif isinstance(message, KvSnapshot):
+            kv, self._kv = self._kv, None
+            if kv is not None:
+                kv.set_result(message)
         else:
             self._ready = message
 
@@ -189,6 +216,7 @@ class SocketEngineClient:
                 delta = Delta(events.token_ids[start:end], events.logprobs.get(row), arrival_s=now)
                 if row in events.prompt_logprobs:
                     delta.prompt_logprobs = events.prompt_logprobs[row]
+                delta.embedding = events.embeddings.get(row, b"")
                 if row in started:
                     entry = started[row]
                     delta.num_cached_tokens, delta.queue_s, delta.prefill_s = (

@@ -8,6 +8,22 @@ of the KV pool is known. They cross process borders as JSON.
 import msgspec
 
 
+class LoraSource(msgspec.Struct, frozen=True):
+    """An adapter: what clients call it, and its folder."""
+
+    name: str
+    folder: str
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are guessed ahead (engine/speculative.py)."""
+
+    method: str = "ngram"
+    num_tokens: int = 4  # guessed at most per request and step
+    ngram_min: int = 2  # tokens that must have stood in the request before
+    ngram_max: int = 4  # the most that are compared, to choose among several places
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What to load and how much of the machine to use. None: decided from the model and the free memory."""
 
@@ -15,6 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: str = "auto"  # auto (safetensors) | dummy (random weights of the config's shapes)
     device: str = "auto"  # auto | cuda | mps | cpu
     dtype: str = "auto"  # auto | bfloat16 | float16 | float32
+    quantization: str = "auto"  # of the linear layers. auto: as the checkpoint is | none | a scheme of server/flags.py
+    loras: list[LoraSource] = []  # adapters of the model; the first has lora_index 1
     attention_backend: str = "auto"
     max_model_len: int | None = None  # tokens
     max_num_seqs: int | None = None  # requests running at once
@@ -22,12 +40,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_mixed_tokens: int | None = None  # the same while requests decode, which wait for the whole step
     block_size: int | None = None  # tokens per KV block
     kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"  # auto (as dtype) | fp8, or fp8_e4m3 (float8_e4m3fn)
     gpu_memory_utilization: float = 0.9  # share of the device's memory the daemon may fill
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # no CUDA graphs: for debugging
     depth: int | None = None  # steps in flight: 2 overlaps host and device (default on cuda), 1 does not
     max_waiting: int = 2048  # requests queued before new ones are refused
     max_queued_tokens: int | None = None  # the same for their tokens
+    speculative: SpeculativeConfig | None = None  # None: one token per request and step
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +64,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_sizes: list[int] = []  # ascending: token numbers to which such steps are filled up, since they cost as much
     max_model_len: int
     enable_prefix_caching: bool = True
+    max_num_samples: int | None = None  # positions that a step with drafts samples at most; None: max_num_seqs
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +72,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str  # the same folder as EngineConfig.model: tokenizer, template and generation defaults are read from it
     served_model_names: list[str]  # the first is the one answered with
+    lora_names: list[str] = []  # of the adapters, in the order of EngineConfig.loras
     chat_template: str | None = None  # path of a Jinja file that replaces the model's own
+    pooling: str = "auto"  # how embeddings are made: auto (as the folder says) | last | mean
     strict: bool = False  # unknown request fields are a 400 instead of being named in x-quire-ignored
     max_body_bytes: int = 8 * 1024 * 1024
     request_timeout_s: float | None = None  # deadline of every request

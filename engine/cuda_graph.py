@@ -29,20 +29,34 @@ TOKEN_SIZES = (
 )  # fmt: skip
 _NEARLY = 0.85  # of the best rate
 FEW_ROWS, FEW_ROWS_MAX_TOKENS, FEW_PREFILLS_MAX_TOKENS = 32, 2048, 4096
+MANY_DRAFTED_MAX_TOKENS = 512  # of shapes with drafts in many rows
 
 
-def mixed_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[MixedShape]:
-    """Return the padded shapes of mixed steps, ascending; each has one row more than requests, for padding."""
+def mixed_shapes(
+    max_num_seqs: int, max_num_batched_tokens: int, *, max_num_samples: int | None = None
+) -> list[MixedShape]:
+    """Return the padded shapes of mixed steps, ascending; each has one row more than requests, for padding.
+
+    max_num_samples: where rows have drafts, the most positions that a step samples; then there are also small shapes
+    in which every row may have several tokens. None: there are no drafts.
+    """
     shapes = []
     for num_tokens in TOKEN_SIZES:
-        rows = max_num_seqs + 1
+        rows = max(max_num_seqs, max_num_samples or 0) + 1
         if num_tokens <= FEW_ROWS_MAX_TOKENS and rows > FEW_ROWS:
             shapes.append(MixedShape(num_tokens, FEW_ROWS, FEW_ROWS))
         num_prefills = min(FEW_ROWS, rows) if num_tokens <= FEW_PREFILLS_MAX_TOKENS else rows
         shapes.append(MixedShape(num_tokens, rows, num_prefills))
+        if max_num_samples is not None and num_prefills < rows and 2 * FEW_ROWS < num_tokens <= MANY_DRAFTED_MAX_TOKENS:
+            shapes.append(MixedShape(num_tokens, rows, rows))
         if num_tokens >= max_num_batched_tokens:
             break
     return shapes
+
+
+def max_step_tokens(max_num_seqs: int, max_num_batched_tokens: int) -> int:
+    """Return how many tokens a step has at most, padding included."""
+    return max(max_num_batched_tokens, mixed_shapes(max_num_seqs, max_num_batched_tokens)[-1].num_tokens)
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -94,9 +108,9 @@ class DecodeGraphs:
 class MixedGraphs:
     """Captures `run_mixed` (MixedShape → hidden [R, hidden_size], no sync inside) and replays it."""
 
-    def __init__(self, run_mixed: RunMixed, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(self, run_mixed: RunMixed, *, shapes: list[MixedShape]) -> None:
         self._run_mixed = run_mixed
-        self.shapes = mixed_shapes(max_num_seqs, max_num_batched_tokens)
+        self.shapes = shapes
         self._graphs: dict[MixedShape, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[MixedShape, torch.Tensor] = {}
         # by tokens: a step's time, measured after the capture: all but attention

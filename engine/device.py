@@ -8,19 +8,22 @@ import warnings
 import torch
 
 from engine.errors import StartupError
+from kernels.kv_write import FP8
 from kernels.ops import HAS_TRITON
 from models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
 _GIB = 1024**3
+_KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+_FP8_CAPABILITY = (8, 9)  # the first that converts fp8 in hardware, and the first for which Triton does it at all
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def resolve_device(name: str) -> torch.device:
     """Return the device asked for. auto: CUDA, else MPS, else the CPU. Raises StartupError if it is not there."""
     if name in ("cuda", "auto"):
-        reason, is_fault = _why_no_cuda()
+        reason, is_fault = why_no_cuda()
         if reason is None:
             _warn_without_triton()
             return torch.device("cuda")
@@ -44,6 +47,23 @@ def resolve_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.
     return torch.float16 if model.dtype == "float16" else torch.bfloat16
 
 
+def resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return what the KV pool holds. auto: what is computed with. Raises StartupError."""
+    if name not in _KV_CACHE_DTYPES:
+        raise StartupError(f"--kv-cache-dtype {name} is not known: choose from {', '.join(_KV_CACHE_DTYPES)}.")
+    if name == "auto":
+        return dtype
+    if device.type == "mps":
+        raise StartupError(f"--kv-cache-dtype {name}: torch has no fp8 on Apple GPUs: use auto.")
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else _FP8_CAPABILITY
+    if capability < _FP8_CAPABILITY:
+        raise StartupError(
+            f"--kv-cache-dtype {name} needs a GPU of compute capability {_FP8_CAPABILITY[0]}.{_FP8_CAPABILITY[1]} or"
+            f" higher, and this one has {capability[0]}.{capability[1]}: use auto."
+        )
+    return FP8
+
+
 def describe_device(device: torch.device) -> str:
     """Return the device's name and size for people."""
     if device.type == "cuda":
@@ -55,7 +75,7 @@ def describe_device(device: torch.device) -> str:
     return f"cpu, {num_threads} thread{'s' * (num_threads != 1)}"
 
 
-def _why_no_cuda() -> tuple[str | None, bool]:
+def why_no_cuda() -> tuple[str | None, bool]:
     """Return why CUDA cannot be used, or None if it can; and whether that is a fault of an installed GPU or driver."""
     if not torch.backends.cuda.is_built():
         return f"torch {torch.__version__} is built without CUDA", False

@@ -18,7 +18,14 @@ class DeviceState:
     """Rows of request state on one device. Not thread-safe: one step at a time writes it."""
 
     def __init__(
-        self, *, num_rows: int, max_blocks: int, vocab_size: int, device: torch.device, staging: Staging
+        self,
+        *,
+        num_rows: int,
+        max_blocks: int,
+        vocab_size: int,
+        device: torch.device,
+        staging: Staging,
+        has_loras: bool = False,
     ) -> None:
         rows = num_rows + 1
         self.device = device
@@ -35,6 +42,8 @@ class DeviceState:
         self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = self._floats
         self._integers = torch.zeros(2, rows, dtype=torch.int64, device=device)
         self.top_k, self.seeds = self._integers
+        # [rows] int32: the adapter of each request, 0 for none; None: there are no adapters
+        self.lora_indices = torch.zeros(rows, dtype=torch.int32, device=device) if has_loras else None
         # [rows, V] int32 and bool, made when the first request with penalties comes
         self.output_counts: torch.Tensor | None = None
         self.in_prompt: torch.Tensor | None = None
@@ -49,6 +58,9 @@ class DeviceState:
         ]
         self._floats[:, rows] = self.staging.send(np.array(floats, dtype=np.float32)).T
         self._integers[:, rows] = self.staging.send(np.array([(p.top_k, p.seed) for p in params], dtype=np.int64)).T
+        if self.lora_indices is not None:
+            indices = np.array([init.lora_index for init in inits], dtype=np.int32)
+            self.lora_indices[rows] = self.staging.send(indices)
         for init in inits:
             if init.params.has_penalties:
                 self._init_counts(init)

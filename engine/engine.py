@@ -11,15 +11,18 @@ made it large fail, the others are computed again.
 import logging
 from collections.abc import Callable
 
+from engine.admission import Admission
 from engine.engine_stats import EngineStats
 from engine.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError
 from engine.executor import Executor, StepHandle
 from engine.grammar import Grammars, no_compiler
+from engine.kv_view import KvView
 from engine.metrics import Metrics
 from engine.outbox import Outbox, Transport
 from engine.protocol import (
     AbortRequest,
     AddRequest,
+    AskKv,
     ClientGone,
     QueueState,
     RequestFailed,
@@ -27,6 +30,7 @@ from engine.protocol import (
 )
 from engine.request import Request
 from engine.scheduler import Scheduler
+from engine.speculative import Drafter
 from engine.step import StepPlan, TokenMasks
 
 logger = logging.getLogger(__name__)
@@ -52,11 +56,17 @@ class Engine:
         memory_error: type[Exception] = MemoryError,
         release_memory: Callable[[], None] = lambda: None,
         grammars: Grammars | None = None,
+        can_generate: bool = True,
+        num_loras: int = 0,
+        make_drafter: Callable[[Request], Drafter | None] | None = None,
+        bytes_per_block: int = 0,
     ) -> None:
         """memory_error: what the executor raises where the device has too little memory for a step.
 
         release_memory: called after that; waits for what was launched, and frees what can be freed.
-        grammars: None: requests with a grammar fail.
+        grammars: None: requests with a grammar fail. can_generate: False: so do all but those for embeddings.
+        num_loras: adapters that the executor has. make_drafter: called for each request that neither has a grammar nor
+        is for an embedding; None: no speculation. bytes_per_block: of the KV pool, told to who asks.
         """
         self.scheduler = scheduler
         self.clock = clock
@@ -67,13 +77,17 @@ class Engine:
         self.is_draining = False  # set by the process: everything new is refused, what runs is finished
         self._executor = executor
         self._transport = transport
-        self._vocab_size = vocab_size
+        self._admission = Admission(
+            vocab_size=vocab_size, num_loras=num_loras, can_generate=can_generate, make_drafter=make_drafter
+        )
         self._memory_error = memory_error
         self._release_memory = release_memory
         self._grammars = grammars or Grammars(no_compiler, vocab_size=vocab_size)
+        self._is_speculative = make_drafter is not None
         self._stats = EngineStats(metrics, scheduler)
         self._in_flight: StepHandle | None = None
         self._outbox = Outbox(transport, self._stats)
+        self._kv_view = KvView(scheduler, self._grammars.held, bytes_per_block=bytes_per_block, clock=clock)
 
     @property
     def is_idle(self) -> bool:
@@ -102,6 +116,7 @@ class Engine:
         self._send_events()
         self._stats.record_turn(plan, self.clock())
         self._tell_if_full()
+        self._kv_view.answer(self._transport)
 
     def abort_all(self, client_id: int | None = None) -> None:
         """End every request, or those of one client. Their `finished` rows go out with the next run_once()."""
@@ -121,6 +136,9 @@ class Engine:
                 self.scheduler.committed_step_id
             )  # now: where forward() computes, tokens must not wait for the step after theirs
         plan = self.scheduler.schedule(self.clock())
+        if plan is None and self._is_speculative:
+            self._commit()  # all wait for how far the drafts in flight come; now the device waits for this thread
+            plan = self.scheduler.schedule(self.clock())
         step = self._executor.forward(plan) if plan else None
         if self.depth > 1:
             self._commit()
@@ -161,6 +179,8 @@ class Engine:
                 request = self._find(request_id)
                 if request is not None and request.client_id == client_id:
                     self._abort(request_id, "stop" if reason == "stop" else "abort")
+            case AskKv():
+                self._kv_view.ask(client_id)
             case ClientGone():
                 self.abort_all(client_id)
                 self._outbox.drop(client_id)
@@ -174,18 +194,7 @@ class Engine:
         if len(self.scheduler.waiting) + len(self._grammars.held) >= self.max_waiting + self.scheduler.num_free_rows:
             raise Overloaded(f"The queue is full: {self.max_waiting} requests are waiting.")
         self._check_queued_tokens(len(message.prompt_token_ids))
-        _check_token_ids(message.prompt_token_ids, "prompt", self._vocab_size)
-        _check_token_ids(message.params.logit_bias, "logit_bias", self._vocab_size)
-        _check_token_ids(message.params.stop_token_ids, "stop_token_ids", self._vocab_size)
-        request = Request(
-            message.request_id,
-            message.prompt_token_ids,
-            message.params,
-            arrival_s=message.arrival_s,
-            cache_salt=message.cache_salt,
-            priority=message.priority,
-            client_id=client_id,
-        )
+        request = self._admission.request(message, client_id=client_id)
         if message.grammar is None:
             self.scheduler.add(request)
         else:
@@ -263,7 +272,7 @@ class Engine:
         result = step.wait()
         now = self.clock()
         outputs = self.scheduler.commit(result, now)
-        self._stats.record_commit(len(outputs), now)
+        self._stats.record_commit(sum(len(output.token_ids) for output in outputs), now)
         for request, error in self._grammars.advance(outputs):
             if error is None:
                 self.scheduler.abort(request.request_id, "stop")
@@ -271,17 +280,12 @@ class Engine:
                 self._fail(request, error)
         for output in outputs:
             if output.request.finish_reason != "error":
-                self._outbox.add_token(output)
+                self._outbox.add_tokens(output)
         for request in self.scheduler.scored:
             if request.unsent_scores and request.finish_reason is None:  # else they went with its token, or it is over
                 self._outbox.add_scores(request)
+        for request in self.scheduler.embedded:
+            self._outbox.add_embedding(request)
 
     def _send_events(self) -> None:
         self._outbox.send(self.scheduler.committed_step_id)
-
-
-def _check_token_ids(token_ids: list[int] | dict[int, float], name: str, vocab_size: int) -> None:
-    """Raise InvalidParameter unless all ids exist: one that does not would be a fault of the whole device."""
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        wrong = min(token_ids) if min(token_ids) < 0 else max(token_ids)
-        raise InvalidParameter(f"Token id {wrong} is outside the vocabulary of {vocab_size} tokens.", param=name)

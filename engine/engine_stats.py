@@ -89,6 +89,9 @@ class EngineStats:
         self._count_up_to("prefix_cache_queries_total", blocks.num_queried_tokens)
         self._count_up_to("prefix_cache_hits_total", blocks.num_hit_tokens)
         self._count_up_to("prefix_cache_evictions_total", blocks.num_evictions)
+        self._count_up_to("spec_decode_num_drafts_total", scheduler.drafts.num_rows)
+        self._count_up_to("spec_decode_num_draft_tokens_total", scheduler.drafts.num_tokens)
+        self._count_up_to("spec_decode_num_accepted_tokens_total", scheduler.drafts.num_accepted)
         gauge, num_waiting = self._metrics.gauge, len(scheduler.waiting)
         gauge("num_requests_running", len(scheduler.running) + len(scheduler.retiring))
         gauge("num_requests_waiting", num_waiting + num_deferred)
@@ -118,4 +121,12 @@ class EngineStats:
             scheduler.num_preemptions,
             scheduler.committed_step_id,
         )
+        if scheduler.drafts.num_tokens:
+            logger.info(
+                "speculation draft_tokens=%d accepted_tokens=%d acceptance_rate=%.3f tokens_per_drafted_row=%.2f",
+                scheduler.drafts.num_tokens,
+                scheduler.drafts.num_accepted,
+                scheduler.drafts.num_accepted / scheduler.drafts.num_tokens,
+                1 + scheduler.drafts.num_accepted / scheduler.drafts.num_rows,
+            )
         self._num_prompt_tokens = self._num_output_tokens = 0

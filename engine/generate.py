@@ -7,6 +7,7 @@ generations = generate(engine, transport, prompts, params)
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,6 +16,7 @@ from engine.protocol import (
     AddRequest,
     ClientGone,
     FromEngine,
+    PoolingKind,
     RequestFailed,
     SamplingParams,
     StepEvents,
@@ -56,6 +58,7 @@ class Generation(msgspec.Struct):
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []  # one per token if asked for
     prompt_logprobs: list[TokenLogprobs] = []  # one per prompt token but the first if asked for
+    embedding: bytes = b""  # float32s if asked for
     num_cached_tokens: int = 0
     finish_reason: str | None = None
     stop_token_id: int | None = None
@@ -63,16 +66,29 @@ class Generation(msgspec.Struct):
 
 
 def generate(
-    engine: Engine, transport: LocalTransport, prompts: list[list[int]], params: list[SamplingParams]
+    engine: Engine,
+    transport: LocalTransport,
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    pooling: list[PoolingKind | None] | None = None,
+    *,
+    lora_indices: Sequence[int] | None = None,
 ) -> list[Generation]:
-    """Run all prompts to their ends and return them in order. The engine must be idle, and is again afterwards."""
+    """Run all prompts to their ends and return them in order. The engine must be idle, and is again afterwards.
+
+    pooling: for each prompt the kind of embedding to make of it instead of tokens. lora_indices: each prompt's adapter,
+    as in AddRequest; None: all are for the model itself.
+    """
     generations = [Generation() for _ in prompts]
     by_id = {str(index): generation for index, generation in enumerate(generations)}
-    todo = deque(zip(by_id, prompts, params, strict=True))
+    nothing, no_loras = [None] * len(prompts), [0] * len(prompts)
+    todo = deque(zip(by_id, prompts, params, pooling or nothing, lora_indices or no_loras, strict=True))
     while todo or not engine.is_idle:
         while todo and len(engine.scheduler.waiting) + len(transport.inbox) < engine.max_waiting:
-            request_id, prompt, sampling = todo.popleft()
-            transport.inbox.append((0, AddRequest(request_id, prompt, sampling, arrival_s=engine.clock())))
+            request_id, prompt, sampling, kind, lora_index = todo.popleft()
+            now = engine.clock()
+            added = AddRequest(request_id, prompt, sampling, arrival_s=now, pooling=kind, lora_index=lora_index)
+            transport.inbox.append((0, added))
         engine.run_once()
         while transport.outbox:
             _apply(transport.outbox.popleft(), by_id)
@@ -94,6 +110,7 @@ def _apply_events(events: StepEvents, by_id: dict[str, Generation]) -> None:
         generation.token_ids += events.token_ids[start:end]
         generation.logprobs += events.logprobs.get(row, [])
         generation.prompt_logprobs += events.prompt_logprobs.get(row, [])
+        generation.embedding += events.embeddings.get(row, b"")
         start = end
     for started in events.started:
         by_id[events.request_ids[started.row]].num_cached_tokens = started.num_cached_tokens

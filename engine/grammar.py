@@ -98,11 +98,11 @@ class Grammars:
         """Follow the tokens just committed; return the requests that must end now."""
         outcomes: list[Outcome] = []
         if self._live:
-            for request, token_id, _ in outputs:
+            for request, token_ids, _ in outputs:
                 matcher = request.matcher
                 if matcher is None or request.finish_reason is not None:
                     continue
-                if not matcher.accept(token_id):
+                if not matcher.accept(token_ids[0]):  # there are no drafts of a constrained request
                     outcomes.append(self._fail(request, matcher))
                 elif matcher.is_ended:
                     outcomes.append(Outcome(request, None))

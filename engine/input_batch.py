@@ -16,18 +16,19 @@ import torch
 
 from engine.device_state import DeviceState
 from engine.staging import Staging
-from engine.step import RowPlan, StepPlan
+from engine.step import NEWEST, RowPlan, StepPlan
 from kernels.attention.base import AttentionMetadata
 from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
-from kernels.ops import gather_decode_inputs, gather_mixed_inputs
+from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
 
-_NEWEST = [-1]  # token ids of a decode row: the last sampled one, which the device knows
+_NEWEST = [NEWEST]  # token ids of a decode row
 
 
 @dataclass
 class SampleRows:
-    """The S rows of a step that sample: the host's view and the device's."""
+    """The S positions of a step that are sampled: the host's view and the device's."""
 
+    # of each position
     rows: list[RowPlan]
     # [S] int64
     req_index: torch.Tensor
@@ -39,8 +40,16 @@ class MixedShape(NamedTuple):
     """How large the tensors of a step with prompt chunks are; at least what its rows need."""
 
     num_tokens: int
-    num_rows: int
+    num_rows: int  # and as many positions may be sampled
     num_prefills: int  # rows that may have more than one token
+
+
+def shape_of(rows: list[RowPlan], num_decodes: int) -> MixedShape:
+    """Return the smallest shape of a mixed step: without padding, unless it samples more positions than it has rows."""
+    num_tokens, num_samples = sum(row.num_tokens for row in rows), sum(row.num_samples for row in rows)
+    if num_samples > len(rows):
+        return MixedShape(num_tokens, num_samples, len(rows) - num_decodes + 1)
+    return MixedShape(num_tokens, len(rows), len(rows) - num_decodes)
 
 
 @dataclass
@@ -52,18 +61,27 @@ class InputBatch:
     # [T] int64
     positions: torch.Tensor
     attention: AttentionMetadata
-    # [R] int64: index into the T hidden states of the last token of each row that samples, the rest arbitrary;
-    # None: every token is its row's last
+    # [R] int64: index into the T hidden states of each token after which one is sampled, the rest arbitrary;
+    # None: after every token
     last_tokens: torch.Tensor | None
 
 
 class InputBatchBuilder:
     """Builds InputBatch after InputBatch over one DeviceState. Each lives in buffers that the next one fills again."""
 
-    def __init__(self, state: DeviceState, staging: Staging, *, block_size: int, max_mixed: MixedShape) -> None:
+    def __init__(
+        self,
+        state: DeviceState,
+        staging: Staging,
+        *,
+        block_size: int,
+        max_mixed: MixedShape,
+        lora_tokens: LoraTokens | None = None,
+    ) -> None:
         self._state = state
         self._staging = staging
         self._block_size = block_size
+        self._lora_tokens = lora_tokens
         max_rows, max_blocks, device = state.last_token.shape[0], state.block_table.shape[1], state.device
         self._num_blocks = [0] * max_rows  # per req_index: length of its block table
         self._arange = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
@@ -105,6 +123,7 @@ class InputBatchBuilder:
             padding_row=state.padding_row,
             out=inputs,
         )
+        self._gather_loras(req_index, None)
         metadata = AttentionMetadata(
             query_start_loc=self._arange[: num_rows + 1],
             seq_lens=inputs.seq_lens[:num_rows],
@@ -146,14 +165,22 @@ class InputBatchBuilder:
         plan.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)
         # in plan order, which begins with the decode rows
         places = (np.arange(len(rows)) - num_decodes) % len(rows) + num_paddings
-        sampling = places[[row.samples for row in rows]]
+        counts = np.array([row.num_samples for row in rows])
+        sampling = np.repeat(places, counts)
+        before_end = np.repeat(np.cumsum(counts), counts) - np.arange(len(sampling))
         plan.sample_rows.numpy()[: len(sampling)] = sampling
-        plan.sample_tokens.numpy()[: len(sampling)] = plan.query_start_loc.numpy()[1:][sampling] - 1
+        plan.sample_tokens.numpy()[: len(sampling)] = plan.query_start_loc.numpy()[1:][sampling] - before_end
         self._staging.send(packed, self._packed)
 
-    def mixed_batch(self, shape: MixedShape, *, max_query_len: int, max_seq_len: int) -> InputBatch:
-        """Gather what send_mixed shipped for the same shape. Graph-safe: needs nothing of the host but the bounds."""
+    def mixed_batch(
+        self, shape: MixedShape, *, max_query_len: int, max_seq_len: int, num_attended: int | None = None
+    ) -> InputBatch:
+        """Gather what send_mixed shipped for the same shape. Graph-safe: needs nothing of the host but the bounds.
+
+        num_attended: the first rows, all that have tokens; None: any row may have some.
+        """
         state, inputs, (num_tokens, num_rows, num_prefills) = self._state, self._mixed, shape
+        attended = num_rows if num_attended is None else num_attended
         plan = MixedPlan.view(self._packed, num_tokens, num_rows)
         gather_mixed_inputs(
             plan,
@@ -163,10 +190,11 @@ class InputBatchBuilder:
             block_size=self._block_size,
             out=inputs,
         )
+        self._gather_loras(plan.req_index, plan.token_rows)
         metadata = AttentionMetadata(
-            query_start_loc=plan.query_start_loc,
-            seq_lens=plan.seq_lens,
-            block_table=inputs.block_table[:num_rows, : self._table_width(max_seq_len)],
+            query_start_loc=plan.query_start_loc[: attended + 1],
+            seq_lens=plan.seq_lens[:attended],
+            block_table=inputs.block_table[:attended, : self._table_width(max_seq_len)],
             slot_mapping=inputs.slot_mapping[:num_tokens],
             max_query_len=max_query_len,
             max_seq_len=max_seq_len,
@@ -178,10 +206,15 @@ class InputBatchBuilder:
         )
 
     def mixed_samples(self, rows: list[RowPlan]) -> SampleRows:
-        """The rows of the mixed step gathered last that sample, in plan order."""
-        sampling = [row for row in rows if row.samples]
+        """The positions of the mixed step gathered last that are sampled, in plan order."""
+        sampling = [row for row in rows for _ in range(row.num_samples)]
         count = len(sampling)
         return SampleRows(sampling, self._mixed.sample_req_index[:count], self._mixed.sample_positions[:count])
+
+    def _gather_loras(self, req_index: torch.Tensor, token_rows: torch.Tensor | None) -> None:
+        """Say which adapter each token has. Graph-safe."""
+        if self._lora_tokens is not None and self._state.lora_indices is not None:
+            self._lora_tokens.gather(self._state.lora_indices, req_index, token_rows)
 
     def _table_width(self, max_seq_len: int) -> int:
         """Columns for max_seq_len tokens, in sixteens: kernels specialise on such strides."""

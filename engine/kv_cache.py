@@ -1,4 +1,4 @@
-"""How large the paged KV pool is, and its tensors. Sees memory and shapes; knows nothing of requests.
+"""How large the paged KV pool is, and its tensors, of `dtype`. Sees memory and shapes; knows nothing of requests.
 
 By default memory fits itself: the pool takes what the device can spare, and the context shrinks to what one request
 can hold, which is said aloud. Whatever the user asked for explicitly is met or refused, never shrunk in silence.

@@ -9,12 +9,13 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import StartupError
+from engine.sizes import GIB, format_count, format_size
 from models.config import ModelConfig
 
-GIB = 1024**3
-_UNITS = (("GiB", GIB), ("MiB", 1024**2), ("KiB", 1024))
 # Without a limit of its own, a CPU daemon's KV pool takes this share of the memory that is free when it starts
 _HOST_SHARE = 0.4
+# What makes weights smaller, the fastest first
+_SMALLER = ("fp8", "bitsandbytes-nf4")
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,19 @@ def check_memory(
     pool_bytes: int,
 ) -> None:
     """Raise StartupError if the weights, a step and the smallest KV pool do not fit: with numbers, and what would."""
-    weights = model.num_parameters * dtype.itemsize
+    weights = model.weight_bytes(dtype)
     if weights + step_bytes + pool_bytes <= memory.usable:
         return
-    parts = [f"{format_size(weights)} for its weights in {str(dtype).removeprefix('torch.')}"]
+    kind = str(dtype).removeprefix("torch.") if model.quantization is None else model.quantization.describe()
+    parts = [f"{format_size(weights)} for its weights in {kind}"]
     parts += [f"{format_size(step_bytes)} to compute a step"] if step_bytes else []
     raise StartupError(
         f"{memory.name} has {format_size(memory.free)} free of {format_size(memory.total)}, of which this daemon may"
         f" use {format_size(memory.usable)}; {model.architecture} with {format_count(model.num_parameters)} parameters"
         f" needs {', '.join(parts)} and {format_size(pool_bytes)} of KV cache: use "
-        + ", or ".join(_what_fits(config, memory, dtype, weights=weights, step_bytes=step_bytes, pool_bytes=pool_bytes))
+        + ", or ".join(
+            _what_fits(config, model, memory, dtype, weights=weights, step_bytes=step_bytes, pool_bytes=pool_bytes)
+        )
         + "."
     )
 
@@ -94,21 +98,15 @@ def describe_shortage(config: EngineConfig, *, during: str) -> str:
     )
 
 
-def format_size(num_bytes: int) -> str:
-    """Return a size for people: "1.5 KiB", "16 MiB", "1000 bytes"."""
-    for unit, size in _UNITS:
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f}".removesuffix(".0") + f" {unit}"
-    return f"{max(num_bytes, 0)} bytes"
-
-
-def format_count(num_parameters: int) -> str:
-    """Return a number of parameters for people: "8.0 B", "596 M"."""
-    return f"{num_parameters / 1e9:.1f} B" if num_parameters >= 1e9 else f"{max(num_parameters // 10**6, 1)} M"
-
-
 def _what_fits(
-    config: EngineConfig, memory: DeviceMemory, dtype: torch.dtype, *, weights: int, step_bytes: int, pool_bytes: int
+    config: EngineConfig,
+    model: ModelConfig,
+    memory: DeviceMemory,
+    dtype: torch.dtype,
+    *,
+    weights: int,
+    step_bytes: int,
+    pool_bytes: int,
 ) -> list[str]:
     """What to change, each of which alone is enough; a smaller model if nothing else is."""
     needed, held = weights + step_bytes + pool_bytes, memory.total - memory.free
@@ -118,6 +116,10 @@ def _what_fits(
         remedies.append(f"--kv-cache-memory of at most {format_size(spare + pool_bytes)}")
     if dtype.itemsize == 4 and spare + needed // 2 >= 0:
         remedies.append("--dtype bfloat16")
+    for name in _SMALLER if model.quantization is None else ():
+        if model.quantized(name).weight_bytes(dtype) + step_bytes + pool_bytes <= memory.usable:
+            remedies.append(f"--quantization {name}")
+            break
     if step_bytes and spare + step_bytes // 2 >= 0:
         remedies.append("half of --max-num-batched-tokens and of --max-num-seqs")
     if needed <= memory.free:

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from engine.cuda_graph import DecodeGraphs, MixedGraphs, mixed_shapes
+from engine.cuda_graph import DecodeGraphs, MixedGraphs, max_step_tokens, mixed_shapes
 from engine.device_state import DeviceState
-from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows
+from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows, shape_of
 from engine.kv_cache import KVCachePlan
+from engine.pooler import PoolSums, pool
 from engine.prompt_logprobs import PromptScorer, PromptScores
 from engine.sampler import Sampled, Sampler
 from engine.staging import Staging
 from engine.step import RowPlan, StepPlan, StepResult, TokenMasks
 from kernels.attention.base import AttentionBackend
-from kernels.ops import allow_only
+from kernels.ops import LoraTokens, allow_only
 from models.context import ForwardContext
 
 
@@ -40,14 +42,19 @@ class ModelRunner:
         max_num_batched_tokens: int,
         vocab_size: int,
         device: torch.device,
+        lora_tokens: LoraTokens | None = None,
+        max_num_samples: int | None = None,
     ) -> None:
+        """lora_tokens: what the model's linear layers read; None: it has no adapters.
+
+        max_num_samples: the most positions that a step with drafts samples; None: there are no drafts.
+        """
         self.device = device
         self._model = model
         self._kv_caches = kv_caches
         self._backend = backend
         self._max_num_seqs = max_num_seqs
         self._max_model_len = plan.max_model_len
-        self._max_num_batched_tokens = max_num_batched_tokens
         # A step's tokens and rows take 4 bytes each, twice or five times; what joins and grows is rarely as much again
         staging = Staging(device, num_bytes=64 * (max_num_batched_tokens + max_num_seqs))
         self._state = DeviceState(
@@ -56,12 +63,16 @@ class ModelRunner:
             vocab_size=vocab_size,
             device=device,
             staging=staging,
+            has_loras=lora_tokens is not None,
         )
-        shapes = mixed_shapes(max_num_seqs, max_num_batched_tokens)
-        max_tokens = max(max_num_batched_tokens, shapes[-1].num_tokens)
-        max_mixed = MixedShape(max_tokens, max_num_seqs + 1, max_num_seqs + 1)
-        self._builder = InputBatchBuilder(self._state, staging, block_size=plan.block_size, max_mixed=max_mixed)
-        self._sampler = Sampler(self._state)
+        self._shapes = mixed_shapes(max_num_seqs, max_num_batched_tokens, max_num_samples=max_num_samples)
+        max_tokens = max_step_tokens(max_num_seqs, max_num_batched_tokens)
+        max_rows = self._shapes[-1].num_rows
+        max_mixed = MixedShape(max_tokens, max_rows, max_rows)
+        self._builder = InputBatchBuilder(
+            self._state, staging, block_size=plan.block_size, max_mixed=max_mixed, lora_tokens=lora_tokens
+        )
+        self._sampler = Sampler(self._state, max_rows=max_rows)
         self._scorer = PromptScorer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
         self._decode_graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
@@ -76,8 +87,7 @@ class ModelRunner:
         )
         mixed = MixedGraphs(
             lambda shape: self._run_mixed(shape, shape.num_tokens, self._max_model_len),
-            max_num_seqs=self._max_num_seqs,
-            max_num_batched_tokens=self._max_num_batched_tokens,
+            shapes=self._shapes,
         )
         pool = torch.cuda.graph_pool_handle()
         done = itertools.count(1)
@@ -103,7 +113,7 @@ class ModelRunner:
 
     def forward(self, plan: StepPlan) -> _Step:
         """See Executor.forward."""
-        scores: PromptScores | None = None
+        of_prompts = _OfPrompts()
         with torch.inference_mode():
             if plan.inits:
                 self._sampler.init(plan.inits)
@@ -117,12 +127,12 @@ class ModelRunner:
                 else:
                     hidden = self._run_decode(req_index, max(row.start + 1 for row in plan.rows))
                 sampling = SampleRows(plan.rows, req_index, self._state.num_computed[req_index])
-            elif any(row.scores is not None for row in plan.rows[num_decodes:]):
-                hidden, sampling, scores = self._forward_scored(plan.rows, num_decodes)
+            elif any(row.needs_hidden for row in plan.rows[num_decodes:]):
+                hidden, sampling, of_prompts = self._forward_whole(plan.rows, num_decodes)
             else:
                 hidden, sampling = self._forward_mixed(plan.rows, num_decodes)
             logits = self._model.compute_logits(hidden) if sampling.rows else hidden
-        return _Step(plan.step_id, sampling, logits, self._sampler, self.device, scores)
+        return _Step(plan.step_id, sampling, logits, self._sampler, self.device, of_prompts)
 
     def rehearse_masks(self) -> None:
         """Launch what no request without a grammar does."""
@@ -143,38 +153,42 @@ class ModelRunner:
 
     def _forward_mixed(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows]:
         """Rows of any kind → (hidden [S, hidden_size] of those that sample, S possibly 0, and what they are)."""
-        num_tokens = sum(row.num_tokens for row in rows)
-        shape = None
+        exact, shape = shape_of(rows, num_decodes), None
         if self._mixed_graphs is not None:  # a row more than these, for padding
-            needed = MixedShape(num_tokens, len(rows) + 1, len(rows) - num_decodes + 1)
+            needed = MixedShape(exact.num_tokens, max(exact.num_rows, len(rows) + 1), len(rows) - num_decodes + 1)
             shape = self._mixed_graphs.fitting_shape(needed)
         if self._mixed_graphs is not None and shape is not None:
             self._builder.send_mixed(rows, shape)
             hidden = self._mixed_graphs.replay(shape)
         else:
-            shape = MixedShape(num_tokens, len(rows), len(rows) - num_decodes)
+            shape = exact
             self._builder.send_mixed(rows, shape)
-            hidden = self._run_mixed(
-                shape,
-                max_query_len=max(row.num_tokens for row in rows),
-                max_seq_len=max(row.start + row.num_tokens for row in rows),
-            )
+            hidden = self._last_hidden(self._exact_batch(shape, rows))
         sampling = self._builder.mixed_samples(rows)
         return hidden[: len(sampling.rows)], sampling
 
-    def _forward_scored(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows, PromptScores]:
-        """As _forward_mixed, with the scores that rows ask for. Never a graph: those end at the last hidden states."""
-        shape = MixedShape(sum(row.num_tokens for row in rows), len(rows), len(rows) - num_decodes)
+    def _forward_whole(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows, _OfPrompts]:
+        """As _forward_mixed, with what rows ask of prompts. Never a graph: those end at the last hidden states."""
+        shape = shape_of(rows, num_decodes)
         self._builder.send_mixed(rows, shape)
-        batch = self._builder.mixed_batch(
+        batch = self._exact_batch(shape, rows)
+        hidden = self._run_layers(batch)
+        of_prompts = _OfPrompts()
+        if any(row.scores is not None for row in rows):
+            of_prompts.scores = self._scorer.score(rows, hidden, self._model.compute_logits)
+        if any(row.pools is not None for row in rows):
+            of_prompts.sums = pool(rows, hidden, self._state.staging)
+        sampling = self._builder.mixed_samples(rows)
+        return hidden[batch.last_tokens][: len(sampling.rows)], sampling, of_prompts
+
+    def _exact_batch(self, shape: MixedShape, rows: list[RowPlan]) -> InputBatch:
+        """Gather what send_mixed shipped last of these rows, with the bounds they need and no more."""
+        return self._builder.mixed_batch(
             shape,
             max_query_len=max(row.num_tokens for row in rows),
             max_seq_len=max(row.start + row.num_tokens for row in rows),
+            num_attended=min(len(rows) + 1, shape.num_rows),
         )
-        hidden = self._run_layers(batch)
-        scores = self._scorer.score(rows, hidden, self._model.compute_logits)
-        sampling = self._builder.mixed_samples(rows)
-        return hidden[batch.last_tokens][: len(sampling.rows)], sampling, scores
 
     def _run_mixed(self, shape: MixedShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
         """What send_mixed shipped last → hidden [R, hidden_size], first the rows that sample."""
@@ -191,6 +205,14 @@ class ModelRunner:
         return self._model(batch.input_ids, ctx)
 
 
+@dataclass
+class _OfPrompts:
+    """What rows of a step ask of their prompts, beside the next token."""
+
+    scores: PromptScores | None = None
+    sums: PoolSums | None = None
+
+
 class _Step:
     """A step in flight; StepHandle."""
 
@@ -201,14 +223,14 @@ class _Step:
         logits: torch.Tensor,
         sampler: Sampler,
         device: torch.device,
-        scores: PromptScores | None,
+        of_prompts: _OfPrompts,
     ) -> None:
         self._step_id = step_id
         self._sampling = sampling
         self._logits = logits
         self._sampler = sampler
         self._device = device
-        self._scores = scores
+        self._of_prompts = of_prompts
         self._sampled: Sampled | None = None
         self._num_logprobs: dict[int, int | None] = {}
         self._done: torch.cuda.Event | None = None
@@ -231,6 +253,8 @@ class _Step:
         result = StepResult(self._step_id, [])
         if self._sampled is not None:
             result.token_ids, result.logprobs = self._sampled.to_lists(self._sampling.rows, self._num_logprobs)
-        if self._scores is not None:
-            result.prompt_logprobs = self._scores.to_lists()
+        if self._of_prompts.scores is not None:
+            result.prompt_logprobs = self._of_prompts.scores.to_lists()
+        if self._of_prompts.sums is not None:
+            result.pooled = self._of_prompts.sums.to_bytes()
         return result

@@ -6,14 +6,17 @@ generations = engine.generate([[1, 2, 3]], [SamplingParams(max_tokens=16)])
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
+import numpy as np
 
 from engine.config import EngineConfig
 from engine.errors import StartupError
 from engine.generate import Generation, LocalTransport, generate
 from engine.load import OnStage, load_engine
 from engine.metrics import Metrics
-from engine.protocol import SamplingParams
+from engine.protocol import PoolingKind, SamplingParams
 from engine.setup import LoadedEngine
 
 _WARM_UP_ROWS = 66  # one past the last size with kernels of its own
@@ -28,6 +31,8 @@ _ADJUSTED_KINDS = (
     SamplingParams(max_tokens=2, top_k=20, presence_penalty=1.0),
 )
 _PROMPT_LENS = (29, 103, 702, 5000)  # tokens of all prompts of a step, about
+# A prompt that repeats itself is guessed to go on so
+_DRAFTED_PROMPT, _DRAFTED_KIND = [0] * 12, SamplingParams(max_tokens=8, top_k=20)
 
 
 class OfflineEngine:
@@ -43,37 +48,69 @@ class OfflineEngine:
         """Load a model. Blocks; raises StartupError with one sentence for whatever is wrong."""
         return cls(load_engine(config, on_stage, serve=lambda loaded: cls(loaded).rehearse()))
 
-    def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Generation]:
-        """Run all prompts to their ends and return them in order; a prompt that failed has `error` set. Blocks."""
-        return generate(self.engine, self.transport, prompts, params)
+    def generate(
+        self, prompts: list[list[int]], params: list[SamplingParams], *, lora_indices: Sequence[int] | None = None
+    ) -> list[Generation]:
+        """Run all prompts to their ends and return them in order; a prompt that failed has `error` set. Blocks.
+
+        lora_indices: each prompt's adapter, counted from 1 as in EngineConfig.loras; 0: the model itself.
+        """
+        return generate(self.engine, self.transport, prompts, params, lora_indices=lora_indices)
+
+    def embed(self, prompts: list[list[int]], kind: PoolingKind) -> list[Generation]:
+        """Make each prompt's embedding, not normalised; a prompt that failed has `error` set. Blocks."""
+        params, kinds = [SamplingParams(max_tokens=1)] * len(prompts), [kind] * len(prompts)
+        return generate(self.engine, self.transport, prompts, params, kinds)
 
     def self_test(self) -> None:
-        """Prove with real tokens that everything works. Raises StartupError.
+        """Prove with real tokens, or an embedding, that everything works. Raises StartupError.
 
         On CUDA batches of every small size, greedy and sampled, so that no kernel is compiled under a client's request.
         """
+        if not self.loaded.has_lm_head:
+            for generation in self.embed([[0]] * 2, "last"):
+                if generation.error is not None:
+                    raise StartupError(f"The self-test failed: {generation.error.message}")
+                if not np.isfinite(np.frombuffer(generation.embedding, dtype=np.float32)).all():
+                    raise StartupError("The self-test gave an embedding with numbers that are not finite.")
+            return
         num_requests = 1
         if self.loaded.runner.device.type == "cuda":
             num_requests = min(_WARM_UP_ROWS, self.loaded.scheduler_config.max_num_seqs)
         for kind in _KINDS if num_requests > 1 else _KINDS[:1]:
             # each ends one step before the next, so the batch shrinks through every size
             params = [msgspec.structs.replace(kind, max_tokens=2 + i) for i in range(num_requests)]
-            for generation, wanted in zip(self.generate([[0]] * num_requests, params), params, strict=True):
-                if generation.error is not None:
-                    raise StartupError(f"The self-test failed: {generation.error.message}")
-                if len(generation.token_ids) != min(wanted.max_tokens, self.engine.scheduler.max_num_tokens - 1):
-                    raise StartupError(f"The self-test gave {len(generation.token_ids)} of {wanted.max_tokens} tokens.")
+            self._test(params, [0] * num_requests)
+        if self.loaded.num_loras:
+            self._test([_KINDS[0]] * self.loaded.num_loras, list(range(1, self.loaded.num_loras + 1)))
 
     def rehearse(self) -> None:
         """Send what serving may meet: batches and prompts of every size. What comes of them does not matter."""
         sizes = sorted({size for power in range(12) for size in (2**power, 3 * 2**power // 2)})
         fitting = [size for size in sizes if size <= self.loaded.scheduler_config.max_num_seqs]
         longest = self.engine.scheduler.max_num_tokens - 2
+        if not self.loaded.has_lm_head:
+            for num_requests in fitting[::3]:
+                for num_tokens in _PROMPT_LENS:
+                    prompt = [0] * min(max(num_tokens // num_requests, 1), longest)
+                    self.embed([prompt] * num_requests, "last")
+            return
         self.loaded.runner.rehearse_masks()
         for num_requests in fitting:
             for kind in (*_KINDS, *_ADJUSTED_KINDS):
                 self.generate([[0]] * num_requests, [kind] * num_requests)
+        if self.loaded.speculative is not None:
+            for num_requests in fitting:
+                self.generate([_DRAFTED_PROMPT] * num_requests, [_DRAFTED_KIND] * num_requests)
         for num_requests in fitting[::3]:
             for num_tokens in _PROMPT_LENS:
                 prompt = [0] * min(max(num_tokens // num_requests, 2), longest)
                 self.generate([prompt] * num_requests, [_KINDS[0]] * num_requests)
+
+    def _test(self, params: list[SamplingParams], lora_indices: list[int]) -> None:
+        generations = self.generate([[0]] * len(params), params, lora_indices=lora_indices)
+        for generation, wanted in zip(generations, params, strict=True):
+            if generation.error is not None:
+                raise StartupError(f"The self-test failed: {generation.error.message}")
+            if len(generation.token_ids) != min(wanted.max_tokens, self.engine.scheduler.max_num_tokens - 1):
+                raise StartupError(f"The self-test gave {len(generation.token_ids)} of {wanted.max_tokens} tokens.")

@@ -41,19 +41,19 @@ class Outbox:
         """True if there is nothing to send."""
         return not self._events
 
-    def add_token(self, output: RowOutput) -> None:
-        """Tell of a committed token, and of what comes with a request's first and last."""
+    def add_tokens(self, output: RowOutput) -> None:
+        """Tell of a request's committed tokens, and of what comes with its first and last."""
         request = output.request
         events = self._events_for(request)
         row = len(events.request_ids)
         events.request_ids.append(request.request_id)
-        events.num_tokens.append(1)
-        events.token_ids.append(output.token_id)
+        events.num_tokens.append(len(output.token_ids))
+        events.token_ids += output.token_ids
         if request.unsent_scores:
             events.prompt_logprobs[row], request.unsent_scores = request.unsent_scores, []
         if output.logprobs is not None:
-            events.logprobs[row] = [output.logprobs]
-        if len(request.output_token_ids) == 1:
+            events.logprobs[row] = output.logprobs
+        if len(request.output_token_ids) == len(output.token_ids):
             queue_s, prefill_s = self._stats.record_started(request)
             events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s))
         if request.finish_reason is not None:
@@ -66,6 +66,19 @@ class Outbox:
         events.prompt_logprobs[len(events.request_ids)], request.unsent_scores = request.unsent_scores, []
         events.request_ids.append(request.request_id)
         events.num_tokens.append(0)
+
+    def add_embedding(self, request: Request) -> None:
+        """Tell of a prompt's vector, which is its request's start and end at once."""
+        assert request.pooled is not None
+        events = self._events_for(request)
+        row = len(events.request_ids)
+        events.request_ids.append(request.request_id)
+        events.num_tokens.append(0)
+        events.embeddings[row] = request.pooled.vector()
+        queue_s, prefill_s = self._stats.record_started(request)
+        events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s))
+        events.finished.append(Finished(row, "stop", None))
+        self._stats.record_finished(request)
 
     def add_end(self, request: Request, reason: str) -> None:
         """Tell of an end that comes without a token."""

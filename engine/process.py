@@ -103,6 +103,8 @@ class EngineProcess:
             block_size=sizes.block_size,
             vocab_size=loaded.vocab_size,
             max_waiting=limits.max_waiting,
+            hidden_size=loaded.hidden_size,
+            can_generate=loaded.has_lm_head,
         )
         transport = SocketTransport(
             self._config.engine_socket, ready, control=self._control, on_control=self._on_control

@@ -1,7 +1,7 @@
 """What crosses the socket between an HTTP worker and the engine. Imports msgspec only; never torch.
 
 One connection per worker; frames are length-prefixed msgpack (engine/transport.py). A request's life on the wire:
-    worker → engine   AddRequest … [AbortRequest]
+    worker → engine   AddRequest … [AbortRequest]; AskKv at any time, answered by one KvSnapshot
     engine → worker   EngineReady once, QueueState now and then, StepEvents (columnar, at most one per step and worker)
                       until the request's row appears in `finished`; or RequestFailed, which is also an end. Nothing
                       else ends a request, but the connection's own end, which the client side turns into EngineDead
@@ -10,7 +10,12 @@ Text, stop strings and templates never reach the engine: it knows token ids. A g
 one file that makes token masks of it (engine/grammar.py).
 """
 
+from typing import Literal
+
 import msgspec
+
+# Which of a prompt's hidden states its embedding is made of: those of its last token, or the mean of all
+PoolingKind = Literal["last", "mean"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,6 +84,8 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     cache_salt: str = ""
     priority: int = 0  # smaller runs earlier
     grammar: GrammarSpec | None = None  # None: any text
+    pooling: PoolingKind | None = None  # the prompt's embedding instead of tokens; `params` has no part in it
+    lora_index: int = 0  # its adapter, counted from 1 as in EngineConfig.loras; 0: the model itself
 
 
 class AbortRequest(msgspec.Struct, tag=True):
@@ -105,6 +112,8 @@ class EngineReady(msgspec.Struct, tag=True):
     block_size: int  # tokens
     vocab_size: int
     max_waiting: int  # requests
+    hidden_size: int  # numbers in an embedding
+    can_generate: bool = True  # False: the model has no language-model head, so that it only embeds
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -148,6 +157,7 @@ class StepEvents(msgspec.Struct, tag=True, omit_defaults=True):
     logprobs: dict[int, list[TokenLogprobs]] = {}  # row → one entry per token; only rows that asked
     # row → the next entries of its prompt, from the second token on; all are out with the first sampled token
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    embeddings: dict[int, bytes] = {}  # row → float32s, not normalised; comes with its request's start and end
 
 
 class QueueState(msgspec.Struct, tag=True):
@@ -165,5 +175,52 @@ class RequestFailed(msgspec.Struct, tag=True, omit_defaults=True):
     param: str | None = None
 
 
-ToEngine = AddRequest | AbortRequest
-FromEngine = EngineReady | StepEvents | QueueState | RequestFailed
+class AskKv(msgspec.Struct, tag=True):
+    """Send this worker one KvSnapshot after the next turn. The engine makes none unless asked."""
+
+
+class KvRequest(msgspec.Struct, array_like=True):
+    """One row of a KvSnapshot. state: "gate" (its grammar compiles) | "waiting" | "running" | "retiring"."""
+
+    request_id: str
+    state: str
+    num_runs: int  # of KvSnapshot.runs, the next ones
+    num_blocks: int
+    num_shared_blocks: int  # those that other requests hold as well
+    num_computed_tokens: int  # keys and values launched
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_hit_tokens: int  # prompt tokens found in the prefix cache at first admission
+    age_s: float
+    num_preemptions: int
+
+
+class KvSnapshot(msgspec.Struct, tag=True):
+    """The KV pool and who holds it, between two turns. Token ids and text are not in it.
+
+    runs, cached_runs: blocks as pairs of 32-bit integers of this machine: a first block and a count; a negative count
+    goes downwards. runs are the tables of `requests`, one after the other; cached_runs the free blocks whose content
+    can still be found. Blocks are numbered from 1 to num_blocks.
+    """
+
+    step_id: int  # of the last committed step
+    now_s: float  # time.monotonic()
+    cost_s: float  # what making this took
+    num_blocks: int
+    block_size: int  # tokens
+    bytes_per_block: int
+    num_used: int
+    num_shared: int  # used ones with two holders or more
+    num_cached: int  # free ones that can still be found
+    requests: list[KvRequest]  # all that hold blocks; those at the gate and in the queue up to a limit
+    num_unlisted: int  # further ones in the queue
+    runs: bytes
+    cached_runs: bytes
+    num_queried_tokens: int  # these four since the engine's start
+    num_hit_tokens: int
+    num_evictions: int
+    num_preemptions: int
+
+
+ToEngine = AddRequest | AbortRequest | AskKv
+FromEngine = EngineReady | StepEvents | QueueState | RequestFailed | KvSnapshot

@@ -85,7 +85,8 @@ class _Layout:
 class Sampler:
     """Samples step after step over one DeviceState."""
 
-    def __init__(self, state: DeviceState) -> None:
+    def __init__(self, state: DeviceState, *, max_rows: int) -> None:
+        """max_rows: logits of one step."""
         self._state = state
         self._inits: dict[int, RequestInit] = {}
         self._layout: _Layout | None = None
@@ -99,6 +100,7 @@ class Sampler:
                 seeds=state.seeds,
                 last_token=state.last_token,
                 vocab_size=state.vocab_size,
+                max_rows=max_rows,
             )
 
     def init(self, inits: list[RequestInit]) -> None:

@@ -15,7 +15,7 @@ from operator import attrgetter
 from engine.block_manager import BlockManager
 from engine.config import SchedulerConfig
 from engine.errors import InvalidParameter, PromptTooLong
-from engine.planned_step import PlannedStep, RowOutput
+from engine.planned_step import DraftCounts, PlannedStep, RowOutput, take_drafted
 from engine.request import Request, Status
 from engine.step import RequestInit, RowPlan, StepPlan, StepResult
 from engine.step_budget import mixed_step_tokens
@@ -39,6 +39,7 @@ class Scheduler:
         self.running: list[Request] = []  # in order of service, as the queue
         self.retiring: list[Request] = []
         self.scored: list[Request] = []  # those with scores of the last commit, for the engine to send
+        self.embedded: list[Request] = []  # those that it ended with an embedding
         self.committed_step_id = -1
         self.num_preemptions = 0
         self._in_flight: deque[PlannedStep] = deque()
@@ -46,9 +47,10 @@ class Scheduler:
         self._freed: list[int] = []  # req_indices to name in the next plan
         self._next_step_id = 0
         self._num_added = 0
+        self.drafts = DraftCounts()  # of committed steps
         self._num_stalled = 0  # rows of this schedule() that wait for promised blocks
         # The pool bounds a request as max_model_len does: one that runs alone can always grow to its end.
-        self.max_num_tokens = min(config.max_model_len, self.blocks.num_usable * config.block_size)
+        self.max_num_tokens = min(config.max_model_len, self.blocks.num_usable_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -67,15 +69,16 @@ class Scheduler:
             raise InvalidParameter(
                 f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
             )
-        if num_prompt + 1 > self.max_num_tokens:
+        most = self.max_num_tokens - (request.pooled is None)
+        if num_prompt > most:
             raise PromptTooLong(
-                f"The prompt has {num_prompt} tokens; at most {self.max_num_tokens - 1} leave room for one more"
+                f"The prompt has {num_prompt} tokens; at most {most} leave room for {self.max_num_tokens - most} more"
                 f" (max_model_len {self.config.max_model_len}, KV cache {self.blocks.num_usable} blocks"
                 f" of {self.config.block_size} tokens)."
             )
         if request.request_id in self.requests:
             raise InvalidParameter(f"The request id {request.request_id!r} is already being served.")
-        request.max_num_tokens = min(num_prompt + max_tokens, self.max_num_tokens)
+        request.max_num_tokens = min(num_prompt + request.max_output_tokens, self.max_num_tokens)
         request.sort_key = (request.priority, request.arrival_s, self._num_added)
         self._num_added += 1
         self.requests[request.request_id] = request
@@ -115,35 +118,37 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.step_id == result.step_id
         self.committed_step_id = step.step_id
-        block_size, logprobs = self.config.block_size, result.logprobs
         outputs: list[RowOutput] = []
-        self.scored = [step.rows[place][0] for place in result.prompt_logprobs]
-        for place, scores in result.prompt_logprobs.items():
-            step.rows[place][0].add_scores(scores)
-        index = -1
+        self.scored, self.embedded = step.take_in(result, now)
+        end, block_size, logprobs = 0, self.config.block_size, result.logprobs
         for request, row in step.rows:
-            index += row.samples
+            index, end = end, end + row.samples + row.num_drafts
             if request.finish_reason is not None:
                 continue  # it ended while this step was in flight
-            num_committed = row.start + row.num_tokens
+            num_committed, reason = row.start + row.num_tokens, None
+            if row.num_drafts:
+                output, reason = take_drafted(request, row, result, first=index, now=now, counts=self.drafts)
+                outputs.append(output)
+                num_committed = row.start + len(output.token_ids)
+            elif row.samples:
+                token_id = result.token_ids[index]
+                outputs.append(RowOutput(request, [token_id], [logprobs[index]] if index in logprobs else None))
+                reason = request.append(token_id, now)
             if num_committed // block_size > request.num_published_blocks:
                 self.blocks.publish(request, num_committed)
-            if row.samples:
-                token_id = result.token_ids[index]
-                outputs.append(RowOutput(request, token_id, logprobs.get(index) if logprobs else None))
-                self._append(request, token_id, now)
+            if reason is not None:
+                self._finish(request, reason)
+        for request in self.embedded:
+            self._finish(request, "stop")
         self._release_retired()
         return outputs
 
     def give_up_steps(self) -> list[Request]:
-        """Drop every step in flight, the oldest of which had too little memory; end and return the requests to blame.
-
-        The others of these steps wait to be computed again.
-        """
+        """Drop every step in flight, the oldest of which had too little memory; end and return whom to blame for it."""
         steps = list(self._in_flight)
         self._in_flight.clear()
         self.committed_step_id = self._next_step_id - 1
-        blamed = steps[0].blamed() if steps else []
+        blamed = steps[0].give_up() if steps else []
         for request in dict.fromkeys(request for step in steps for request, _ in step.rows):
             request.num_pending_tokens = 0
             if request in blamed:
@@ -173,8 +178,11 @@ class Scheduler:
         assert self.running == sorted(self.running, key=_sort_key)
 
     def _plan_decodes(self, step: PlannedStep, budget: int) -> int:
-        """Plan one token of every decoding request that may grow; return the budget left."""
+        """Plan one token of every decoding request that may grow, and drafts; return the budget left."""
         running, rows, block_size, step_id = self.running, step.rows, self.config.block_size, step.step_id
+        num_rows = len(running) + min(len(self.waiting), self.num_free_rows)  # of this step, at most
+        num_spare = min(budget // 2, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
+        told_rows: list[tuple[Request, RowPlan]] = []  # whose tokens the host sends
         position = 0
         while position < len(running) and budget:  # preemption shortens `running` from its end
             request = running[position]
@@ -182,25 +190,32 @@ class Scheduler:
             start = request.num_computed_tokens
             if start < request.num_prefill_tokens or start + 1 >= request.max_num_tokens:
                 continue  # a chunk comes later; or the token in flight is the last one
+            drafter = request.drafter
+            if drafter is not None and drafter.is_unverified(request, self.committed_step_id):
+                continue
             row = RowPlan(request.req_index, start, 1)
             if start == len(request.block_ids) * block_size:
                 if not self._make_room(request):
                     continue
                 row.new_block_ids = [self.blocks.grow(request)]
-            rows.append((request, row))
-            request.num_computed_tokens = start + 1
-            request.num_pending_tokens += 1
+            if drafter is not None:
+                drafter.extend(row, request, self.blocks, step_id=step_id, most=num_spare, num_reserved=len(running))
+                num_spare -= row.num_drafts
+            (told_rows if row.token_ids else rows).append((request, row))
+            request.num_computed_tokens = start + row.num_tokens
+            request.num_pending_tokens += row.num_tokens
             request.last_step = step_id
-            budget -= 1
+            budget -= row.num_tokens
+        rows += told_rows
         return budget
 
     def _plan_chunk(self, step: PlannedStep, request: Request, budget: int, new_block_ids: list[int]) -> int:
         """Plan the next tokens of a request that the host still sends; return their number."""
         start = request.num_computed_tokens
         end = min(start + budget, request.num_prefill_tokens)
-        samples = end == request.num_prefill_tokens
+        samples = end == request.num_prefill_tokens and request.pooled is None
         row = RowPlan(request.req_index, start, end - start, request.token_ids(start, end), new_block_ids, samples)
-        row.scores = request.score_span(start, end)
+        row.scores, row.pools = request.score_span(start, end), request.pool_span(start, end)
         step.rows.append((request, row))
         request.num_computed_tokens = end
         request.num_pending_tokens += samples
@@ -224,6 +239,7 @@ class Scheduler:
                 request.first_scheduled_s = now
                 request.num_cached_tokens = request.num_computed_tokens
             init = RequestInit(request.req_index, request.params, len(request.prompt_token_ids))
+            init.lora_index = request.lora_index
             if request.params.has_penalties:
                 init.token_ids = request.token_ids(0, request.num_tokens)
             inits.append(init)
@@ -253,20 +269,6 @@ class Scheduler:
             retiring, self.retiring = self.retiring, []
             for request in retiring:
                 self._retire(request)
-
-    def _append(self, request: Request, token_id: int, now: float) -> None:
-        """Add a committed token to the request and end it if that was the last one."""
-        output, params = request.output_token_ids, request.params
-        request.num_pending_tokens -= 1
-        output.append(token_id)
-        request.last_token_s = now
-        if request.first_token_s is None:
-            request.first_token_s = now
-        if token_id in params.stop_token_ids and len(output) >= params.min_tokens:
-            request.stop_token_id = token_id
-            self._finish(request, "stop")
-        elif len(request.prompt_token_ids) + len(output) >= request.max_num_tokens:
-            self._finish(request, "length")
 
     def _finish(self, request: Request, reason: str) -> None:
         """End a request in whatever state it is."""

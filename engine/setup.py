@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+import msgspec
 import torch
 
-from engine.config import EngineConfig, SchedulerConfig
+from engine.adapters import Adapters
+from engine.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from engine.engine import Engine
 from engine.errors import StartupError
 from engine.grammar import Grammars
 from engine.grammar_compiler import CompilerLoader
 from engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache, smallest_pool_bytes
-from engine.memory import GIB, check_memory, measure_memory
+from engine.memory import GIB, DeviceMemory, check_memory, measure_memory
 from engine.metrics import Metrics
 from engine.model_runner import ModelRunner
 from engine.outbox import Transport
 from engine.scheduler import Scheduler
+from engine.speculative import make_drafter
 from kernels.attention.base import AttentionBackend
 from models.config import ModelConfig
+from models.model_size import mlp_values_per_token
 
 # How long decoding requests wait at most for a step with prompts: what a reader of a stream does not notice
 _LONG_STEP_S = 0.045
 # What the captured graphs themselves take on a GPU, about 10 MiB each
 _GRAPHS_BYTES = GIB
+_MANY_SAMPLES = 256  # positions of a step
 
 
 @dataclass(frozen=True)
@@ -38,8 +45,13 @@ class LoadedEngine:
     vocab_size: int
     facts: dict[str, str]
     compiler_loader: CompilerLoader
+    hidden_size: int
+    has_lm_head: bool
+    bytes_per_block: int
     dtype: torch.dtype
     kv_cache_bytes: int
+    num_loras: int = 0
+    speculative: SpeculativeConfig | None = None
 
     def engine(
         self,
@@ -64,6 +76,10 @@ class LoadedEngine:
             memory_error=torch.OutOfMemoryError,
             release_memory=self._release_memory,
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
+            can_generate=self.has_lm_head,
+            num_loras=self.num_loras,
+            make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
+            bytes_per_block=self.bytes_per_block,
         )
 
     @property
@@ -96,6 +112,7 @@ class Limits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_samples: int | None = None  # positions that a step with drafts samples; None: there are no drafts
 
 
 def choose_limits(config: EngineConfig, device: torch.device) -> Limits:
@@ -112,7 +129,11 @@ def choose_limits(config: EngineConfig, device: torch.device) -> Limits:
                 f"{flag} {tokens} is less than --max-num-seqs {num_seqs}: "
                 "each running request needs one token per step."
             )
-    return Limits(num_seqs, batched)
+    if config.speculative is None:
+        return Limits(num_seqs, batched)
+    # What is sampled without drafts is set aside anyway; few requests may need more
+    with_drafts = min(num_seqs * (1 + config.speculative.num_tokens), _MANY_SAMPLES, batched)
+    return Limits(num_seqs, batched, max(num_seqs, with_drafts))
 
 
 @dataclass(frozen=True)
@@ -123,28 +144,46 @@ class Setup:
     model_config: ModelConfig
     device: torch.device
     dtype: torch.dtype
+    kv_dtype: torch.dtype  # of the pool
     limits: Limits
     backend: AttentionBackend = field(repr=False)
     compiler_loader: CompilerLoader = field(repr=False)
+    adapters: Adapters | None = None
 
-    def plan_pool(self, *, has_weights: bool) -> KVCachePlan:
-        """Size the pool from what is free now, less the weights unless they are there. Raises StartupError."""
-        config, model, dtype, memory = (
-            self.config,
-            self.model_config,
-            self.dtype,
-            measure_memory(self.config, self.device),
-        )
+    @property
+    def num_loras(self) -> int:
+        """How many adapters are loaded."""
+        return 0 if self.adapters is None else len(self.adapters.opened)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take on the device."""
+        return self.model_config.weight_bytes(self.dtype)
+
+    @property
+    def step_bytes(self) -> int:
+        """What a step holds beside weights and pool; on the CPU nothing worth counting."""
+        return _step_bytes(self.model_config, self.limits, self.dtype) if self.device.type != "cpu" else 0
+
+    def plan_pool(self, *, has_weights: bool, memory: DeviceMemory | None = None) -> KVCachePlan:
+        """Size the pool from `memory`, or what is free now, less the weights unless they are there.
+
+        Raises StartupError.
+        """
+        config, model, dtype = self.config, self.model_config, self.dtype
+        memory = memory or measure_memory(config, self.device)
         block_size = config.block_size or max(16, self.backend.block_size_multiple)
-        step_bytes = _step_bytes(model, self.limits, dtype) if self.device.type != "cpu" else 0
-        weights = 0 if has_weights else model.num_parameters * dtype.itemsize
+        step_bytes = self.step_bytes
+        weights = 0 if has_weights else self.weight_bytes
+        if not has_weights and self.adapters is not None:
+            memory = dataclasses.replace(memory, usable=memory.usable - self.adapters.num_bytes)
         if not has_weights:
-            least = smallest_pool_bytes(config, model, dtype=dtype, block_size=block_size)
+            least = smallest_pool_bytes(config, model, dtype=self.kv_dtype, block_size=block_size)
             check_memory(config, model, memory, dtype=dtype, step_bytes=step_bytes, pool_bytes=least)
         return plan_kv_cache(
             config,
             model,
-            dtype=dtype,
+            dtype=self.kv_dtype,
             block_size=block_size,
             max_num_seqs=self.limits.max_num_seqs,
             free_bytes=memory.pool_bytes(needed_bytes=weights + step_bytes),
@@ -161,15 +200,19 @@ class Setup:
         config, limits, device = self.config, self.limits, self.device
         runner = ModelRunner(
             model,
-            kv_caches=allocate_kv_cache(plan, self.model_config, dtype=self.dtype, device=device),
+            kv_caches=allocate_kv_cache(plan, self.model_config, dtype=self.kv_dtype, device=device),
             plan=plan,
             backend=self.backend,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             vocab_size=self.model_config.vocab_size,
             device=device,
+            lora_tokens=None if self.adapters is None else self.adapters.tokens,
+            max_num_samples=limits.max_num_samples,
         )
-        if device.type == "cuda" and self.backend.is_graph_safe and not config.enforce_eager:
+        # Hidden states of whole prompts come without graphs, so a model without a head has no use for them
+        has_graphs = self.model_config.has_lm_head and not config.enforce_eager
+        if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
             runner.capture_graphs(on_graph)
         longest = _longest_step(runner, limits, config)
         scheduler_config = SchedulerConfig(
@@ -183,17 +226,25 @@ class Setup:
             max_model_len=plan.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
         )
+        if limits.max_num_samples is not None:
+            # past the size that is computed at nearly the best rate a draft costs as much as a token
+            most = min(limits.max_num_samples, runner.efficient_tokens or longest, longest)
+            scheduler_config = msgspec.structs.replace(scheduler_config, max_num_samples=most)
         depth = config.depth or (2 if device.type == "cuda" else 1)
-        vocab_size = self.model_config.vocab_size
         return LoadedEngine(
             runner,
             scheduler_config,
             depth,
-            vocab_size,
+            self.model_config.vocab_size,
             facts,
             self.compiler_loader,
-            dtype=self.dtype,
-            kv_cache_bytes=plan.num_blocks * plan.bytes_per_block,
+            self.model_config.hidden_size,
+            self.model_config.has_lm_head,
+            plan.bytes_per_block,
+            self.dtype,
+            plan.num_blocks * plan.bytes_per_block,
+            self.num_loras,
+            config.speculative,
         )
 
 
@@ -207,6 +258,9 @@ def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> 
 
 def _step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:
     """Upper estimate of what a step holds beside weights and pool: the widest layer, logits, counts for penalties."""
-    widest = 4 * model.hidden_size + 3 * model.intermediate_size + 3 * model.num_heads * model.head_dim
-    logits = limits.max_num_seqs * model.vocab_size * (4 * 4 + 5)
-    return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + _GRAPHS_BYTES
+    widest = 4 * model.hidden_size + mlp_values_per_token(model) + 3 * model.num_heads * model.head_dim
+    num_samples = max(limits.max_num_seqs, limits.max_num_samples or 0)
+    logits = num_samples * model.vocab_size * (4 * 4 + 5) * model.has_lm_head
+    # Some quantised matrices are made dense for as long as they are multiplied
+    dense = 0 if model.quantization is None else 2 * model.intermediate_size * model.hidden_size * dtype.itemsize
+    return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + dense + _GRAPHS_BYTES

@@ -7,6 +7,8 @@ import msgspec
 
 from engine.protocol import SamplingParams, TokenLogprobs
 
+NEWEST = -1  # in a row's token_ids: the last token sampled for the request, which only the device knows
+
 
 class RequestInit(msgspec.Struct, omit_defaults=True):
     """A request takes a row of device state. Sent in the first plan after (re-)admission, before that plan's rows."""
@@ -16,6 +18,7 @@ class RequestInit(msgspec.Struct, omit_defaults=True):
     num_prompt_tokens: int
     # All tokens known so far (prompt, then output of earlier runs), only if the sampler counts them (penalties).
     token_ids: list[int] = []
+    lora_index: int = 0  # its adapter; 0: none
 
 
 class ScoreSpan(msgspec.Struct):
@@ -25,11 +28,20 @@ class ScoreSpan(msgspec.Struct):
     token_ids: list[int]
 
 
+class PoolSpan(msgspec.Struct):
+    """Wanted: the sum of the hidden states of a row's positions [start, start + num_tokens)."""
+
+    start: int
+    num_tokens: int
+
+
 class RowPlan(msgspec.Struct, omit_defaults=True):
     """One request's share of a step: compute tokens [start, start + num_tokens) of it.
 
     token_ids: those tokens, when the host knows them (prompt chunks; recomputation); empty: the one token at `start`
     is the device's last sampled one. samples: this row's last position is the request's newest token, so sample.
+    num_drafts: the last so many of token_ids are guesses; the row samples after its token before them (the first, which
+    may be NEWEST) and after each of them, and the request's next row has its token_ids, whatever the device thinks.
     """
 
     req_index: int
@@ -39,10 +51,24 @@ class RowPlan(msgspec.Struct, omit_defaults=True):
     new_block_ids: list[int] = []  # appended to the request's block table before this step
     samples: bool = True
     scores: ScoreSpan | None = None  # of a prompt chunk whose request asked for prompt_logprobs
+    pools: PoolSpan | None = None  # of a prompt chunk whose request asked for an embedding, and never samples
+    num_drafts: int = 0
+
+    @property
+    def needs_hidden(self) -> bool:
+        """True if hidden states other than those of tokens that sample are wanted."""
+        return self.scores is not None or self.pools is not None
+
+    @property
+    def num_samples(self) -> int:
+        """Positions that are sampled, the last ones."""
+        return self.samples + self.num_drafts
 
 
 class StepPlan(msgspec.Struct, omit_defaults=True):
-    """One step. Rows are ordered: decode rows (empty token_ids) first, then prompt chunks; one row per request."""
+    """One step. Rows are ordered: decode rows (empty token_ids) first, then those whose token the host sends (with
+    drafts, or after such), then prompt chunks; one row per request.
+    """
 
     step_id: int
     rows: list[RowPlan]
@@ -56,12 +82,13 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
 
 
 class StepResult(msgspec.Struct):
-    """The tokens that a step sampled: one per row with samples=True, in row order."""
+    """The tokens that a step sampled: num_samples of each row, in row order."""
 
     step_id: int
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = {}  # index into token_ids → logprobs, for rows that asked
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # index into the plan's rows → one entry per scored token
+    pooled: dict[int, bytes] = {}  # index into the plan's rows → the sum over its PoolSpan, as float32s
 
 
 class TokenMasks(msgspec.Struct):

@@ -75,7 +75,7 @@ class MixedPlan:
     req_index: torch.Tensor
     # [R] tokens of each request including this step's; 0: the row's tokens are padding
     seq_lens: torch.Tensor
-    # [R] rows that sample, in the order of their results, and the last token of each; the rest is 0
+    # [R] the row of each position that is sampled, in the order of the results, and its token; the rest is 0
     sample_rows: torch.Tensor
     sample_tokens: torch.Tensor
     # [R + 1] first token of each row
@@ -110,7 +110,7 @@ class MixedInputs:
     slot_mapping: torch.Tensor
     # [max_rows, max_blocks] int32: defined as far as seq_lens needs
     block_table: torch.Tensor
-    # [max_rows] int64: of rows that sample: request, place in it of the token to be chosen, last token
+    # [max_rows] int64: of positions that are sampled: request, place in it of the token to be chosen, token
     sample_req_index: torch.Tensor
     sample_positions: torch.Tensor
     sample_tokens: torch.Tensor
@@ -150,6 +150,7 @@ def gather_mixed_inputs(
     out.block_table[:num_rows] = block_table[req_index]
     sample_rows = plan.sample_rows.long()
     out.sample_req_index[:num_rows] = req_index[sample_rows]
-    out.sample_positions[:num_rows] = seq_lens[sample_rows]
+    num_after = plan.query_start_loc[1:][sample_rows] - 1 - plan.sample_tokens
+    out.sample_positions[:num_rows] = seq_lens[sample_rows] - num_after
     out.sample_tokens[:num_rows] = plan.sample_tokens
     num_computed[req_index] = seq_lens

@@ -11,13 +11,25 @@ import functools
 import torch
 from torch.nn import functional
 
-from kernels import batch_inputs, elementwise, sampling
+from kernels import batch_inputs, elementwise, moe, quant_int, sampling
 from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
-from kernels.kv_write import write_kv
+from kernels.kv_write import UNSCALED, KVScales, write_kv
+from kernels.lora import LoraWeights, add_lora, gather_loras
+from kernels.quant_int import IntWeight
 
 try:
-    from kernels import triton_adjust, triton_batch_inputs, triton_elementwise, triton_sampling
+    from kernels import (
+        triton_adjust,
+        triton_batch_inputs,
+        triton_elementwise,
+        triton_int_dequantize,
+        triton_int_gemm,
+        triton_lora,
+        triton_moe,
+        triton_sampling,
+    )
     from kernels.triton_gemv import GemvScratch, can_gemv, gemv
+    from kernels.triton_lora import LoraTiles
     from kernels.triton_sampling import SamplingScratch
     from kernels.triton_truncation import SamplingState
 
@@ -56,6 +68,35 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     return elementwise.gelu_tanh_and_mul(x)
 
 
+def mix_experts(
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    top_k: int,
+    renormalize: bool,
+    round_weights: bool,
+    shared: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See kernels.moe.mix_experts."""
+    if HAS_TRITON and x.is_cuda:
+        return triton_moe.mix_experts(
+            x, logits, gate_up, down, top_k=top_k, renormalize=renormalize, round_weights=round_weights, shared=shared,
+            pdl=_has_pdl(x.device),
+        )  # fmt: skip
+    return moe.mix_experts(
+        x,
+        logits,
+        gate_up,
+        down,
+        top_k=top_k,
+        renormalize=renormalize,
+        round_weights=round_weights,
+        shared=shared,
+    )
+
+
 def norm_rope_write_kv(
     qkv: torch.Tensor,
     q_weight: torch.Tensor | None,
@@ -68,24 +109,25 @@ def norm_rope_write_kv(
     slot_mapping: torch.Tensor,
     *,
     num_heads: int,
+    kv_scales: KVScales = UNSCALED,
 ) -> torch.Tensor:
     """Split qkv, normalise each head of q and k (unless the weights are None), rotate them, store k and v.
 
     qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; weights: [head_dim], both of one dtype (see
     kernels.elementwise.rms_norm); positions, slot_mapping: [T] int64;
-    cos_sin_cache: [max_positions, rotary_dim]; caches: as write_kv, written in place. Returns q [T, H, D].
+    cos_sin_cache: [max_positions, rotary_dim]; caches, kv_scales: as write_kv, which writes them. Returns q [T, H, D].
     """
     if HAS_TRITON and qkv.is_cuda:
         return triton_elementwise.norm_rope_write_kv(
             qkv, q_weight, k_weight, eps, positions, cos_sin_cache, k_cache, v_cache, slot_mapping,
-            num_heads=num_heads, pdl=_has_pdl(qkv.device),
+            num_heads=num_heads, kv_scales=kv_scales, pdl=_has_pdl(qkv.device),
         )  # fmt: skip
     num_kv_heads, head_dim = k_cache.shape[2:]
     q, k, v = qkv.unflatten(-1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_weight is not None and k_weight is not None:
         q, k = elementwise.rms_norm(q, q_weight, eps), elementwise.rms_norm(k, k_weight, eps)
     q, k = elementwise.apply_rope(q, k, positions, cos_sin_cache)
-    write_kv(k, v, k_cache, v_cache, slot_mapping)
+    write_kv(k, v, k_cache, v_cache, slot_mapping, kv_scales)
     return q
 
 
@@ -177,9 +219,10 @@ class TokenSampler:
         seeds: torch.Tensor,
         last_token: torch.Tensor,
         vocab_size: int,
+        max_rows: int,
     ) -> None:
+        """max_rows: logits of one call."""
         self._state = SamplingState(temperature, top_p, min_p, top_k, seeds, last_token)
-        max_rows = last_token.shape[0]
         self._scratch = SamplingScratch.allocate(max_rows=max_rows, vocab_size=vocab_size, device=last_token.device)
 
     def __call__(
@@ -213,6 +256,52 @@ class DenseLinear:
         if self._scratch is None:
             self._scratch = GemvScratch.allocate(x.device)
         return gemv(x, w, bias, self._scratch, pdl=_has_pdl(x.device))
+
+
+class IntLinear:
+    """See kernels.quant_int.int_linear. Dequantises in registers, or once for cuBLAS. Owns scratch: one stream."""
+
+    def __init__(self) -> None:
+        self._scratch: GemvScratch | None = None
+
+    def __call__(self, x: torch.Tensor, weight: IntWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """x: [T, K]; bias: [N] or None; returns [T, N]."""
+        if not (HAS_TRITON and x.is_cuda):
+            return quant_int.int_linear(x, weight, bias)
+        if weight.order is not None:
+            x = x.index_select(1, weight.order)
+        if not triton_int_gemm.can_int_gemm(x, weight):
+            return functional.linear(x, triton_int_dequantize.dequantize(weight, x.dtype), bias)
+        if self._scratch is None:
+            self._scratch = triton_int_gemm.allocate_scratch(x.device)
+        return triton_int_gemm.int_gemm(x, weight, bias, self._scratch, pdl=_has_pdl(x.device))
+
+
+class LoraTokens:
+    """Which adapter each token of a step has, at fixed addresses, and the adapters' share of a product. One stream."""
+
+    def __init__(self, *, num_adapters: int, max_tokens: int, device: torch.device) -> None:
+        self._tiles: LoraTiles | None = None
+        # [max_tokens] int32: used where tiles are not
+        self._loras = torch.zeros(max_tokens, dtype=torch.int32, device=device)
+        if HAS_TRITON and device.type == "cuda":
+            self._tiles = LoraTiles.allocate(num_adapters=num_adapters, max_tokens=max_tokens, device=device)
+
+    def gather(
+        self, lora_indices: torch.Tensor, req_index: torch.Tensor, token_rows: torch.Tensor | None = None
+    ) -> None:
+        """Say whose the tokens of the next step are; see kernels.lora.gather_loras."""
+        if self._tiles is not None:
+            triton_lora.group_tokens(lora_indices, req_index, token_rows, self._tiles)
+        else:
+            gather_loras(lora_indices, req_index, token_rows, self._loras)
+
+    def add(self, out: torch.Tensor, x: torch.Tensor, weights: LoraWeights) -> None:
+        """Add to out what the adapters make of x, of all tokens gathered last; see kernels.lora.add_lora."""
+        if self._tiles is not None:
+            triton_lora.add_lora(out, x, weights, self._tiles, pdl=_has_pdl(x.device))
+        else:
+            add_lora(out, x, weights, self._loras[: x.shape[0]])
 
 
 @functools.cache

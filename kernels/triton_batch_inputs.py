@@ -95,9 +95,9 @@ def _gather_mixed_kernel(
     program = tl.program_id(0)
     if program < num_rows:
         _gather_row(
-            program.to(tl.int64), req_index_ptr, seq_lens_ptr, sample_rows_ptr, sample_tokens_ptr, num_computed_ptr,
-            table_ptr, out_table_ptr, out_req_index_ptr, out_positions_ptr, out_tokens_ptr, stride_table, stride_out,
-            BLOCK_SIZE, BLOCK,
+            program.to(tl.int64), req_index_ptr, seq_lens_ptr, sample_rows_ptr, sample_tokens_ptr, query_start_ptr,
+            num_computed_ptr, table_ptr, out_table_ptr, out_req_index_ptr, out_positions_ptr, out_tokens_ptr,
+            stride_table, stride_out, BLOCK_SIZE, BLOCK,
         )  # fmt: skip
     else:
         _gather_tokens(
@@ -109,9 +109,9 @@ def _gather_mixed_kernel(
 
 @triton.jit
 def _gather_row(
-    row, req_index_ptr, seq_lens_ptr, sample_rows_ptr, sample_tokens_ptr, num_computed_ptr,
-    table_ptr, out_table_ptr, out_req_index_ptr, out_positions_ptr, out_tokens_ptr, stride_table, stride_out,
-    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    row, req_index_ptr, seq_lens_ptr, sample_rows_ptr, sample_tokens_ptr, query_start_ptr,
+    num_computed_ptr, table_ptr, out_table_ptr, out_req_index_ptr, out_positions_ptr, out_tokens_ptr,
+    stride_table, stride_out, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Length and block table of one row, and who samples in the row's place."""
     req_index = tl.load(req_index_ptr + row).to(tl.int64)
@@ -122,10 +122,11 @@ def _gather_row(
         columns = start + tl.arange(0, BLOCK)
         blocks = tl.load(table_ptr + req_index * stride_table + columns, mask=columns < num_blocks, other=0)
         tl.store(out_table_ptr + row * stride_out + columns, blocks, mask=columns < num_blocks)
-    sample_row = tl.load(sample_rows_ptr + row)
+    sample_row, sample_token = tl.load(sample_rows_ptr + row), tl.load(sample_tokens_ptr + row)
+    num_after = tl.load(query_start_ptr + sample_row + 1) - 1 - sample_token
     tl.store(out_req_index_ptr + row, tl.load(req_index_ptr + sample_row).to(tl.int64))
-    tl.store(out_positions_ptr + row, tl.load(seq_lens_ptr + sample_row).to(tl.int64))
-    tl.store(out_tokens_ptr + row, tl.load(sample_tokens_ptr + row).to(tl.int64))
+    tl.store(out_positions_ptr + row, (tl.load(seq_lens_ptr + sample_row) - num_after).to(tl.int64))
+    tl.store(out_tokens_ptr + row, sample_token.to(tl.int64))
 
 
 @triton.jit

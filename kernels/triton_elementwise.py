@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.kv_write import UNSCALED, KVScales
+
 
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None, pdl: bool = False
@@ -64,6 +66,7 @@ def norm_rope_write_kv(
     slot_mapping: torch.Tensor,
     *,
     num_heads: int,
+    kv_scales: KVScales = UNSCALED,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Split qkv, normalise each head of q and k, rotate them, write k and v to their slots; return q [T, H, D].
@@ -82,6 +85,7 @@ def norm_rope_write_kv(
     assert k_cache.stride() == v_cache.stride()
     _norm_rope_write_kv_kernel[(triton.cdiv(num_heads + 2 * num_kv_heads, block_heads), num_tokens)](
         qkv, q_weight, k_weight, eps, positions, cos_sin_cache, k_cache, v_cache, slot_mapping, q,
+        1.0 / kv_scales.k, 1.0 / kv_scales.v,
         qkv.stride(0), cos_sin_cache.stride(0), *k_cache.stride()[:3],
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         HALF=half, HALF_PAD=triton.next_power_of_2(half),
@@ -159,6 +163,7 @@ def _gate_and_mul_kernel(
 @triton.jit
 def _norm_rope_write_kv_kernel(
     qkv_ptr, q_weight_ptr, k_weight_ptr, eps, positions_ptr, cos_sin_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, q_ptr,
+    inverse_k_scale, inverse_v_scale,  # of an fp8 cache
     stride_token, stride_position, stride_block, stride_slot, stride_head,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
@@ -203,10 +208,11 @@ def _norm_rope_write_kv_kernel(
     k_target = k_cache_ptr + in_cache + (heads - NUM_HEADS)[:, None] * stride_head
     v_target = v_cache_ptr + in_cache + (heads - NUM_HEADS - NUM_KV_HEADS)[:, None] * stride_head
     q_target = q_ptr + token * NUM_HEADS * HEAD_DIM + heads[:, None] * HEAD_DIM
-    _store_part(q_target + dims, k_target + dims, v_target + dims, y1, in_half, is_q, is_v)
-    _store_part(q_target + HALF + dims, k_target + HALF + dims, v_target + HALF + dims, y2, in_half, is_q, is_v)
+    targets, inverse_scale = (q_target, k_target, v_target), tl.where(is_v, inverse_v_scale, inverse_k_scale)
+    _store_part(targets, dims, y1, inverse_scale, in_half, is_q, is_v)
+    _store_part(targets, HALF + dims, y2, inverse_scale, in_half, is_q, is_v)
     if REST > 0:
-        _store_part(q_target + rest_dims, k_target + rest_dims, v_target + rest_dims, rest, in_rest, is_q, is_v)
+        _store_part(targets, rest_dims, rest, inverse_scale, in_rest, is_q, is_v)
 
 
 @triton.jit
@@ -236,8 +242,14 @@ def _norm_part(x, inverse_rms, q_weight_ptr, k_weight_ptr, dims, mask, is_q, is_
 
 
 @triton.jit
-def _store_part(q_ptrs, k_ptrs, v_ptrs, x, mask, is_q, is_v) -> None:
-    """Store part of each head where it belongs."""
-    tl.store(q_ptrs, x, mask=mask & is_q)
-    tl.store(k_ptrs, x.to(k_ptrs.dtype.element_ty), mask=mask & (is_q == 0) & (is_v == 0))
-    tl.store(v_ptrs, x.to(v_ptrs.dtype.element_ty), mask=mask & is_v)
+def _store_part(targets, dims, x, inverse_scale, mask, is_q, is_v) -> None:
+    """Store part of each head where it belongs. inverse_scale: [heads, 1], of k and v in an fp8 cache."""
+    q_ptrs, k_ptrs, v_ptrs = targets
+    tl.store(q_ptrs + dims, x, mask=mask & is_q)
+    stored = x
+    if k_ptrs.dtype.element_ty == tl.float8e4nv:
+        scaled = x.to(tl.float32) * inverse_scale
+        stored = tl.clamp(scaled, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    stored = stored.to(k_ptrs.dtype.element_ty)
+    tl.store(k_ptrs + dims, stored, mask=mask & (is_q == 0) & (is_v == 0))
+    tl.store(v_ptrs + dims, stored, mask=mask & is_v)

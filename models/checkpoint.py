@@ -20,13 +20,17 @@ Progress = Callable[[int, int], None]  # (bytes_done, bytes_total)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_INNER = "model."  # before the names of all tensors but the head's; a model saved without its head leaves it out
 # Buffers that old checkpoints carry and every model recomputes
 HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 MAX_NAMES_IN_ERROR = 8
+_FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 class SafetensorsReader:
     """Reads slices of the safetensors files of a model folder. Files stay mapped from __init__ to finish()."""
+
+    is_random = False
 
     def __init__(
         self, folder: Path, *, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
@@ -37,28 +41,70 @@ class SafetensorsReader:
         self._progress = progress
         self._files: dict[Path, safe_open] = {}
         self._path_of = self._index()
+        self._added_prefix = ""  # of every name, for the file does not have it
+        if "embed_tokens.weight" in self._path_of:
+            self._added_prefix = _INNER
+            self._path_of = {_INNER + name: path for name, path in self._path_of.items()}
         self._unread = dict.fromkeys(self._path_of)
         self._bytes_done = 0
         self._bytes_total = sum(path.stat().st_size for path in self._files)
 
-    def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dim: int,
+        start: int,
+        stop: int,
+        stored: tuple[torch.dtype, ...] = (),
+    ) -> torch.Tensor:
         """Read [start, stop) along dim; see TensorReader.read."""
         if name not in self._path_of:
-            raise ModelError(f"{self._folder}: tensor {name} with shape {list(shape)} is missing from the checkpoint")
+            form = f" with shape {list(shape)}" if shape else ""
+            raise ModelError(f"{self._folder}: tensor {name}{form} is missing from the checkpoint")
         path = self._path_of[name]
         try:
-            stored = self._files[path].get_slice(name)
-            found = stored.get_shape()
+            whole = self._files[path].get_slice(self._stored_name(name))
+            found = whole.get_shape()
             if found != list(shape):
                 raise ModelError(f"{path}: tensor {name} has shape {found}, but config.json means {list(shape)}")
-            part = stored[(slice(None),) * dim + (slice(start, stop),)]
+            if shape:
+                part = whole[(slice(None),) * dim + (slice(start, stop),)]
+            else:
+                part = self._files[path].get_tensor(self._stored_name(name))
         except SafetensorError as error:
             raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
-        if not part.is_floating_point():
-            raise ModelError(f"{path}: tensor {name} is {part.dtype}, and only floating-point weights are supported")
+        if part.dtype not in (stored or _FLOATING):
+            wanted = " or ".join(_name(dtype) for dtype in stored) if stored else "a float of 16 bits or more"
+            raise ModelError(f"{path}: tensor {name} is {_name(part.dtype)}, but config.json means {wanted}")
         self._record(name, math.prod(shape) * part.element_size())
         # copy: a tensor that stays mapped onto the file would change, or fault, when the file does
-        return part.to(self.device, self.dtype, copy=True)
+        return part.to(self.device, part.dtype if stored else self.dtype, copy=True)
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """See TensorReader.shape_of."""
+        path = self._path_of.get(name)
+        return None if path is None else tuple(self._files[path].get_slice(self._stored_name(name)).get_shape())
+
+    def projection(self, name: str) -> tuple[str, int, int | None]:
+        """See TensorReader.projection."""
+        return name, 0, None
+
+    def _stored_name(self, name: str) -> str:
+        return name.removeprefix(self._added_prefix)
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        """Read all of a tensor, if it is there; see TensorReader.optional."""
+        if name not in self._path_of:
+            return None
+        path = self._path_of[name]
+        try:
+            stored = self._files[path].get_tensor(self._stored_name(name))
+        except SafetensorError as error:
+            raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
+        self._record(name, stored.nbytes)
+        return stored.to(torch.float32, copy=True)
 
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Unmap the files; see TensorReader.finish."""
@@ -123,23 +169,58 @@ class RandomReader:
     The whole tensor is drawn before it is sliced, so every split over ranks is a split of one model.
     """
 
+    is_random = True
+
     def __init__(self, *, device: torch.device, dtype: torch.dtype, seed: int, std: float = 0.02) -> None:
         self.device = device
         self.dtype = dtype
         self._seed = seed
         self._std = std
 
-    def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
-        """Draw [start, stop) along dim; see TensorReader.read."""
-        if name.endswith("norm.weight"):
-            whole = torch.ones(shape, device=self.device, dtype=self.dtype)
-        else:
-            digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
-            generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            whole = torch.empty(shape, device=self.device, dtype=self.dtype)
-            whole.normal_(0.0, self._std, generator=generator)
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dim: int,
+        start: int,
+        stop: int,
+        stored: tuple[torch.dtype, ...] = (),
+    ) -> torch.Tensor:
+        """Draw [start, stop) along dim; see TensorReader.read. Integers are uniform over all that their dtype has."""
+        whole = self._draw(name, shape, stored[0] if stored else self.dtype)
+        if not shape:
+            return whole
         part = whole.narrow(dim, start, stop - start)
         return part if part.shape == whole.shape else part.contiguous().clone()
 
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """Nothing is stored."""
+        return None
+
+    def projection(self, name: str) -> tuple[str, int, int | None]:
+        """See TensorReader.projection."""
+        return name, 0, None
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        """Nothing optional is there."""
+        return None
+
+    def _draw(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if name.endswith("norm.weight"):
+            return torch.ones(shape, device=self.device, dtype=dtype)
+        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
+        generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        if not dtype.is_floating_point:
+            limits = torch.iinfo(dtype)
+            whole = torch.empty(shape, device=self.device, dtype=dtype)
+            return whole.random_(limits.min, limits.max, generator=generator)
+        drawn = torch.empty(shape, device=self.device, dtype=dtype if dtype.itemsize > 1 else torch.bfloat16)
+        return drawn.normal_(0.0, self._std, generator=generator).to(dtype)
+
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         """Nothing is open, and nothing can be left over."""
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -17,7 +17,12 @@ import torch
 from kernels.attention.base import AttentionSpec
 from models.config_fields import Fields
 from models.errors import ModelError
+from models.experts_config import ExpertsConfig, parse_experts
 from models.layer_kinds import find_rope_layers, find_sliding_layers, find_windows
+from models.model_size import count_parameters
+from models.quantization.config import QuantizationConfig
+from models.quantization.parse import choose_quantization, parse_quantization
+from models.quantization.sizes import saved_bytes
 from models.registry import Architecture, find_architecture
 from models.rope_config import RopeConfig, parse_ropes
 from models.scales import Scales, parse_scales
@@ -29,6 +34,8 @@ _ACTIVATION_NAMES = {
     "gelu_tanh": ("gelu_pytorch_tanh",),
     "legacy_gelu_tanh": ("gelu_pytorch_tanh", "gelu"),
 }
+# What makes a folder one of sentence-transformers: an embedding model, whose head, if there is one, nobody asks
+EMBEDDING_FILE = "modules.json"
 # What a model with a text part states for all of it
 _WHOLE_MODEL_FIELDS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
 
@@ -40,7 +47,7 @@ class ModelConfig:
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of an MLP that is no mixture of experts
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -51,16 +58,20 @@ class ModelConfig:
     num_layer_norms: int  # of hidden_size, in each layer
     activation: Literal["silu", "gelu_tanh"]  # of the MLP's gate
     tie_word_embeddings: bool
+    has_lm_head: bool  # False: an embedding model, which generates nothing
     has_qkv_bias: bool
     has_output_bias: bool  # the attention's output projection
     has_mlp_bias: bool
     qk_norm: Literal["none", "head", "width"]  # RMS norm before RoPE: of each query and key head, or of all together
     sliding_windows: tuple[int | None, ...]  # per layer, in tokens; None: the whole context
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: no positions
+    experts: ExpertsConfig | None
+    sparse_layers: tuple[bool, ...]  # per layer: whether its MLP is the mixture of experts
     scales: Scales
     dtype: str  # of the checkpoint: one of DTYPES
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    quantization: QuantizationConfig | None  # of the linear layers; None: all are as `dtype` says
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
@@ -72,13 +83,12 @@ class ModelConfig:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ModelError(f"{path}: malformed JSON: {error}") from error
-        return cls.from_json(raw, where=str(path))
+        config = cls.from_json(raw, where=str(path))
+        return dataclasses.replace(config, has_lm_head=False) if (Path(folder) / EMBEDDING_FILE).is_file() else config
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
         """Normalise a parsed config.json. where: names it in errors. Raises ModelError."""
-        if not isinstance(raw, Mapping):
-            raise ModelError(f"{where}: expected a JSON object, found {type(raw).__name__}")
         name = _architecture_name(raw, where)
         architecture = find_architecture(name)
         config = _text_fields(raw, architecture, where)
@@ -97,7 +107,7 @@ class ModelConfig:
             max_position_embeddings=max_positions,
         )
         max_context_len = _max_context_len(ropes, architecture, max_positions)
-        attention_bias = config.flag("attention_bias")
+        experts, sparse_layers = parse_experts(config, architecture, num_layers)
         return cls(
             architecture=name,
             vocab_size=config.count("vocab_size"),
@@ -113,17 +123,25 @@ class ModelConfig:
             num_layer_norms=architecture.num_layer_norms,
             activation=_activation(config, architecture),
             tie_word_embeddings=config.flag("tie_word_embeddings"),
-            has_qkv_bias=attention_bias if architecture.qkv_bias == "config" else architecture.qkv_bias,
-            has_output_bias=attention_bias and architecture.has_output_bias,
+            has_lm_head=architecture.has_lm_head,
+            has_qkv_bias=_qkv_bias(config, architecture),
+            has_output_bias=config.flag("attention_bias") and architecture.has_output_bias,
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
             qk_norm=architecture.qk_norm,
             sliding_windows=find_windows(config, is_sliding, max_context_len=max_context_len),
             ropes=ropes,
+            experts=experts,
+            sparse_layers=sparse_layers,
             scales=parse_scales(config, architecture, hidden_size=hidden_size, head_dim=head_dim),
             dtype=_dtype(config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
             eos_token_ids=config.token_ids("eos_token_id"),
+            quantization=parse_quantization(config),
         )
+
+    def quantized(self, wanted: str) -> ModelConfig:
+        """This model as the flag --quantization wants it. Raises ModelError if its checkpoint cannot be so."""
+        return dataclasses.replace(self, quantization=choose_quantization(self.quantization, wanted))
 
     def limited_to(self, max_model_len: int | None) -> ModelConfig:
         """This model for requests of at most so many tokens (None: as many as it can). Never longer than it was.
@@ -135,32 +153,53 @@ class ModelConfig:
 
     def one_layer_of_each_kind(self) -> ModelConfig:
         """This model with as few layers as show every kind of layer that it has."""
-        windows, ropes = zip(*dict.fromkeys(zip(self.sliding_windows, self.ropes, strict=True)), strict=True)
-        return dataclasses.replace(self, num_layers=len(windows), sliding_windows=windows, ropes=ropes)
+        kinds = dict.fromkeys(zip(self.sliding_windows, self.ropes, self.sparse_layers, strict=True))
+        windows, ropes, sparse_layers = zip(*kinds, strict=True)
+        return dataclasses.replace(
+            self, num_layers=len(kinds), sliding_windows=windows, ropes=ropes, sparse_layers=sparse_layers
+        )
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model, tied embeddings counted once."""
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        attention = self.hidden_size * (2 * q_size + 2 * kv_size)
-        attention += (q_size + 2 * kv_size) * self.has_qkv_bias + self.hidden_size * self.has_output_bias
-        attention += {"none": 0, "head": 2 * self.head_dim, "width": q_size + kv_size}[self.qk_norm]
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        mlp += (2 * self.intermediate_size + self.hidden_size) * self.has_mlp_bias
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        norms = self.num_layer_norms * self.hidden_size
-        return embeddings + self.num_layers * (attention + mlp + norms) + self.hidden_size
+        return count_parameters(self, 0 if self.experts is None else self.experts.num_experts)
+
+    @property
+    def num_active_parameters(self) -> int:
+        """The same without the experts that a token is not sent to."""
+        return count_parameters(self, 0 if self.experts is None else self.experts.num_experts_per_tok)
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the whole model's weights on the device, its unquantized ones in `dtype`."""
+        return self.num_parameters * dtype.itemsize - saved_bytes(self, dtype)
 
     def num_kv_heads_per_rank(self, tp_size: int) -> int:
         """KV heads that one rank stores: its share, or one replicated head when there are more ranks than heads."""
         return max(self.num_kv_heads // tp_size, 1)
 
-    def kv_bytes_per_token(self, tp_size: int, dtype: torch.dtype) -> int:
+    def kv_bytes_per_token(self, tp_size: int, kv_dtype: torch.dtype) -> int:
         """Bytes of KV cache that one token takes on one rank, over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads_per_rank(tp_size) * self.head_dim * dtype.itemsize
+        return 2 * self.num_layers * self.num_kv_heads_per_rank(tp_size) * self.head_dim * kv_dtype.itemsize
+
+    def share_of_rank(self, tp_size: int) -> ModelConfig:
+        """This model as large as what one of tp_size ranks holds of it: for arithmetic, not to be built."""
+        return dataclasses.replace(
+            self,
+            vocab_size=-(-self.vocab_size // tp_size),
+            intermediate_size=self.intermediate_size // tp_size,
+            num_heads=self.num_heads // tp_size,
+            num_kv_heads=self.num_kv_heads_per_rank(tp_size),
+            experts=None if self.experts is None else self.experts.share_of_rank(tp_size),
+        )
 
     def attention_spec(
-        self, tp_size: int, dtype: torch.dtype, device: torch.device, block_size: int | None = None
+        self,
+        tp_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        block_size: int | None = None,
+        *,
+        kv_dtype: torch.dtype | None = None,
     ) -> AttentionSpec:
         """What one rank of this model asks of an attention backend."""
         return AttentionSpec(
@@ -170,11 +209,18 @@ class ModelConfig:
             dtype=dtype,
             device=device,
             block_size=block_size,
+            kv_dtype=kv_dtype,
         )
 
     def check_tensor_parallel(self, tp_size: int) -> None:
         """Raise ModelError unless the model splits over tp_size ranks."""
-        for name, count in (("num_heads", self.num_heads), ("intermediate_size", self.intermediate_size)):
+        counts = {"num_heads": self.num_heads}
+        if False in self.sparse_layers:
+            counts["intermediate_size"] = self.intermediate_size
+        if self.experts is not None:
+            counts["intermediate_size of each expert"] = self.experts.intermediate_size
+            counts["shared_expert_intermediate_size"] = self.experts.shared_intermediate_size
+        for name, count in counts.items():
             if count % tp_size != 0:
                 raise ModelError(f"{self.architecture}: {name} {count} does not split over {tp_size} ranks")
         if self.num_kv_heads % tp_size != 0 and tp_size % self.num_kv_heads != 0:
@@ -185,6 +231,8 @@ class ModelConfig:
 
 
 def _architecture_name(raw: Mapping[str, Any], where: str) -> str:
+    if not isinstance(raw, Mapping):
+        raise ModelError(f"{where}: expected a JSON object, found {type(raw).__name__}")
     names = raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ModelError(f"{where}: architectures must be a list of one name, found {names!r}")
@@ -201,14 +249,10 @@ def _text_fields(raw: Mapping[str, Any], architecture: Architecture, where: str)
 
 
 def _refuse_unsupported(config: Fields) -> None:
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        raise ModelError(
-            f"{config.where}: quantization_config ({method}) is not supported yet: use an unquantized checkpoint"
-        )
     if config.get("use_bidirectional_attention"):
         raise ModelError(f"{config.where}: use_bidirectional_attention is not supported: only causal models are served")
+    if config.get("is_causal") is False:
+        raise ModelError(f"{config.where}: is_causal false is not supported: only causal models are served")
 
 
 def _heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:
@@ -228,6 +272,12 @@ def _heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:
     if head_dim % 2 != 0:
         raise ModelError(f"{config.where}: head_dim {head_dim} is odd, and RoPE rotates pairs")
     return num_heads, num_kv_heads, head_dim
+
+
+def _qkv_bias(config: Fields, architecture: Architecture) -> bool:
+    if isinstance(architecture.qkv_bias, bool):
+        return architecture.qkv_bias
+    return config.flag("attention_bias" if architecture.qkv_bias == "config" else "qkv_bias")
 
 
 def _max_context_len(ropes: tuple[RopeConfig | None, ...], architecture: Architecture, max_positions: int) -> int:

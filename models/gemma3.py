@@ -18,7 +18,7 @@ from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm
 from models.layers.rotary import make_cos_sin_caches
 from models.parallel import TensorParallel
-from models.quantization.unquantized import Unquantized
+from models.quantization.registry import make_linear_method
 from models.weights import Weights
 
 
@@ -27,7 +27,7 @@ class Gemma3(nn.Module):
 
     def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
         super().__init__()
-        method = Unquantized()
+        method = make_linear_method(config)
         cos_sin_caches = make_cos_sin_caches(config, device=w.device, dtype=w.dtype)
 
         def make_layer(layer_index: int, w_layer: Weights) -> nn.Module:

@@ -13,7 +13,7 @@ from models.layers.decoder import Decoder, DecoderLayer
 from models.layers.mlp import GatedMLP
 from models.layers.rotary import make_cos_sin_caches
 from models.parallel import TensorParallel
-from models.quantization.unquantized import Unquantized
+from models.quantization.registry import make_linear_method
 from models.weights import Weights
 
 
@@ -22,7 +22,7 @@ class Granite(nn.Module):
 
     def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
         super().__init__()
-        method, factor = Unquantized(), config.scales.residual
+        method, factor = make_linear_method(config), config.scales.residual
         cos_sin_caches = make_cos_sin_caches(config, device=w.device, dtype=w.dtype)
 
         def make_layer(layer_index: int, w_layer: Weights) -> nn.Module:

@@ -6,6 +6,9 @@ from models.config_fields import Fields
 from models.errors import ModelError
 from models.registry import Architecture
 
+# Rules that hold only where use_sliding_window says so
+_OPTIONAL = ("every_if_used", "max_window_layers", "odd_until_max", "nope")
+
 
 def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int) -> tuple[bool, ...]:
     """Whether each layer has rotary positions: all do, but for the rule of transformers' SmolLM3Config."""
@@ -28,17 +31,21 @@ def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tu
     rule = architecture.sliding_layers
     if rule in ("none", "every"):
         return (rule == "every",) * num_layers
-    if rule in ("max_window_layers", "nope") and not config.flag("use_sliding_window"):
+    if rule in _OPTIONAL and not config.flag("use_sliding_window"):
         return (False,) * num_layers
+    if rule == "every_if_used":
+        return (True,) * num_layers
     layer_types = config.get("layer_types")
     if layer_types is not None:
         return _read_layer_types(layer_types, num_layers, config.where)
-    if rule == "max_window_layers":
-        num_full_layers = config.get("max_window_layers")
-        num_full_layers = 28 if num_full_layers is None else num_full_layers
-        if isinstance(num_full_layers, bool) or not isinstance(num_full_layers, int):
-            raise ModelError(f"{config.where}: max_window_layers must be an integer, found {num_full_layers!r}")
-        return tuple(layer >= num_full_layers for layer in range(num_layers))
+    if rule in ("max_window_layers", "odd_until_max"):
+        border = config.get("max_window_layers")
+        border = 28 if border is None else border
+        if isinstance(border, bool) or not isinstance(border, int):
+            raise ModelError(f"{config.where}: max_window_layers must be an integer, found {border!r}")
+        if rule == "odd_until_max":  # transformers' Qwen2MoeConfig, unlike its Qwen2Config; "odd" counts from 1
+            return tuple(layer % 2 == 0 and layer < border for layer in range(num_layers))
+        return tuple(layer >= border for layer in range(num_layers))
     if rule == "nope":
         return tuple(not rotates for rotates in has_rope)
     period = 2 if rule == "alternating" else config.count("sliding_window_pattern")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from kernels.kv_write import KVScales
 from models.config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention, SelfAttention
@@ -17,7 +18,7 @@ from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm, SplitRMSNorm
 from models.layers.rotary import make_cos_sin_caches
 from models.parallel import TensorParallel
-from models.quantization.unquantized import Unquantized
+from models.quantization.registry import make_linear_method
 from models.weights import Weights
 
 
@@ -26,7 +27,7 @@ class Olmo2(nn.Module):
 
     def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
         super().__init__()
-        method = Unquantized()
+        method = make_linear_method(config)
         cos_sin_caches = make_cos_sin_caches(config, device=w.device, dtype=torch.float32)
 
         def make_layer(layer_index: int, w_layer: Weights) -> nn.Module:
@@ -82,7 +83,7 @@ class WidthNormedAttention(nn.Module):
         self.k_norm = SplitRMSNorm(config, w, "k_norm", tp, size=kv_size, rank=kv_rank, num_parts=kv_parts)
         self.sizes = (q_size // tp.size, kv_size // kv_parts, kv_size // kv_parts)
 
-    def forward(self, qkv: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+    def forward(self, qkv: torch.Tensor, ctx: ForwardContext, kv_scales: KVScales) -> torch.Tensor:
         """See Attention.forward."""
         q, k, v = qkv.split(self.sizes, dim=-1)
-        return self.attention(torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-1), ctx)
+        return self.attention(torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-1), ctx, kv_scales)

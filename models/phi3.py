@@ -15,7 +15,7 @@ from models.layers.decoder import Decoder, DecoderLayer
 from models.layers.mlp import GatedMLP
 from models.layers.rotary import make_cos_sin_caches
 from models.parallel import TensorParallel
-from models.quantization.unquantized import Unquantized
+from models.quantization.registry import make_linear_method
 from models.weights import Weights
 
 
@@ -24,7 +24,7 @@ class Phi3(nn.Module):
 
     def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
         super().__init__()
-        method = Unquantized()
+        method = make_linear_method(config)
         cos_sin_caches = make_cos_sin_caches(config, device=w.device, dtype=w.dtype)
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         qkv = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}

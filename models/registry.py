@@ -26,8 +26,8 @@ class Architecture:
     """One row: where the model is, and what its transformers class fixes instead of reading from config.json."""
 
     target: str  # "module:Class"
-    # q, k and v have a bias: as the config's attention_bias says, or fixed by the architecture
-    qkv_bias: Literal["config"] | bool
+    # q, k and v have a bias: as the config's attention_bias or qkv_bias says, or fixed by the architecture
+    qkv_bias: Literal["config", "qkv_bias"] | bool
     # the output projection follows attention_bias too
     has_output_bias: bool = False
     has_mlp_bias: bool = False
@@ -41,7 +41,11 @@ class Architecture:
     # models/scales.py: which constants the config has
     scales: Literal["llama", "granite", "gemma", "gemma2", "gemma3"] = "llama"
     # models/layer_kinds.py: no layer slides, or each; those that layer_types names, else those of a rule
-    sliding_layers: Literal["none", "every", "max_window_layers", "nope", "alternating", "pattern"] = "none"
+    sliding_layers: Literal[
+        "none", "every", "every_if_used", "max_window_layers", "odd_until_max", "nope", "alternating", "pattern"
+    ] = "none"
+    # models/experts_config.py: whose reading of the fields of a mixture of experts
+    experts: Literal["none", "mixtral", "qwen2", "qwen3"] = "none"
     # models/rope_config.py: whose reading of the rotary fields
     rope: Literal["llama", "smollm3", "phi3", "gemma3"] = "llama"
     # fields that published configs leave out where they mean the default of their transformers class
@@ -50,6 +54,7 @@ class Architecture:
     text_config: str | None = None
     text_prefix: str | None = None
     unserved: tuple[str, ...] = ()
+    has_lm_head: bool = True  # False: hidden states are all that there is
 
 
 def _text_part_of(architecture: Architecture) -> Architecture:
@@ -108,6 +113,29 @@ ARCHITECTURES: dict[str, Architecture] = {
         sliding_layers="max_window_layers",
         defaults={"sliding_window": 4096},
     ),
+    "MixtralForCausalLM": Architecture(
+        "models.mixtral:Mixtral",
+        qkv_bias=False,
+        sliding_layers="every",
+        experts="mixtral",
+        defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    ),
+    "Qwen2MoeForCausalLM": Architecture(
+        "models.qwen2_moe:Qwen2Moe",
+        qkv_bias="qkv_bias",
+        sliding_layers="odd_until_max",
+        experts="qwen2",
+        defaults={"qkv_bias": True, "sliding_window": 4096},
+    ),
+    "Qwen3MoeForCausalLM": Architecture(
+        "models.qwen3_moe:Qwen3Moe",
+        qkv_bias="config",
+        has_output_bias=True,
+        qk_norm="head",
+        sliding_layers="every_if_used",
+        experts="qwen3",
+        defaults={"sliding_window": 4096},
+    ),
     "SmolLM3ForCausalLM": Architecture(
         "models.llama:Llama",
         qkv_bias="config",
@@ -163,7 +191,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def find_architecture(name: str) -> Architecture:
-    """Look a row up. Raises ModelError listing the supported names."""
+    """Look a row up; XModel is XForCausalLM without its head. Raises ModelError listing the supported names."""
+    whole = f"{name.removesuffix('Model')}ForCausalLM"
+    if name.endswith("Model") and whole in ARCHITECTURES:
+        return dataclasses.replace(ARCHITECTURES[whole], has_lm_head=False)
     if name not in ARCHITECTURES:
         raise ModelError(f"architecture {name!r} is not supported: supported are {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
@@ -172,7 +203,7 @@ def find_architecture(name: str) -> Architecture:
 def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> nn.Module:
     """Make the model with this rank's weights, every tensor of the checkpoint accounted for.
 
-    The result has forward(input_ids [T] int64, ctx) → hidden [T, hidden_size] and
+    The result has forward(input_ids [T] int64, ctx) → hidden [T, hidden_size] and, with a head,
     compute_logits(hidden [N, hidden_size]) → [N, vocab_size], the same on every rank. Call both under
     torch.inference_mode. Blocks while weights are read. Raises ModelError.
     """
@@ -182,5 +213,6 @@ def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> nn.Module:
     model_class = vars(importlib.import_module(module_name))[class_name]
     text = w if architecture.text_prefix is None else w / architecture.text_prefix
     model: nn.Module = model_class(config, text, tp)
-    w.finish(has_tied_embeddings=config.tie_word_embeddings, unserved=architecture.unserved)
+    needs_no_head = config.tie_word_embeddings or not config.has_lm_head
+    w.finish(has_tied_embeddings=needs_no_head, unserved=architecture.unserved)
     return model.eval()

@@ -8,13 +8,17 @@ tensor that nobody asked for: a checkpoint half understood is a wrong model. Rea
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from models.checkpoint import Progress, RandomReader, SafetensorsReader
 from models.split_reader import SplitReader
+
+if TYPE_CHECKING:
+    from models.lora.stack import AdapterStack
 
 
 class TensorReader(Protocol):
@@ -22,9 +26,37 @@ class TensorReader(Protocol):
 
     device: torch.device
     dtype: torch.dtype
+    is_random: bool  # whatever is asked for is made, and nothing is stored
 
-    def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
-        """A new tensor: [start, stop) along dim of tensor `name`, which must have `shape`. Raises ModelError."""
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dim: int,
+        start: int,
+        stop: int,
+        stored: tuple[torch.dtype, ...] = (),
+    ) -> torch.Tensor:
+        """A new tensor: [start, stop) along dim of tensor `name`, which must have `shape`. Raises ModelError.
+
+        stored: the tensor must have one of these dtypes, and keeps it; else it becomes the model's. () is a scalar.
+        """
+        ...
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The shape of tensor `name`, None if there is none. Not known where tensors are random."""
+        ...
+
+    def projection(self, name: str) -> tuple[str, int, int | None]:
+        """The matrix that holds projection `name`: its own name, the projection's first output, and all its outputs.
+
+        None: the projection's alone.
+        """
+        ...
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        """A small tensor of any shape in fp32 on the CPU; None if there is none of that name. Raises ModelError."""
         ...
 
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
@@ -32,39 +64,63 @@ class TensorReader(Protocol):
         ...
 
 
-class Weights:
-    """A view of a reader under a name prefix. Cheap: `w / "mlp"` makes another."""
+@dataclass(frozen=True)
+class Projection:
+    """Where a checkpoint keeps a projection: alone, or as a band of the outputs of a larger matrix."""
 
-    def __init__(self, reader: TensorReader, prefix: str = "") -> None:
+    w: Weights  # below the matrix's own name
+    name: str  # in full, without a tensor's: "model.layers.0.self_attn.q_proj"
+    first_output: int
+    num_outputs: int  # of the whole matrix
+
+
+class Weights:
+    """A view of a reader under a name prefix. Cheap: `w / "mlp"` makes another.
+
+    adapters: what is added to the products of linear layers; None: nothing.
+    """
+
+    def __init__(self, reader: TensorReader, prefix: str = "", *, adapters: AdapterStack | None = None) -> None:
         self._reader = reader
         self._prefix = prefix
+        self.adapters = adapters
         self.device = reader.device
         self.dtype = reader.dtype
+        self.is_random = reader.is_random
 
     @classmethod
     def from_folder(
-        cls, folder: Path, *, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
+        cls,
+        folder: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+        adapters: AdapterStack | None = None,
     ) -> Weights:
         """Open model.safetensors, or the shards of model.safetensors.index.json. Raises ModelError.
 
         progress(bytes_done, bytes_total) is called after each first read of a tensor, and once by finish().
         """
-        return cls(SafetensorsReader(Path(folder), device=device, dtype=dtype, progress=progress))
+        reader = SafetensorsReader(Path(folder), device=device, dtype=dtype, progress=progress)
+        return cls(reader, adapters=adapters)
 
     @classmethod
-    def dummy(cls, *, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Weights:
+    def dummy(
+        cls, *, device: torch.device, dtype: torch.dtype, seed: int = 0, adapters: AdapterStack | None = None
+    ) -> Weights:
         """Random weights made on the device (--load-format dummy): the same tensors for any split over ranks."""
-        return cls(RandomReader(device=device, dtype=dtype, seed=seed))
+        return cls(RandomReader(device=device, dtype=dtype, seed=seed), adapters=adapters)
 
     def __truediv__(self, part: str) -> Weights:
-        return Weights(self._reader, f"{self._prefix}{part}.")
+        return Weights(self._reader, f"{self._prefix}{part}.", adapters=self.adapters)
 
     def split(self, merged: str, sizes: Mapping[str, int]) -> Weights:
         """The same view, in which the checkpoint's projection `merged` is the projections `sizes`, side by side.
 
         sizes: name → outputs, in the checkpoint's order.
         """
-        return Weights(SplitReader(self._reader, self._prefix, merged, sizes), self._prefix)
+        return Weights(SplitReader(self._reader, self._prefix, merged, sizes), self._prefix, adapters=self.adapters)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The whole tensor, checked to have `shape`."""
@@ -78,8 +134,41 @@ class Weights:
 
     def slice(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
         """[start, stop) along dim. shape: of the whole tensor."""
-        return self._reader.read(self._prefix + name, shape, dim=dim, start=start, stop=stop)
+        return self._reader.read(self.full_name(name), shape, dim=dim, start=start, stop=stop)
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        """A small tensor that not every checkpoint has; see TensorReader.optional."""
+        return self._reader.optional(self.full_name(name))
+
+    def full_name(self, name: str) -> str:
+        """What the checkpoint calls it."""
+        return self._prefix + name
+
+    def stored(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtypes: tuple[torch.dtype, ...],
+        *,
+        dim: int = 0,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> torch.Tensor:
+        """[start, stop) along dim of a tensor that has one of `dtypes`, in that dtype. stop: None is the end."""
+        end = (shape[dim] if shape else 1) if stop is None else stop
+        return self._reader.read(self._prefix + name, shape, dim=dim, start=start, stop=end, stored=dtypes)
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The stored shape of a tensor; None: there is none, or tensors are random."""
+        return self._reader.shape_of(self._prefix + name)
+
+    def projection(self, name: str, num_outputs: int) -> Projection:
+        """Where the checkpoint keeps projection `name`, which has num_outputs."""
+        stored, first, total = self._reader.projection(self._prefix + name)
+        return Projection(Weights(self._reader, f"{stored}."), stored, first, total or num_outputs)
 
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
-        """Say that the model is built. Raises ModelError naming tensors that it did not read."""
+        """Say that the model is built. Raises ModelError naming tensors that it did not read, or of its adapters."""
         self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)
+        if self.adapters is not None:
+            self.adapters.finish()

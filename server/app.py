@@ -28,14 +28,17 @@ from server.open_requests import OpenRequests
 from server.openapi import openapi_document
 from server.routes.chat import chat_router
 from server.routes.completions import completions_router
+from server.routes.embeddings import embeddings_router
 from server.routes.health import metrics_router, public_router
+from server.routes.kv import kv_router
 from server.routes.messages import messages_router
 from server.routes.models import models_router
-from server.routes.pages import pages_router
+from server.routes.pages import pages_router, public_pages_router
 from server.routes.requests import requests_router
 from server.routes.responses import responses_router
 from server.routes.tokens import tokens_router
 from server.schemas import ChatBody, CompletionBody
+from server.schemas_embeddings import EmbeddingBody
 from server.schemas_messages import CountTokensBody, MessagesBody
 from server.schemas_responses import ResponsesBody
 from server.schemas_tokens import DetokenizeBody, TokenizeBody
@@ -52,6 +55,7 @@ _BODIES: dict[str, type[BaseModel]] = {
         CountTokensBody,
         TokenizeBody,
         DetokenizeBody,
+        EmbeddingBody,
     )
 }
 
@@ -79,15 +83,18 @@ def create_app(
         lifespan=lambda app: service.grammars,
     )
     public = public_router(service)
-    routers = [public]  # first, so that what KeyGuard finds to be public is answered by it
+    pages = public_pages_router()
+    routers = [public, pages]  # first, so that what KeyGuard finds to be public is answered by them
     for make_router in (
         chat_router,
         completions_router,
         responses_router,
         messages_router,
+        embeddings_router,
         tokens_router,
         models_router,
         metrics_router,
+        kv_router,
     ):
         routers.append(make_router(service))
     routers += [requests_router(service, open_requests), pages_router()]
@@ -98,7 +105,9 @@ def create_app(
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key_hashes:
         keys = KeyRing(config.api_key_hashes)
-        app.add_middleware(KeyGuard, keys=keys, public=public.routes, on_refusal=service.count_rejected)
+        app.add_middleware(
+            KeyGuard, keys=keys, public=[*public.routes, *pages.routes], on_refusal=service.count_rejected
+        )
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -7,7 +7,8 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from server.flags import BACKEND_NAMES, deadline, integer, size, text
+from server.flags import BACKEND_NAMES, KV_CACHE_DTYPES, QUANTIZATION_NAMES, deadline, integer, size, text
+from server.speculative_flags import add_speculative_flags
 
 Formatter = type[argparse.HelpFormatter]
 
@@ -18,7 +19,7 @@ examples:
   quire bench kernels --plot kernels.png                  attention beside the common ways to compute it
 """
 _OFFLINE_EXAMPLES = """\
-workloads: single, batch8, mixed64, mixed256, seed64, prefill
+workloads: single, batch8, mixed64, mixed256, seed64, prefill, repeat, repeat16
 examples:
   quire bench offline single                              a stand-in of Qwen3-0.6B on CUDA, else the demo model
   quire bench offline mixed256 prefill --shape llama-3.1-8b --json new.json --compare old.json
@@ -74,15 +75,19 @@ def _add_offline(parser: argparse.ArgumentParser) -> None:
     add("workloads", nargs="+", metavar="WORKLOAD", help="one or more of the workloads below")
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--model", type=text, help="folder in Hugging Face layout, or hub id")
-    model.add_argument("--shape", type=text, metavar="NAME", help="random weights: qwen3-0.6b or llama-3.1-8b")
+    shapes = "random weights: qwen3-0.6b, llama-3.1-8b[-awq] or qwen3-30b-a3b"
+    model.add_argument("--shape", type=text, metavar="NAME", help=shapes)
     add("--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", metavar="DEV", help="auto, cuda, mps, cpu")
     add("--attention-backend", choices=BACKEND_NAMES, default="auto", metavar="NAME", help="as of quire serve")
+    add("--quantization", choices=QUANTIZATION_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length (8192, or what the model reaches)")
     add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once")
     add("--max-num-batched-tokens", type=integer(1, 32_768), metavar="N", help="tokens computed per step")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB")
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", metavar="TYPE", help="auto or fp8")
     add("--enforce-eager", action="store_true", help="no CUDA graphs")
     add("--depth", type=integer(1, 2), metavar="N", help="steps in flight")
+    add_speculative_flags(parser)
     add("--runs", type=integer(1, 100), default=2, metavar="N", help="the best of so many is reported (2)")
 
 

@@ -98,7 +98,8 @@ async def prepare_chat(
     tags = chat_format.tags(has_tools=bool(plan.callable))
     visible_ids = frozenset(tokenizer.tag_ids(tags).values())
     grammar_param = asked and renamed(asked.param, names or {})
-    spec = msgspec.structs.replace(spec, visible_ids=visible_ids, grammar_param=grammar_param)
+    lora_index = service.lora_index(model)
+    spec = msgspec.structs.replace(spec, visible_ids=visible_ids, grammar_param=grammar_param, lora_index=lora_index)
     head = ReplyHead(f"{id_prefix}{secrets.token_hex(16)}", int(time.time()), model)
 
     def parser() -> PartsParser | None:

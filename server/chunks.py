@@ -217,6 +217,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "quire"
+    root: str  # the model's first name
+    parent: str | None  # the model that an adapter belongs to
     max_model_len: int | None
 
 

@@ -14,12 +14,20 @@ from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
 from server.bench_cli import add_bench
-from server.flags import BACKEND_NAMES, deadline, integer, seconds, share, size, text, workers
+from server.doctor_cli import add_doctor
+from server.flags import (
+    deadline,
+    seconds,
+    workers,
+)
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
+from server.loras import resolve_loras
+from server.model_flags import add_memory_flags, add_model_flags
 from server.observability_flags import add_log_flags, add_metrics_flags, traces_endpoint
+from server.speculative_flags import add_speculative_flags, speculative_of
 
 if TYPE_CHECKING:
-    from engine.config import EngineConfig, LaunchConfig
+    from engine.config import EngineConfig, LaunchConfig, LoraSource
 
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
@@ -29,6 +37,7 @@ examples:
   quire serve                                       the built-in demo model, on http://127.0.0.1:8000
   quire serve ./my-model --port 8080                a folder in Hugging Face layout
   quire serve Qwen/Qwen3-0.6B --max-model-len 8192  a hub id
+  quire doctor ./my-model                           whether it can be served here, and what fits
   quire bench serve --concurrency 64                the latencies that clients of a running server see
 """
 
@@ -62,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
     add_bench(commands, _HelpFormatter)
+    add_doctor(commands, _HelpFormatter)
     return parser
 
 
@@ -76,56 +86,15 @@ def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
         allow_abbrev=False,
     )
     parser.set_defaults(run=_serve)
-    _add_model_flags(parser.add_argument_group("model"))
-    _add_memory_flags(parser.add_argument_group("memory and batching (default: from the model and the free memory)"))
+    add_model_flags(parser.add_argument_group("model"))
+    add_memory_flags(parser.add_argument_group("memory and batching (default: from the model and the free memory)"))
+    add_speculative_flags(parser.add_argument_group("speculation (default: one token per request and step)"))
     http = parser.add_argument_group("http")
     add_address_flags(http)
     _add_http_flags(http)
     add_access_flags(parser.add_argument_group("access"))
     add_metrics_flags(parser.add_argument_group("metrics and traces"))
     add_log_flags(parser.add_argument_group("log"))
-
-
-def _add_model_flags(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("model", nargs="?", metavar="MODEL", help="folder in Hugging Face layout, or hub id (default: built-in demo)")
-    add("--revision", type=text, metavar="REV", help="branch, tag or commit of the hub id")
-    add("--served-model-name", action="append", type=text, metavar="NAME", help="name clients use; repeatable")
-    add(
-        "--device", choices=("auto", "cuda", "mps", "cpu"), metavar="DEV", default="auto", help="auto, cuda, mps or cpu"
-    )
-    add(
-        "--dtype",
-        choices=("auto", "bfloat16", "float16", "float32"),
-        metavar="TYPE",
-        default="auto",
-        help="auto, bfloat16, float16 or float32",
-    )
-    add("--load-format", choices=("auto", "dummy"), metavar="FMT", default="auto", help="dummy: random weights")
-    add(
-        "--attention-backend",
-        choices=BACKEND_NAMES,
-        default="auto",
-        metavar="NAME",
-        help="auto, triton, flash-attn, torch",
-    )
-    add("--chat-template", type=text, metavar="FILE", help="Jinja file that replaces the model's own template")
-
-
-def _add_memory_flags(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
-    add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once")
-    add("--max-num-batched-tokens", type=integer(1, 32_768), metavar="N", help="tokens computed per step")
-    add("--max-num-mixed-tokens", type=integer(1, 32_768), metavar="N", help="the same while requests decode")
-    add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block")
-    add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
-    add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of GPU memory (0.9)")
-    add("--no-prefix-caching", action="store_true", help="do not reuse the KV of shared prefixes")
-    add("--depth", type=integer(1, 2), metavar="N", help="steps in flight (2 on cuda, else 1)")
-    add("--enforce-eager", action="store_true", help="no CUDA graphs, for debugging")
-    add("--max-waiting", type=integer(1, 2**20), default=2048, metavar="N", help="requests queued at most (2048)")
-    add("--max-queued-tokens", type=integer(1, 2**40), metavar="N", help="their tokens at most (64 full contexts)")
 
 
 def _add_http_flags(group: argparse._ArgumentGroup) -> None:
@@ -140,6 +109,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     """Bind the port, find the model, launch. The port comes first: a taken one must not cost a download."""
     from engine.config import ServerConfig
     from server.api_keys import read_key_hashes
+    from server.embedding_model import load_embedding_model
     from server.launch import launch
     from server.listener import bind
     from server.resolve import check_kernels_package, resolve_model
@@ -154,10 +124,15 @@ def _serve(arguments: argparse.Namespace) -> int:
     launch_config = _launch_config(arguments)
     listeners = bind(launch_config)
     model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
+    load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
+    names = arguments.served_model_name or [model.name]
+    loras = resolve_loras(arguments.lora, served_model_names=names)
     server_config = ServerConfig(
         model=str(model.folder),
-        served_model_names=arguments.served_model_name or [model.name],
+        served_model_names=names,
+        lora_names=[source.name for source in loras],
         chat_template=chat_template,
+        pooling=arguments.pooling,
         strict=arguments.strict,
         request_timeout_s=arguments.request_timeout,
         api_key_hashes=key_hashes,
@@ -165,11 +140,12 @@ def _serve(arguments: argparse.Namespace) -> int:
         root_path=arguments.root_path,
         otlp_traces_endpoint=endpoint,
     )
-    return launch(launch_config, _engine_config(arguments, str(model.folder)), server_config, listeners)
+    return launch(launch_config, _engine_config(arguments, str(model.folder), loras), server_config, listeners)
 
 
 def _check_together(arguments: argparse.Namespace) -> None:
     """Check what one flag alone cannot tell."""
+    speculative_of(arguments)
     budget, rows = arguments.max_num_batched_tokens, arguments.max_num_seqs
     if budget is not None and rows is not None and budget < rows:
         raise StartupError(
@@ -199,7 +175,7 @@ def _launch_config(arguments: argparse.Namespace) -> "LaunchConfig":
     )
 
 
-def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig":
+def _engine_config(arguments: argparse.Namespace, folder: str, loras: "list[LoraSource]") -> "EngineConfig":
     from engine.config import EngineConfig
 
     return EngineConfig(
@@ -207,6 +183,8 @@ def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig"
         load_format=arguments.load_format,
         device=arguments.device,
         dtype=arguments.dtype,
+        quantization=arguments.quantization,
+        loras=loras,
         attention_backend=arguments.attention_backend,
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
@@ -214,12 +192,14 @@ def _engine_config(arguments: argparse.Namespace, folder: str) -> "EngineConfig"
         max_num_mixed_tokens=arguments.max_num_mixed_tokens,
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory,
+        kv_cache_dtype=arguments.kv_cache_dtype,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         enable_prefix_caching=not arguments.no_prefix_caching,
         enforce_eager=arguments.enforce_eager,
         depth=arguments.depth,
         max_waiting=arguments.max_waiting,
         max_queued_tokens=arguments.max_queued_tokens,
+        speculative=speculative_of(arguments),
     )
 
 

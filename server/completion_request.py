@@ -45,7 +45,8 @@ async def prepare_completion(service: Service, body: CompletionBody, request: Re
     if isinstance(prompts[0], str):
         prompts = await asyncio.to_thread(_encode, service.tokenizer, prompts, limits)
     spec = completion_spec(body, prompts, limits=limits, defaults=service.defaults, moment=moment, grammar=grammar)
-    spec = msgspec.structs.replace(spec, grammar_param=asked and asked.param)
+    lora_index = service.lora_index(model)
+    spec = msgspec.structs.replace(spec, grammar_param=asked and asked.param, lora_index=lora_index)
     head = ReplyHead(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model)
     generation = Generation(
         spec, request_id=head.id, client=service.client, tokenizer=service.tokenizer, metrics=service.metrics

@@ -10,6 +10,17 @@ import re
 from collections.abc import Callable
 
 BACKEND_NAMES = ("auto", "triton", "flash-attn", "torch")
+# As models/quantization/parse.py knows them: what an unquantized checkpoint can become on load, or one is already
+QUANTIZATION_NAMES = (
+    "auto",
+    "none",
+    "fp8",
+    "bitsandbytes-nf4",
+    "bitsandbytes-int8",
+    "awq",
+    "gptq",
+    "compressed-tensors",
+)
 _SIZE_UNITS = {
     "": 1,
     "B": 1,
@@ -22,6 +33,7 @@ _SIZE_UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")  # the last two are one
 
 
 def integer(minimum: int, maximum: int) -> Callable[[str], int]:
@@ -78,6 +90,11 @@ def size(text: str) -> int:
     if not 1 <= num_bytes <= 2**50:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1 byte to 1024TiB")
     return num_bytes
+
+
+def gibibytes(text: str) -> int:
+    """Parse a size in GiB, or one with a unit."""
+    return size(f"{text}GiB" if text.strip().replace(".", "", 1).isdigit() else text)
 
 
 def text(text: str) -> str:

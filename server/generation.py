@@ -146,7 +146,8 @@ class Generation:
                 if child.is_stopped_early:
                     self._client.abort(child.request_id, reason="stop")
                 if child.finish_reason and all(sibling.finish_reason for sibling in self._children):
-                    child.metrics.observe("request_max_num_generation_tokens", max(c.num_tokens for c in self._children))
+                    longest = max(sibling.num_tokens for sibling in self._children)
+                    child.metrics.observe("request_max_num_generation_tokens", longest)
                 yield events
 
     async def _next(self, deltas: AsyncIterator[Delta]) -> Delta:
@@ -217,6 +218,7 @@ class _Child:
             cache_salt=spec.cache_salt,
             priority=spec.priority,
             grammar=spec.grammar,
+            lora_index=spec.lora_index,
         )
 
     def feed(self, delta: Delta) -> list[Event]:

@@ -6,6 +6,7 @@ import msgspec
 
 from engine.protocol import GrammarSpec, SamplingParams
 from server.schemas import ChatBody, CompletionBody
+from server.schemas_embeddings import EmbeddingBody
 
 
 class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +22,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     continues_prompt: bool = False  # the texts join the prompts'; else each is a turn of its own
     cache_salt: str = ""
     priority: int = 0
+    lora_index: int = 0  # as in AddRequest
     grammar: GrammarSpec | None = None  # what each answer must match, checked to compile
     grammar_param: str | None = None  # the field that asks for it, in the client's words
     is_scoring_only: bool = False  # no answer: the one token that the engine makes at least is dropped
@@ -45,6 +47,6 @@ class Moment(NamedTuple):
     seed: int
     key_hash: str = ""
 
-    def timeout_of(self, body: ChatBody | CompletionBody) -> float | None:
+    def timeout_of(self, body: ChatBody | CompletionBody | EmbeddingBody) -> float | None:
         """Return the seconds that a request has from its arrival on."""
         return min((seconds for seconds in (body.timeout, self.timeout_s) if seconds is not None), default=None)

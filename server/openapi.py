@@ -22,7 +22,9 @@ from server.chunks import (
     Rendered,
     TextCompletion,
 )
+from server.embedding_answer import EmbeddingList
 from server.error_replies import AnthropicBody, ErrorBody, speaks_anthropic
+from server.kv_feed import KvState
 from server.messages_chunks import Message, TokenCount
 from server.responses_chunks import Response
 
@@ -97,6 +99,7 @@ _ANSWERS: dict[str, _Answers] = {
     "/v1/responses": _Answers(Response, "OpenAI's named events, from response.created to response.completed"),
     "/v1/messages": _Answers(Message, "Anthropic's named events, from message_start to message_stop"),
     "/v1/messages/count_tokens": _Answers(TokenCount),
+    "/v1/embeddings": _Answers(EmbeddingList),
     "/v1/chat/completions/render": _Answers(Rendered),
     "/v1/completions/render": _Answers(Rendered, is_list=True),
     "/v1/requests/{request_id}": _Answers(CancelledRequest),
@@ -106,7 +109,9 @@ _ANSWERS: dict[str, _Answers] = {
     "/health": _Answers(Health),
     "/ready": _Answers(Ready),
     "/version": _Answers(Version),
+    "/kv/snapshot": _Answers(KvState),
 }
+_MAY_BE_503 = ("/kv/snapshot",)  # with an error
 _ALSO_503 = ("/health", "/ready")  # with the same body as their 200
 
 
@@ -137,6 +142,8 @@ def _fill_in(operation: Schema, path: str, *, needs_key: bool) -> None:
         statuses += _WITH_BODY
     elif "{" in path:
         statuses.append(404)
+    if path in _MAY_BE_503:
+        statuses.append(503)
     if needs_key:
         statuses.append(401)
     error = _json_content(_name(AnthropicBody if speaks_anthropic(path) else ErrorBody))

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +20,11 @@ PROJECT_ROOT = Path(__file__).resolve().parent.parent
 DEMO_FOLDER = PROJECT_ROOT / "models" / "demo" / "checkpoint"
 _DEMO_NOTE = "a tiny model to try the server with: knows Quire, capitals, small sums; often wrong, not for real work"
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer*", "*.model", "merges.txt"]
-_HUB_SKIPPED = ["*/*", "consolidated*"]  # other formats of the same weights
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+# Other formats of the same weights; 1_Pooling/config.json is none of them
+_HUB_SKIPPED = ["[!0-9]*/*", "[0-9]*/*.safetensors", "consolidated*"]
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -41,7 +43,7 @@ def resolve_model(model: str | None, *, revision: str | None = None, load_format
     if model is None:
         resolved = ResolvedModel(DEMO_FOLDER, DEMO_NAME)
     else:
-        path, kind = _look_at(model)
+        path, kind = look_at(model)
         if kind == "folder":
             if revision is not None:
                 raise StartupError(f"--revision {revision}: {model} is a local folder, which has none.", exit_code=2)
@@ -49,7 +51,7 @@ def resolve_model(model: str | None, *, revision: str | None = None, load_format
             resolved = ResolvedModel(path, path.name or "model")
         elif kind == "file":
             raise StartupError(f"MODEL {model} is a file, but a folder in Hugging Face layout is needed.", exit_code=2)
-        elif _HUB_ID.fullmatch(model):
+        elif HUB_ID.fullmatch(model):
             resolved = ResolvedModel(_download(model, revision), model)
         else:
             raise StartupError(
@@ -70,7 +72,7 @@ def check_folder(folder: Path, *, load_format: str = "auto") -> None:
     _read_json(folder / "config.json", "is this a model folder in Hugging Face layout?")
     if load_format != "dummy":
         _check_weights(folder)
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise StartupError(f"No tokenizer in {folder}: tokenizer.json (or tokenizer.model) is missing.")
 
 
@@ -91,7 +93,7 @@ def check_kernels_package() -> None:
     )
 
 
-def _look_at(model: str) -> tuple[Path, str]:
+def look_at(model: str) -> tuple[Path, str]:
     """Return the path that `model` would be, and "folder", "file" or "" for none."""
     try:
         path = Path(model).expanduser()
@@ -100,6 +102,36 @@ def _look_at(model: str) -> tuple[Path, str]:
         return path, "folder" if path.is_dir() else "file"
     except (OSError, RuntimeError, ValueError) as error:
         raise StartupError(f"MODEL {model[:200]!r}: {error}.", exit_code=2) from error
+
+
+def fetch(download: Callable[[], str], repo_id: str, *, revision: str | None) -> Path:
+    """Return what a download from the hub returns. Raises StartupError with one sentence for whatever goes wrong."""
+    from huggingface_hub import errors, utils
+
+    if not sys.stderr.isatty():
+        utils.disable_progress_bars()
+    where = f"{repo_id}" + (f" at revision {revision}" if revision else "")
+    try:
+        return Path(download())
+    except errors.GatedRepoError as error:
+        raise StartupError(
+            f"{where} is gated: accept its licence on huggingface.co and log in with `hf auth login`."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise StartupError(f"{where} is neither a local folder nor a repository on the Hugging Face hub.") from error
+    except errors.RevisionNotFoundError as error:
+        raise StartupError(f"{repo_id} has no revision {revision}.") from error
+    except errors.HFValidationError as error:
+        raise StartupError(
+            f"MODEL {repo_id}: not a valid hub id: {sentence(_first_line(error))}", exit_code=2
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise StartupError(
+            f"{where} is no local folder, is not in the local cache, and the Hugging Face hub cannot be reached; "
+            "give a folder, or try again online."
+        ) from error
+    except (errors.HfHubHTTPError, OSError) as error:
+        raise StartupError(f"Download of {where} failed: {sentence(_first_line(error))}") from error
 
 
 def _check_weights(folder: Path) -> None:
@@ -139,36 +171,13 @@ def _read_json(path: Path, hint: str) -> dict[str, object]:
 def _download(repo_id: str, revision: str | None) -> Path:
     """Fetch a hub repository's servable files into the local cache, or find them there. Blocks."""
     import huggingface_hub
-    from huggingface_hub import errors, utils
 
-    if not sys.stderr.isatty():
-        utils.disable_progress_bars()
-    where = f"{repo_id}" + (f" at revision {revision}" if revision else "")
-    try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                repo_id, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIPPED
-            )
+    def download() -> str:
+        return huggingface_hub.snapshot_download(
+            repo_id, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIPPED
         )
-    except errors.GatedRepoError as error:
-        raise StartupError(
-            f"{where} is gated: accept its licence on huggingface.co and log in with `hf auth login`."
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise StartupError(f"{where} is neither a local folder nor a repository on the Hugging Face hub.") from error
-    except errors.RevisionNotFoundError as error:
-        raise StartupError(f"{repo_id} has no revision {revision}.") from error
-    except errors.HFValidationError as error:
-        raise StartupError(
-            f"MODEL {repo_id}: not a valid hub id: {sentence(_first_line(error))}", exit_code=2
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise StartupError(
-            f"{where} is no local folder, is not in the local cache, and the Hugging Face hub cannot be reached; "
-            "give a folder, or try again online."
-        ) from error
-    except (errors.HfHubHTTPError, OSError) as error:
-        raise StartupError(f"Download of {where} failed: {sentence(_first_line(error))}") from error
+
+    return fetch(download, repo_id, revision=revision)
 
 
 def _first_line(error: Exception) -> str:

@@ -42,21 +42,28 @@ def _stop(value: Any) -> list[str]:
     return stop
 
 
-def _prompt(value: Any) -> list[str] | list[list[int]]:
-    """Normalise the four forms of a prompt to a list of texts or a list of id lists."""
+def check_texts_or_ids(value: Any, *, noun: str, limit: int) -> list[str] | list[list[int]]:
+    """Normalise a text, texts, ids or lists of ids to a list of texts or a list of id lists. Raises ValueError.
+
+    noun: what they are, of which there may be `limit`.
+    """
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string, a list of strings, a list of token ids or a list of those lists")
     if all(type(item) is int for item in value):
         return [value]
-    if len(value) > MAX_PROMPTS:
-        raise ValueError(f"has {len(value)} prompts, the limit is {MAX_PROMPTS}")
+    if len(value) > limit:
+        raise ValueError(f"has {len(value)} {noun}, the limit is {limit}")
     if all(isinstance(item, str) for item in value):
         return value
     if all(isinstance(item, list) and item and all(type(id_) is int for id_ in item) for item in value):
         return value
     raise ValueError("must be a string, a list of strings, a list of token ids or a list of those lists, none empty")
+
+
+def _prompt(value: Any) -> list[str] | list[list[int]]:
+    return check_texts_or_ids(value, noun="prompts", limit=MAX_PROMPTS)
 
 
 def _logit_bias(value: dict[str, float]) -> dict[int, float]:

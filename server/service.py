@@ -8,10 +8,17 @@ from pathlib import Path
 from engine.client import QUEUE_IS_FULL, EngineClient
 from engine.config import ServerConfig
 from engine.control import Supervisor
-from engine.errors import InvalidParameter, Overloaded, RequestError, ServiceError
+from engine.errors import (
+    InvalidParameter,
+    Overloaded,
+    RequestError,
+    ServiceError,
+    UnsupportedFeature,
+)
 from engine.metrics import Metrics
 from engine.protocol import EngineReady
 from server.access import RequestRecord
+from server.embedding_model import EmbeddingModel, load_embedding_model
 from server.errors import DeadlineExceeded, Draining, HttpError, ModelNotFound, NotReady
 from server.generation_spec import Moment
 from server.grammar_checker import GrammarChecker
@@ -34,6 +41,7 @@ class Service:
     defaults: GenerationDefaults
     created: int  # Unix time of the start, seconds
     grammars: GrammarChecker
+    embedding: EmbeddingModel | None = None  # None: no embeddings are made
 
     def limits(self) -> EngineReady:
         """Return the engine's limits. Raises Draining or NotReady: nothing new is taken then."""
@@ -48,14 +56,37 @@ class Service:
         return ready
 
     def check_room(self) -> None:
-        """Refuse what would generate before any work is done for it. Raises Draining, NotReady or Overloaded."""
+        """Refuse what would generate before any work is done for it.
+
+        Raises Draining, NotReady, Overloaded, or UnsupportedFeature where nothing can be generated.
+        """
+        if not self.limits().can_generate:
+            raise UnsupportedFeature(
+                f"{self.config.served_model_names[0]} makes embeddings and no text, since it has no language-model"
+                " head: use /v1/embeddings.",
+                param="model",
+            )
+        self.check_queue()
+
+    def check_queue(self) -> None:
+        """Refuse what would wait too long. Raises Draining, NotReady or Overloaded."""
         self.limits()
         if self.client.is_full:
             raise Overloaded(QUEUE_IS_FULL)
 
+    def embedding_model(self) -> EmbeddingModel:
+        """Return how embeddings are made. Raises UnsupportedFeature where they are not."""
+        if self.embedding is None:
+            raise UnsupportedFeature(
+                f"{self.config.served_model_names[0]} is not an embedding model (it has no modules.json): start the"
+                " server with --pooling last or --pooling mean to make embeddings of its hidden states.",
+                param="model",
+            )
+        return self.embedding
+
     def model_name(self, asked: str | None) -> str:
         """Return the name to answer with. Raises ModelNotFound."""
-        names = self.config.served_model_names
+        names = self.config.served_model_names + self.config.lora_names
         if asked is None:
             return names[0]
         if asked not in names:
@@ -63,6 +94,11 @@ class Service:
                 f"The model {asked[:200]!r} does not exist; served here: {', '.join(names)}.", param="model"
             )
         return asked
+
+    def lora_index(self, name: str) -> int:
+        """Return the adapter behind a name that model_name gave, for AddRequest; 0: it is the model's own."""
+        loras = self.config.lora_names
+        return loras.index(name) + 1 if name in loras else 0
 
     def ignored_header(self, ignored: list[str]) -> dict[str, str]:
         """Return the header that names fields without effect. Raises InvalidParameter in strict mode."""
@@ -103,4 +139,6 @@ def make_service(
     folder = Path(config.model)
     tokenizer = load_tokenizer(folder, chat_template=Path(config.chat_template) if config.chat_template else None)
     defaults = load_generation_defaults(folder, tokenizer_eos_id=tokenizer.eos_id)
-    return Service(config, client, supervisor, metrics, tokenizer, defaults, created, GrammarChecker(folder))
+    embedding = load_embedding_model(folder, pooling=config.pooling)
+    grammars = GrammarChecker(folder)
+    return Service(config, client, supervisor, metrics, tokenizer, defaults, created, grammars, embedding)

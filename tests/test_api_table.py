@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parent
 FOLDERS = {
     "i": "integration",
+    "b": "browser",
     "c": "clients",
     "c/openai2": "clients/openai2",
     "fuzz": "fuzz",

@@ -26,25 +26,30 @@ ENGINE_FOR_SERVER = {
     "engine.client",
     "engine.config",
     "engine.control",
+    "engine.diagnosis",
     "engine.errors",
     "engine.logs",
     "engine.metrics",
     "engine.process",
     "engine.protocol",
+    "engine.sizes",
     "engine.transport",
 }
 # engine files that hold tensors; all others are plain Python
 ENGINE_WITH_TORCH = {
+    "adapters",
     "connectors",
     "cuda_graph",
     "device_state",
     "input_batch",
     "device",
+    "doctor",
     "kv_cache",
     "load",
     "memory",
     "model_runner",
     "offline",
+    "pooler",
     "prompt_logprobs",
     "rehearsal",
     "sampler",
@@ -56,6 +61,7 @@ SYNCS = {"item", "tolist", "cpu"}
 SYNC_ALLOWED = {
     "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
     "models/demo/trainer.py": "a training loop, which serves nobody: it reads the loss every 50 steps",
+    "models/quantization/bitsandbytes.py": "JSON that lies in tensors is read while the model loads",
 }
 
 

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from kernels.kv_write import UNSCALED, KVScales
+
 logger = logging.getLogger(__name__)
 
 
@@ -48,6 +50,12 @@ class AttentionSpec:
     dtype: torch.dtype
     device: torch.device
     block_size: int | None = None  # tokens; None: the backend may choose
+    kv_dtype: torch.dtype | None = None  # what the pool holds: None is `dtype`; else kernels.kv_write.FP8
+
+    @property
+    def has_other_pool(self) -> bool:
+        """Whether keys and values must be converted before they are multiplied."""
+        return self.kv_dtype not in (None, self.dtype)
 
 
 class AttentionBackend(Protocol):
@@ -72,6 +80,7 @@ class AttentionBackend(Protocol):
         scale: float,
         sliding_window: int | None = None,  # a token sees itself and the window - 1 tokens before it
         softcap: float = 0.0,  # 0: off; else logits = softcap * tanh(logits / softcap)
+        kv_scales: KVScales = UNSCALED,  # of an FP8 pool
     ) -> torch.Tensor:  # [T, num_heads, head_dim]
         """Causal attention of each row's queries over that row's own tokens."""
         ...

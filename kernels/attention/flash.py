@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from kernels.attention.base import AttentionMetadata, AttentionSpec
+from kernels.kv_write import UNSCALED, KVScales
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class FlashAttention:
             return f"it needs a CUDA device, not {spec.device.type}"
         if spec.dtype not in _DTYPES:
             return f"dtype {spec.dtype} is not one of bfloat16, float16"
+        if spec.has_other_pool:
+            return f"its pool must hold {spec.dtype}, not {spec.kv_dtype}"
         if spec.head_dim > _MAX_HEAD_DIM or spec.head_dim % 8 != 0:
             return f"head_dim {spec.head_dim} is not a multiple of 8 of at most {_MAX_HEAD_DIM}"
         if spec.num_heads % spec.num_kv_heads != 0:
@@ -95,8 +98,10 @@ class FlashAttention:
         scale: float,
         sliding_window: int | None = None,
         softcap: float = 0.0,
+        kv_scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward. A padding row (seq_len 0) yields zeros."""
+        assert kv_scales == UNSCALED, "refuse() takes no FP8 pool"
         window = _WHOLE_ROW if sliding_window is None else (sliding_window - 1, 0)
         masking = _Masking(scale=scale, window=window, softcap=softcap)
         return self._library.attend(self._library.module, q, k_cache, v_cache, metadata, masking)

@@ -56,6 +56,7 @@ def takes(q: torch.Tensor, k_cache: torch.Tensor, *, sliding_window: int | None,
     """Whether this kernel was written for such tensors, given a device of compute capability 9."""
     return (
         q.dtype in (torch.bfloat16, torch.float16)
+        and k_cache.dtype == q.dtype  # wgmma takes keys from shared memory as they are, where TMA put them
         and q.shape[2] in (64, 128)
         and k_cache.stride(2) == q.shape[2]
         and sliding_window is None

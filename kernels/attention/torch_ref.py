@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from kernels.attention.base import AttentionMetadata, AttentionSpec
+from kernels.kv_write import FP8, UNSCALED, KVScales, from_fp8
 
 
 class TorchAttention:
@@ -40,12 +41,15 @@ class TorchAttention:
         scale: float,
         sliding_window: int | None = None,
         softcap: float = 0.0,
+        kv_scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward for shapes.
 
         The caches must be finite everywhere, also where nothing was written: a masked value still counts as 0 * value.
-        A padding row (seq_len 0) yields the value in its table's first slot.
+        A padding row (seq_len 0) yields the value in its table's first slot. FP8 is exact in every dtype of q, so the
+        scales may be multiplied in where they are fewest numbers: into the logits' scale, and into the output.
         """
+        scale *= kv_scales.k
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         decodes, others = _split_rows(metadata)
         if len(decodes):
@@ -54,15 +58,15 @@ class TorchAttention:
             tables = metadata.block_table[rows]
             out[tokens] = _attend_decodes(
                 q[tokens],
-                self._keys.gather(k_cache, tables, metadata.max_seq_len),
-                self._values.gather(v_cache, tables, metadata.max_seq_len),
+                self._keys.gather(k_cache, tables, metadata.max_seq_len, q.dtype),
+                self._values.gather(v_cache, tables, metadata.max_seq_len, q.dtype),
                 metadata.seq_lens[rows].clamp(min=1),
                 scale=scale,
                 sliding_window=sliding_window,
                 softcap=softcap,
             )
         if not len(others):
-            return out
+            return _scaled(out, kv_scales.v)
         starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
         for row in others:
             start, end, length = starts[row], starts[row + 1], lengths[row]
@@ -72,13 +76,17 @@ class TorchAttention:
             table = metadata.block_table[row : row + 1]
             out[start:end] = _attend_row(
                 q[start:end],
-                self._keys.gather(k_cache, table, length)[0],
-                self._values.gather(v_cache, table, length)[0],
+                self._keys.gather(k_cache, table, length, q.dtype)[0],
+                self._values.gather(v_cache, table, length, q.dtype)[0],
                 scale=scale,
                 sliding_window=sliding_window,
                 softcap=softcap,
             )
-        return out
+        return _scaled(out, kv_scales.v)
+
+
+def _scaled(out: torch.Tensor, scale: float) -> torch.Tensor:
+    return out if scale == 1.0 else out.mul_(scale)
 
 
 def _split_rows(metadata: AttentionMetadata) -> tuple[range, range]:
@@ -103,8 +111,10 @@ class _Scratch:
     def __init__(self) -> None:
         self._buffer = torch.empty(0)
 
-    def gather(self, cache: torch.Tensor, block_table: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """The first num_tokens tokens of each row's blocks, as a view [N, Hkv, num_tokens, D].
+    def gather(
+        self, cache: torch.Tensor, block_table: torch.Tensor, num_tokens: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The first num_tokens tokens of each row's blocks, FP8 as dtype, as a view [N, Hkv, num_tokens, D].
 
         cache: [num_blocks, block_size, Hkv, D]; block_table: [N, max_blocks]. Valid until the next call.
         """
@@ -112,11 +122,15 @@ class _Scratch:
         _, block_size, num_kv_heads, head_dim = cache.shape
         num_blocks = min(-(-num_tokens // block_size), block_table.shape[1])
         block_ids = block_table[:, :num_blocks].flatten()
+        is_fp8 = cache.dtype == FP8
+        cache = cache.view(torch.uint8) if is_fp8 else cache  # not every torch gathers fp8 on every device
         if cache.device.type == "cpu":
             pages = self._reserve(cache, block_ids.shape[0])
             torch.index_select(cache, 0, block_ids, out=pages)
         else:
             pages = cache.index_select(0, block_ids)
+        if is_fp8:
+            pages = from_fp8(pages.view(FP8), dtype)
         tokens = pages.view(num_rows, num_blocks * block_size, num_kv_heads, head_dim)
         return tokens[:, :num_tokens].transpose(1, 2)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from kernels.attention.base import AttentionMetadata, AttentionSpec
+from kernels.kv_write import UNSCALED, KVScales
 
 try:
     from kernels.attention.triton_decode import DecodeScratch, decode_attention
@@ -19,6 +22,8 @@ try:
     HAS_GLUON = True
 except ImportError:
     HAS_GLUON = False
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MAX_HEAD_DIM = 256
@@ -70,6 +75,7 @@ class TritonAttention:
         scale: float,
         sliding_window: int | None = None,
         softcap: float = 0.0,
+        kv_scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward. A padding row (seq_len 0) yields zeros."""
         scratch = self._scratch_for(q, k_cache)
@@ -80,7 +86,7 @@ class TritonAttention:
             rows = slice(None) if is_mixed else slice(num_decodes)
             decode_attention(
                 q[rows], k_cache, v_cache, metadata.block_table, metadata.seq_lens, out[rows], scratch,
-                scale=scale, sliding_window=sliding_window, softcap=softcap,
+                scale=scale, sliding_window=sliding_window, softcap=softcap, kv_scales=kv_scales,
                 query_start_loc=metadata.query_start_loc if is_mixed else None,
                 max_seq_len=metadata.max_seq_len, pdl=self._pdl,
             )  # fmt: skip
@@ -98,7 +104,7 @@ class TritonAttention:
                 prefill_attention(
                     q, k_cache, v_cache, metadata.block_table, row_starts, seq_lens, out,
                     scale=scale, max_query_len=metadata.max_query_len, first_row=num_decodes, skips_decodes=is_mixed,
-                    sliding_window=sliding_window, softcap=softcap, pdl=self._pdl,
+                    sliding_window=sliding_window, softcap=softcap, kv_scales=kv_scales, pdl=self._pdl,
                 )  # fmt: skip
         return out
 
@@ -115,4 +121,8 @@ class TritonAttention:
             capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (0, 0)
             self._pdl = capability >= (9, 0)
             self._tickets = new_tickets(q.device) if HAS_GLUON and capability[0] == 9 else None
+            if self._tickets is not None and k_cache.dtype != q.dtype:
+                logger.info(
+                    "attention_prefill=gluon refused reason=%r", f"its pool must hold {q.dtype}, not {k_cache.dtype}"
+                )
         return self._scratch

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, is_wide, page_offsets, prefetch_l2
+from kernels.kv_write import UNSCALED, KVScales
 
 MAX_SPLITS = 128
 _FEW_PAIRS = 16  # (row, KV head) pairs of one or two rows: latency, not bandwidth, bounds them
@@ -84,6 +85,7 @@ def decode_attention(
     scale: float,
     sliding_window: int | None = None,
     softcap: float = 0.0,
+    kv_scales: KVScales = UNSCALED,
     query_start_loc: torch.Tensor | None = None,
     max_seq_len: int | None = None,
     num_splits: int | None = None,
@@ -92,7 +94,7 @@ def decode_attention(
 ) -> None:
     """Write the attention of R rows of one query token each into `out`. Never syncs.
 
-    q, out: [R, num_heads, head_dim], the last two dimensions dense; caches as AttentionBackend.forward;
+    q, out: [R, num_heads, head_dim], the last two dimensions dense; caches, kv_scales as AttentionBackend.forward;
     query_start_loc: [R + 1] int32: the rows are ragged (q, out: [T, …]), and only those of one token are computed;
     block_table: [>= R, max_blocks] int32; seq_lens: [>= R] int32, 0 for a padding row (its output is zeros).
     max_seq_len: an upper bound of seq_lens, spares empty splits; num_splits, config: override the choice (benchmarks).
@@ -105,17 +107,17 @@ def decode_attention(
     num_pairs = num_rows * num_kv_heads
     if num_splits is None:
         num_splits = scratch.num_splits(num_pairs=num_pairs)
-    config = config or decode_config(head_dim, k_cache.dtype, num_pairs=num_pairs, is_split=num_splits > 1)
+    # Also with fp8 caches by q's dtype, which their tiles are turned into
+    config = config or decode_config(head_dim, q.dtype, num_pairs=num_pairs, is_split=num_splits > 1)
     if max_seq_len is not None:
         num_splits = max(1, min(num_splits, -(-max_seq_len // config.block_n)))
     group = num_heads // num_kv_heads
     assert num_pairs * num_splits * group <= scratch.lse.shape[0] or num_splits == 1
-    assert k_cache.stride() == v_cache.stride()
-    assert k_cache.stride(3) == 1
+    assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1  # noqa: PT018
     _decode_kernel[(num_kv_heads, num_splits, num_rows)](
         q, k_cache, v_cache, out, block_table, seq_lens, query_start_loc,
         scratch.partial, scratch.lse, scratch.arrivals,
-        scale * math.log2(math.e) if softcap == 0.0 else scale, softcap, sliding_window or 0,
+        kv_scales.k * scale * (math.log2(math.e) if softcap == 0.0 else 1.0), softcap, kv_scales.v, sliding_window or 0,
         q.stride(0), out.stride(0), *k_cache.stride()[:3], block_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, D_PAD=triton.next_power_of_2(head_dim),
         BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_N=config.block_n, BLOCK_SIZE=block_size,
@@ -129,7 +131,7 @@ def decode_attention(
 @triton.jit
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, seq_lens_ptr, query_start_ptr, partial_ptr, lse_ptr, arrivals_ptr,
-    scale, softcap, window,  # scale holds log2(e) unless logits are capped
+    scale, softcap, v_scale, window,  # scale holds k's, and log2(e) unless logits are capped
     stride_q_row, stride_out_row, stride_block, stride_slot, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
@@ -170,6 +172,7 @@ def _decode_kernel(
         start, end, oldest, scale, softcap, stride_block, stride_slot,
         HEAD_DIM, D_PAD, BLOCK_G, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
     )  # fmt: skip
+    acc = acc * v_scale
 
     out_row_ptr = out_ptr + token * stride_out_row + kv_head * GROUP * HEAD_DIM
     out_offsets = heads[:, None] * HEAD_DIM + dims[None, :]
@@ -245,7 +248,7 @@ def _attend_range(
         offsets = page_offsets(table_ptr, keys, in_row, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
         tile = offsets[:, None] + dims[None, :]
         in_tile = in_row[:, None] & (dims < HEAD_DIM)[None, :]
-        k = tl.load(k_ptr + tile, mask=in_tile, other=0.0)
+        k = tl.load(k_ptr + tile, mask=in_tile, other=0.0).to(q.dtype)
         logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if HAS_SOFTCAP:
             logits = cap_logits(logits, softcap) * LOG2_E
@@ -255,7 +258,7 @@ def _attend_range(
         shrink = tl.exp2(maximum - new_maximum)
         weights = tl.exp2(logits - new_maximum[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        v = tl.load(v_ptr + tile, mask=in_tile, other=0.0)
+        v = tl.load(v_ptr + tile, mask=in_tile, other=0.0).to(q.dtype)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         maximum = new_maximum

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, is_wide, page_offsets
+from kernels.kv_write import UNSCALED, KVScales
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def prefill_attention(
     skips_decodes: bool = False,
     sliding_window: int | None = None,
     softcap: float = 0.0,
+    kv_scales: KVScales = UNSCALED,
     config: PrefillConfig | None = None,
     pdl: bool = False,
 ) -> None:
@@ -68,7 +70,7 @@ def prefill_attention(
     q, out: [T, num_heads, head_dim], the last two dimensions dense; query_start_loc: [R + 1], seq_lens: [R] int32;
     block_table: [R, max_blocks] int32. Rows before first_row have one token each. skips_decodes: leave rows of one
     token to decode_attention. Query i of a row of n stands at position seq_len - n + i; a row of seq_len 0 is padding
-    and yields zeros.
+    and yields zeros. kv_scales: of fp8 caches.
     """
     total_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
@@ -85,7 +87,7 @@ def prefill_attention(
     assert group <= config.block_m
     _prefill_kernel[(num_kv_heads, num_tiles)](
         q, k_cache, v_cache, out, block_table, query_start_loc, seq_lens, first_row, num_rows, num_rows.bit_length(),
-        scale * math.log2(math.e) if softcap == 0.0 else scale, softcap, sliding_window or 0,
+        kv_scales.k * scale * (math.log2(math.e) if softcap == 0.0 else 1.0), softcap, kv_scales.v, sliding_window or 0,
         q.stride(0), out.stride(0), *k_cache.stride()[:3], block_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, D_PAD=triton.next_power_of_2(head_dim), BLOCK_SIZE=block_size,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, TOKENS=tokens_per_tile,
@@ -99,7 +101,7 @@ def prefill_attention(
 @triton.jit(do_not_specialize=["first_row", "num_rows", "search_steps"])
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, query_start_ptr, seq_lens_ptr, first_row, num_rows, search_steps,
-    scale, softcap, window,  # scale holds log2(e) unless logits are capped
+    scale, softcap, v_scale, window,  # scale holds k's, and log2(e) unless logits are capped
     stride_q_token, stride_out_token, stride_block, stride_slot, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TOKENS: tl.constexpr,
@@ -144,6 +146,7 @@ def _prefill_kernel(
         view, first_position, full_end, end,
         HEAD_DIM, D_PAD, BLOCK_M, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, IS_WIDE,
     )  # fmt: skip
+    acc = acc * v_scale
     tl.store(
         out_ptr + (token_index * stride_out_token)[:, None] + in_heads, acc.to(out_ptr.dtype.element_ty), mask=in_tile
     )
@@ -215,7 +218,7 @@ def _attend_tiles(
             offsets = page_offsets(table_ptr, keys, None, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
         tile = offsets[:, None] + dims[None, :]
         in_tile = (keys < seq_len)[:, None] & (dims < HEAD_DIM)[None, :]
-        k = _load_tile(k_ptr + tile, in_tile, MASK or HEAD_DIM != D_PAD)
+        k = _load_tile(k_ptr + tile, in_tile, MASK or HEAD_DIM != D_PAD).to(q.dtype)
         logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if HAS_SOFTCAP:
             logits = cap_logits(logits * scale, softcap)
@@ -231,7 +234,7 @@ def _attend_tiles(
         shrink = tl.exp2(maximum - new_maximum)
         weights = tl.exp2(logits * scale_log2 - new_maximum[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        v = _load_tile(v_ptr + tile, in_tile, MASK or HEAD_DIM != D_PAD)
+        v = _load_tile(v_ptr + tile, in_tile, MASK or HEAD_DIM != D_PAD).to(q.dtype)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         maximum = new_maximum

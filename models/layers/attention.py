@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from kernels.kv_write import FP8, UNSCALED, KVScales
 from kernels.ops import norm_rope_write_kv
 from models.config import ModelConfig
 from models.context import ForwardContext
+from models.kv_scales import read_kv_scales
 from models.layers.linear import QKVLinear, RowLinear
 from models.layers.norm import RMSNorm
 from models.parallel import TensorParallel
@@ -44,12 +46,13 @@ class Attention(nn.Module):
         self.q_norm = q_norm
         self.k_norm = k_norm
 
-    def forward(self, qkv: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+    def forward(self, qkv: torch.Tensor, ctx: ForwardContext, kv_scales: KVScales) -> torch.Tensor:
         """qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; writes this layer's part of ctx.kv_caches.
 
-        Returns [T, num_heads * head_dim].
+        kv_scales: for a pool in FP8; any other holds keys and values as they are. Returns [T, num_heads * head_dim].
         """
         k_cache, v_cache = ctx.kv_caches[self.layer_index]
+        kv_scales = kv_scales if k_cache.dtype == FP8 else UNSCALED
         q = norm_rope_write_kv(
             qkv,
             None if self.q_norm is None else self.q_norm.weight,
@@ -61,6 +64,7 @@ class Attention(nn.Module):
             v_cache,
             ctx.attention.slot_mapping,
             num_heads=self.num_heads,
+            kv_scales=kv_scales,
         )
         out = ctx.backend.forward(
             q,
@@ -70,6 +74,7 @@ class Attention(nn.Module):
             scale=self.scale,
             sliding_window=self.sliding_window,
             softcap=self.softcap,
+            kv_scales=kv_scales,
         )
         return out.flatten(1)
 
@@ -82,6 +87,8 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.attention = attention
+        self.kv_scales = read_kv_scales(w)
+        self._num_queries = config.num_heads // tp.size * config.head_dim
         self.qkv_proj = QKVLinear(
             w,
             hidden_size=config.hidden_size,
@@ -102,6 +109,12 @@ class SelfAttention(nn.Module):
             tp=tp,
         )
 
+    @property
+    def key_bias(self) -> torch.Tensor | None:
+        """What is added to every key of this rank's heads, before RoPE: [num_kv_heads * head_dim], or None."""
+        bias = self.qkv_proj.bias
+        return None if bias is None else bias[self._num_queries : (self._num_queries + bias.shape[0]) // 2]
+
     def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
-        return self.o_proj(self.attention(self.qkv_proj(hidden), ctx))
+        return self.o_proj(self.attention(self.qkv_proj(hidden), ctx, self.kv_scales))

@@ -76,6 +76,9 @@ class Decoder(nn.Module):
             make_layer(layer_index, inner / f"layers.{layer_index}") for layer_index in range(config.num_layers)
         )
         self.norm = RMSNorm(config, inner, "norm", size=hidden_size)
+        self.lm_head: LMHead | None = None
+        if not config.has_lm_head:
+            return
         if config.tie_word_embeddings:
             head = self.embed_tokens.weight
         else:
@@ -94,4 +97,5 @@ class Decoder(nn.Module):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden_size] → [N, vocab_size]."""
+        assert self.lm_head is not None, "the engine refuses what would sample"
         return self.lm_head(hidden)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from models.lora.linear import with_adapters
 from models.parallel import TensorParallel
 from models.quantization.base import LinearMethod, LinearPart
 from models.weights import Weights
@@ -21,8 +22,8 @@ class ColumnLinear(nn.Module):
 
     def __init__(self, w: Weights, parts: Sequence[LinearPart], *, has_bias: bool, method: LinearMethod) -> None:
         super().__init__()
-        self.method = method
-        self.params = method.load(w, parts)
+        self.method = with_adapters(method, w)
+        self.params = self.method.load(w, parts)
         self.bias = _load_biases(w, parts) if has_bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -72,7 +73,7 @@ class QKVLinear(ColumnLinear):
 
 
 class RowLinear(nn.Module):
-    """A matrix whose inputs are split over ranks: the partial products are summed."""
+    """A matrix whose inputs are split over ranks: the partial products are summed, if is_partial by the caller."""
 
     def __init__(
         self,
@@ -84,18 +85,23 @@ class RowLinear(nn.Module):
         has_bias: bool,
         method: LinearMethod,
         tp: TensorParallel,
+        is_partial: bool = False,
     ) -> None:
         super().__init__()
-        self.method = method
+        self.method = with_adapters(method, w)
         self.tp = tp
-        self.params = method.load(w, [LinearPart(name, out_features, in_features, dim=1, rank=tp.rank, size=tp.size)])
+        self.is_partial = is_partial
+        self.params = self.method.load(
+            w, [LinearPart(name, out_features, in_features, dim=1, rank=tp.rank, size=tp.size)]
+        )
         bias = (w / name).tensor("bias", (out_features,)) if has_bias else None
         # The sum over ranks must contain the bias once
         self.bias = bias if tp.rank == 0 else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, inputs of this rank] → [T, out_features], the same on every rank."""
-        return self.tp.all_reduce(self.method.apply(self.params, x, self.bias))
+        """x: [T, inputs of this rank] → [T, out_features], the same on every rank unless it is partial."""
+        out = self.method.apply(self.params, x, self.bias)
+        return out if self.is_partial else self.tp.all_reduce(out)
 
 
 def _load_biases(w: Weights, parts: Sequence[LinearPart]) -> torch.Tensor:

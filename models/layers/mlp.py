@@ -16,16 +16,29 @@ _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
 
 
 class GatedMLP(nn.Module):
-    """down(activation(gate(x)) * up(x)), the intermediate dimension split over ranks."""
+    """down(activation(gate(x)) * up(x)), the intermediate dimension split over ranks.
 
-    def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel, method: LinearMethod) -> None:
+    intermediate_size: the config's unless given. is_partial: the caller sums over the ranks.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        w: Weights,
+        tp: TensorParallel,
+        method: LinearMethod,
+        *,
+        intermediate_size: int | None = None,
+        is_partial: bool = False,
+    ) -> None:
         super().__init__()
+        intermediate_size = intermediate_size or config.intermediate_size
         self.activate_and_mul = _ACTIVATIONS[config.activation]
         self.gate_up_proj = MergedColumnLinear(
             w,
             ("gate_proj", "up_proj"),
             in_features=config.hidden_size,
-            out_features=config.intermediate_size,
+            out_features=intermediate_size,
             has_bias=config.has_mlp_bias,
             method=method,
             tp=tp,
@@ -33,11 +46,12 @@ class GatedMLP(nn.Module):
         self.down_proj = RowLinear(
             w,
             "down_proj",
-            in_features=config.intermediate_size,
+            in_features=intermediate_size,
             out_features=config.hidden_size,
             has_bias=config.has_mlp_bias,
             method=method,
             tp=tp,
+            is_partial=is_partial,
         )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from models.weights import Weights
 
-# A method's own tensors by its own names; opaque to layers
-LinearParams = dict[str, torch.Tensor]
+# What a method keeps of a layer, most often its own tensors by its own names; opaque to layers
+LinearParams = Any
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,16 @@ class LinearPart:
     dim: int
     rank: int
     size: int
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of this rank."""
+        return self.out_features // self.size if self.dim == 0 else self.out_features
+
+    @property
+    def inputs(self) -> int:
+        """Inputs of this rank."""
+        return self.in_features // self.size if self.dim == 1 else self.in_features
 
 
 class LinearMethod(Protocol):

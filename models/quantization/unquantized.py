@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from kernels.ops import DenseLinear
-from models.quantization.base import LinearParams, LinearPart
+from models.quantization.base import LinearPart
+from models.quantization.stored import read_dense
 from models.weights import Weights
 
 
@@ -17,16 +18,11 @@ class Unquantized:
     def __init__(self) -> None:
         self._linear = DenseLinear()
 
-    def load(self, w: Weights, parts: Sequence[LinearPart]) -> LinearParams:
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> dict[str, torch.Tensor]:
         """Read each `<name>.weight`; see LinearMethod.load."""
-        shards = [
-            (w / part.name).shard(
-                "weight", (part.out_features, part.in_features), dim=part.dim, rank=part.rank, size=part.size
-            )
-            for part in parts
-        ]
+        shards = [read_dense(w, part) for part in parts]
         return {"weight": shards[0] if len(shards) == 1 else torch.cat(shards)}
 
-    def apply(self, params: LinearParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def apply(self, params: dict[str, torch.Tensor], x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
         return self._linear(x, params["weight"], bias)

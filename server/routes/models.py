@@ -12,15 +12,20 @@ def models_router(service: Service) -> APIRouter:
     router = APIRouter()
 
     def card(name: str) -> ModelCard:
-        ready = service.client.ready
+        ready, root = service.client.ready, service.config.served_model_names[0]
         return ModelCard(
-            id=name, created=service.created, max_model_len=ready.max_model_len if ready is not None else None
+            id=name,
+            created=service.created,
+            root=root,
+            parent=root if service.lora_index(name) else None,
+            max_model_len=ready.max_model_len if ready is not None else None,
         )
 
     @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models", summary="List the served models")
     async def list_models() -> Response:
-        return _json(ModelList(data=[card(name) for name in service.config.served_model_names]))
+        names = service.config.served_model_names + service.config.lora_names
+        return _json(ModelList(data=[card(name) for name in names]))
 
     @router.head("/v1/models/{model_id:path}", include_in_schema=False)
     @router.get("/v1/models/{model_id:path}", summary="One served model")

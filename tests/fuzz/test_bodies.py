@@ -10,6 +10,7 @@ from server.body import parse_json
 from server.error_replies import speaks_anthropic
 from server.errors import MalformedBody
 from server.schemas import ChatBody, CompletionBody
+from server.schemas_embeddings import EmbeddingBody
 from server.schemas_messages import MessagesBody
 from server.schemas_responses import ResponsesBody
 from server.schemas_tokens import TokenizeBody
@@ -19,7 +20,7 @@ from tests.unit.server.conftest import CHAT, COMPLETIONS, Harness, stream_chunks
 
 SEEDS = [path.read_bytes() for path in seeds("bodies")]
 TEXTS = [path.read_bytes().decode() for path in seeds("texts")]
-RESPONSES, ANTHROPIC = "/v1/responses", "/v1/messages"
+RESPONSES, ANTHROPIC, EMBEDDINGS = "/v1/responses", "/v1/messages", "/v1/embeddings"
 JSON_TYPE = {"content-type": "application/json"}
 CODES = ("invalid_parameter", "unsupported_feature", "context_length_exceeded", "malformed_json", "model_not_found")
 CODES += ("deadline_exceeded", "invalid_grammar")
@@ -28,7 +29,8 @@ CODES += ("deadline_exceeded", "invalid_grammar")
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Harness:
     folder = write_model_folder(tmp_path_factory.mktemp("model"))
-    return Harness(folder, FakeEngineClient(script=[*range(50, 70)], tokens_per_delta=3), FakeSupervisor())
+    client = FakeEngineClient(script=[*range(50, 70)], tokens_per_delta=3)
+    return Harness(folder, client, FakeSupervisor(), pooling="mean")
 
 
 def check(reply) -> None:
@@ -39,7 +41,7 @@ def check(reply) -> None:
         assert len(reply.content) < 4096
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, ANTHROPIC, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, ANTHROPIC, EMBEDDINGS, "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("seed", seeds("bodies"), ids=lambda path: path.name)
 def test_the_corpus_is_answered(app, seed, path):
     check(app.post(path, content=seed.read_bytes(), headers=JSON_TYPE))
@@ -156,3 +158,8 @@ def test_any_messages_body_is_answered_or_refused(app, body):
 @given(bodies(TokenizeBody, "messages") | bodies(TokenizeBody, "prompt"))
 def test_any_text_is_tokenized_or_refused(app, body):
     post(app, "/tokenize", body)
+
+
+@given(bodies(EmbeddingBody, "input"))
+def test_any_embeddings_body_is_answered_or_refused(app, body):
+    post(app, EMBEDDINGS, body)

@@ -32,9 +32,29 @@ class Upcast:
         self._reader = reader
         self.device = reader.device
         self.dtype = dtype
+        self.is_random = reader.is_random
 
-    def read(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
-        return self._reader.read(name, shape, dim=dim, start=start, stop=stop).to(self.dtype)
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dim: int,
+        start: int,
+        stop: int,
+        stored: tuple[torch.dtype, ...] = (),
+    ) -> torch.Tensor:
+        tensor = self._reader.read(name, shape, dim=dim, start=start, stop=stop, stored=stored)
+        return tensor if stored else tensor.to(self.dtype)
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        return self._reader.shape_of(name)
+
+    def projection(self, name: str) -> tuple[str, int, int | None]:
+        return self._reader.projection(name)
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        return self._reader.optional(name)
 
     def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
         self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)

@@ -1,5 +1,6 @@
 """Kernels compiled ahead are those that serving launches: after a rehearsal nothing compiles any more."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,15 +27,34 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     torch.cuda.empty_cache()
 
 
-@pytest.mark.parametrize("shape", ["qwen3-0.6b", "llama-3.1-8b"])
-def test_a_cold_start_compiles_nothing_outside_the_rehearsal(shape: str, fresh_cache: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "kv_cache_dtype"), [("qwen3-0.6b", "auto"), ("llama-3.1-8b", "auto"), ("qwen3-0.6b", "fp8")]
+)
+def test_a_cold_start_compiles_nothing_outside_the_rehearsal(
+    shape: str, kv_cache_dtype: str, fresh_cache: Path
+) -> None:
+    _start_cold(SHAPES / shape, fresh_cache, kv_cache_dtype=kv_cache_dtype)
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_a_cold_start_with_dense_and_sparse_layers_does_neither(
+    enforce_eager: bool, fresh_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("model")
+    config = json.loads((SHAPES / "qwen3-30b-a3b" / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4, "mlp_only_layers": [0]}))
+    _start_cold(folder, fresh_cache, enforce_eager=enforce_eager)
+
+
+def _start_cold(model: Path, fresh_cache: Path, **settings: bool | str) -> None:
+    """Load and serve; nothing may compile in this process."""
     compiled: list[str] = []
 
     def listener(*, src: object, cache_hit: bool, **_: object) -> None:
         if not cache_hit:
             compiled.append(src.name)
 
-    config = EngineConfig(model=str(SHAPES / shape), load_format="dummy", kv_cache_memory_bytes=8 * 1024**3)
+    config = EngineConfig(model=str(model), load_format="dummy", kv_cache_memory_bytes=8 * 1024**3, **settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton.knobs.compilation, "listener", listener)  # in forked children it fills another list
         engine = OfflineEngine.load(config)

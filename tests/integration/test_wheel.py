@@ -36,6 +36,8 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
         "server/cli.py",
         "server/routes/chat.py",
         "server/pages/docs.html",
+        "server/pages/kv/page.html",
+        "server/pages/kv/pool.js",
         "engine/process.py",
         "models/llama.py",
         "kernels/attention/torch_ref.py",

@@ -49,10 +49,12 @@ def test_the_reference_sees_one_wrong_row_an_unwritten_value_and_a_shifted_mask(
 def test_every_case_has_a_cell_per_implementation() -> None:
     report = measure(SIZES, "prefill,decode")
     cells = {(r["case"], r["implementation"]): r for r in report["results"]}
-    assert len(cells) == 3 * 5 - 2  # prefill has two baselines, decode one
+    assert len(cells) == 3 * 6 - 2  # prefill has two baselines, decode one
     for case in ("decode 1 × 33", "decode 3 × 33"):
         assert cells[case, "page loop"]["us"] > 0
         assert cells[case, "torch"]["tb_s"] > 0
+        whole, fp8 = (cells[case, name]["tb_s"] * cells[case, name]["us"] for name in ("torch", "torch fp8"))
+        assert whole == pytest.approx(4 * fp8)  # bytes
         assert cells[case, "triton"]["us"] is None
     assert cells["prefill 40", "O(N²)"]["tflop_s"] > 0
     assert cells["prefill 40", "flash-attn"]["skipped"].startswith("it needs a CUDA device")

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+import numpy as np
+
 from engine.config import SchedulerConfig
 from engine.engine import Engine
 from engine.generate import LocalTransport
@@ -20,11 +23,25 @@ from engine.protocol import (
     StepEvents,
     TokenLogprobs,
 )
+from engine.request import Request
 from engine.scheduler import Scheduler
+from engine.speculative import Drafter
 from engine.step import StepPlan
-from tests.fakes import FakeExecutor, expected_tokens, fake_score
+from tests.fakes import FakeExecutor, FakeProposer, expected_embedding, expected_tokens, fake_score
 
 VOCAB_SIZE = 50
+
+
+def decode_plan(encoded: bytes) -> StepPlan:
+    """Return a plan as the executor noted it."""
+    return msgspec.json.decode(encoded, type=StepPlan)
+
+
+def drafters(num_tokens: int) -> Callable[[Request], Drafter | None] | None:
+    """What an engine makes drafters with that guess up to num_tokens; 0: no speculation."""
+    if not num_tokens:
+        return None
+    return lambda request: None if request.params.has_penalties else Drafter(FakeProposer(), num_tokens=num_tokens)
 
 
 class Clock:
@@ -51,6 +68,9 @@ class CheckedExecutor(FakeExecutor):
         assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
         retiring = {request.req_index for request in self.scheduler.retiring}
         assert not any(row.req_index in retiring for row in plan.rows)
+        if any(row.num_drafts for row in plan.rows):
+            config = self.scheduler.config
+            assert sum(row.num_samples for row in plan.rows) <= (config.max_num_samples or config.max_num_seqs)
         self.last_plan = plan
         return super().forward(plan)
 
@@ -69,6 +89,9 @@ class Seen:
     num_logprobs: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     is_gone: bool = False
+    pooling: str | None = None
+    embedding: bytes = b""
+    lora_index: int = 0
     grammar: GrammarSpec | None = None
 
 
@@ -90,6 +113,8 @@ class Harness:
         max_queued_tokens: int | None = None,
         executor: type[CheckedExecutor] = CheckedExecutor,
         get_compiler: Callable[[], GrammarCompiler] = no_compiler,
+        make_drafter: Callable[[Request], Drafter | None] | None = None,
+        max_num_samples: int | None = None,
     ) -> None:
         config = SchedulerConfig(
             num_blocks=num_blocks,
@@ -99,6 +124,7 @@ class Harness:
             max_num_mixed_tokens=max_num_mixed_tokens,
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
+            max_num_samples=max_num_samples,
         )
         self.scheduler = Scheduler(config)
         self.executor = executor(self.scheduler)
@@ -116,6 +142,8 @@ class Harness:
             max_waiting=max_waiting,
             grammars=Grammars(get_compiler, vocab_size=VOCAB_SIZE),
             max_queued_tokens=max_queued_tokens,
+            num_loras=2,
+            make_drafter=make_drafter,
         )
         self.seen: dict[str, Seen] = {}
         self.messages: list[tuple[int, FromEngine]] = []
@@ -133,11 +161,16 @@ class Harness:
         cache_salt: str = "",
         priority: int = 0,
         grammar: GrammarSpec | None = None,
+        pooling: str | None = None,
+        lora_index: int = 0,
         **params,
     ) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, **params)
-        self.seen[request_id] = Seen(prompt, sampling, client_id, grammar=grammar)
-        message = AddRequest(request_id, prompt, sampling, self.clock(), cache_salt, priority, grammar)
+        seen = Seen(prompt, sampling, client_id, grammar=grammar, pooling=pooling, lora_index=lora_index)
+        self.seen[request_id] = seen
+        message = AddRequest(
+            request_id, prompt, sampling, self.clock(), cache_salt, priority, grammar, pooling, lora_index
+        )
         self.transport.inbox.append((client_id, message))
 
     def abort(self, request_id: str, client_id: int = 1) -> None:
@@ -185,7 +218,11 @@ class Harness:
             assert len(seen.ends) == 1, f"{request_id} ended {seen.ends}"
             assert seen.num_started == bool(seen.token_ids)
             return
-        expected = expected_tokens(seen.prompt, seen.params, max_num_tokens=self.scheduler.max_num_tokens)
+        if seen.pooling is not None:
+            self._check_embedding(request_id, seen)
+            return
+        most = self.scheduler.max_num_tokens
+        expected = expected_tokens(seen.prompt, seen.params, max_num_tokens=most, lora_index=seen.lora_index)
         if seen.is_gone:
             assert len(seen.ends) <= 1
         else:
@@ -202,6 +239,17 @@ class Harness:
         scores = [fake_score(position, token_id) for position, token_id in enumerate(seen.prompt)][1:]
         asked = seen.params.prompt_logprobs is not None
         assert seen.prompt_logprobs == (scores[: len(seen.prompt_logprobs)] if asked else [])
+
+    def _check_embedding(self, request_id: str, seen: Seen) -> None:
+        assert len(seen.ends) == 1 or (seen.is_gone and not seen.ends), f"{request_id} ended {seen.ends}"
+        is_done = seen.ends == ["stop"]
+        assert seen.token_ids == []
+        assert seen.num_started == is_done
+        vector = np.frombuffer(seen.embedding, dtype=np.float32).tolist()
+        if is_done:
+            assert vector == expected_embedding(seen.prompt, seen.pooling, lora_index=seen.lora_index)
+        else:
+            assert vector == []
 
     def _receive_at_client(self, client_id: int, message: FromEngine) -> None:
         self.messages.append((client_id, message))
@@ -222,6 +270,7 @@ class Harness:
             seen.token_ids += events.token_ids[start : start + events.num_tokens[row]]
             seen.num_logprobs += len(events.logprobs.get(row, []))
             seen.prompt_logprobs += events.prompt_logprobs.get(row, [])
+            seen.embedding += events.embeddings.get(row, b"")
             if events.num_tokens[row] and seen.params.prompt_logprobs is not None:
                 assert len(seen.prompt_logprobs) == len(seen.prompt) - 1, "a token came before the prompt's scores"
             start += events.num_tokens[row]
@@ -235,5 +284,5 @@ class Harness:
         for finished in events.finished:
             seen = self.seen[events.request_ids[finished.row]]
             seen.ends.append(finished.reason)
-            if seen.grammar is None:
+            if seen.grammar is None and seen.pooling is None:
                 assert (finished.reason == "stop") == (finished.stop_token_id is not None)

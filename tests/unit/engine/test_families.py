@@ -37,6 +37,9 @@ KINDS = (
     "gemma2",
     "gemma3",
     "gemma3_linear",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
 )
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.device_state import DeviceState
-from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape
+from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, shape_of
 from engine.staging import Staging
-from engine.step import RowPlan, StepPlan
+from engine.step import NEWEST, RowPlan, StepPlan
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, NUM_REQUESTS, MAX_BLOCKS = 4, 6, 16
@@ -20,13 +20,13 @@ def make_builder() -> tuple[InputBatchBuilder, DeviceState]:
     state = DeviceState(num_rows=NUM_REQUESTS, max_blocks=MAX_BLOCKS, vocab_size=100, device=CPU, staging=staging)
     state.last_token[:NUM_REQUESTS] = torch.arange(1000, 1000 + NUM_REQUESTS)
     state.block_table[:NUM_REQUESTS] = torch.arange(1, 1 + NUM_REQUESTS * MAX_BLOCKS).view(NUM_REQUESTS, MAX_BLOCKS)
-    max_mixed = MixedShape(128, NUM_REQUESTS + 4, NUM_REQUESTS + 4)
+    max_mixed = MixedShape(128, 128, 128)
     return InputBatchBuilder(state, staging, block_size=BLOCK_SIZE, max_mixed=max_mixed), state
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> list[RowPlan]:
-    """Rows of distinct requests, decode rows first, at least one prompt chunk."""
+    """Rows of distinct requests, decode rows first, at least one with tokens: a prompt chunk, or one with drafts."""
     requests = draw(st.permutations(range(NUM_REQUESTS)))
     num_decodes = draw(st.integers(0, NUM_REQUESTS - 1))
     num_chunks = draw(st.integers(1, NUM_REQUESTS - num_decodes))
@@ -34,7 +34,11 @@ def plans(draw: st.DrawFn) -> list[RowPlan]:
     for index in requests[num_decodes : num_decodes + num_chunks]:
         start, count = draw(st.integers(0, 40)), draw(st.integers(1, 18))
         token_ids = draw(st.lists(st.integers(0, 99), min_size=count, max_size=count))
-        rows.append(RowPlan(index, start, count, token_ids, samples=draw(st.booleans())))
+        num_drafts = draw(st.integers(0, count - 1))
+        if num_drafts and draw(st.booleans()):
+            token_ids[0] = NEWEST
+        rows.append(RowPlan(index, start, count, token_ids, samples=num_drafts > 0 or draw(st.booleans())))
+        rows[-1].num_drafts = num_drafts
     return rows
 
 
@@ -46,10 +50,16 @@ def make_batch(rows: list[RowPlan], shape: MixedShape) -> tuple[InputBatch, Inpu
 
 
 def exact_shape(rows: list[RowPlan]) -> MixedShape:
-    num_prefills = sum(1 for row in rows if row.token_ids)
-    return MixedShape(sum(row.num_tokens for row in rows), len(rows), num_prefills)
+    num_decodes = sum(1 for row in rows if not row.token_ids)
+    return shape_of(rows, num_decodes)
 
 
+def tokens_of(row: RowPlan) -> list[int]:
+    """What should arrive of a row."""
+    return [1000 + row.req_index if token_id == NEWEST else token_id for token_id in row.token_ids or [NEWEST]]
+
+
+@settings(deadline=None)
 @given(rows=plans(), extra_tokens=st.integers(0, 9), extra_rows=st.integers(0, 3))
 def test_every_row_arrives_whatever_the_padding(rows: list[RowPlan], extra_tokens: int, extra_rows: int) -> None:
     exact = exact_shape(rows)
@@ -77,7 +87,7 @@ def test_every_row_arrives_whatever_the_padding(rows: list[RowPlan], extra_token
             assert metadata.slot_mapping[tokens].tolist() == slots
             request = (int(blocks[0]) - 1) // MAX_BLOCKS
             arrived[request] = (positions[0], batch.input_ids[tokens].tolist())
-        expected = {row.req_index: (row.start, row.token_ids or [1000 + row.req_index]) for row in rows}
+        expected = {row.req_index: (row.start, tokens_of(row)) for row in rows}
         assert arrived == expected
         for row in rows:
             assert int(state.num_computed[row.req_index]) == row.start + row.num_tokens
@@ -102,15 +112,17 @@ def test_rows_that_could_not_be_sent_are_sent_when_asked_for_again(monkeypatch: 
     assert builder.decode_req_index([RowPlan(2, 5, 1)]).tolist() == [2]
 
 
+@settings(deadline=None)
 @given(rows=plans(), extra_rows=st.integers(0, 3))
-def test_rows_that_sample_come_first_in_plan_order(rows: list[RowPlan], extra_rows: int) -> None:
+def test_sampled_positions_come_first_in_plan_order(rows: list[RowPlan], extra_rows: int) -> None:
     exact = exact_shape(rows)
     for shape in (exact, MixedShape(exact.num_tokens + 5, exact.num_rows + 1 + extra_rows, exact.num_prefills + 1)):
         batch, builder, _ = make_batch(rows, shape)
         sampling = builder.mixed_samples(rows)
-        assert sampling.rows == [row for row in rows if row.samples]
+        places = [(row, place) for row in rows if row.samples for place in range(-1 - row.num_drafts, 0)]
+        assert sampling.rows == [row for row, _ in places]
         assert sampling.req_index.tolist() == [row.req_index for row in sampling.rows]
-        assert sampling.positions.tolist() == [row.start + row.num_tokens for row in sampling.rows]
+        assert sampling.positions.tolist() == [row.start + row.num_tokens + 1 + place for row, place in places]
         assert batch.last_tokens is not None
-        newest = batch.input_ids[batch.last_tokens[: len(sampling.rows)]].tolist()
-        assert newest == [row.token_ids[-1] if row.token_ids else 1000 + row.req_index for row in sampling.rows]
+        before = batch.input_ids[batch.last_tokens[: len(places)]].tolist()
+        assert before == [tokens_of(row)[place] for row, place in places]

@@ -49,7 +49,20 @@ def test_the_device_its_memory_and_every_need_are_named() -> None:
     assert message.startswith("GPU Name has 11.5 GiB free of 12 GiB, of which this daemon may use 10.3 GiB; ")
     assert "LlamaForCausalLM with 8.0 B parameters" in message
     assert "needs 15 GiB for its weights in bfloat16, 1 GiB to compute a step and 1 MiB of KV cache" in message
-    assert message.endswith("use a model of at most about 5.0 B parameters.")
+    assert message.endswith("use --quantization fp8, or a model of at most about 5.0 B parameters.")
+
+
+def test_the_fastest_quantisation_that_fits_is_named() -> None:
+    assert "use --quantization bitsandbytes-nf4, or " in refusal(total=9, free=8.5, usable=8)
+    assert "--quantization" not in refusal(total=6, free=5.5, usable=5)
+
+
+def test_weights_are_counted_as_quantised() -> None:
+    memory, config = DeviceMemory("GPU", 12 * GIB, 11 * GIB, 11 * GIB), EngineConfig(model=str(LLAMA_8B))
+    model = ModelConfig.from_folder(LLAMA_8B).quantized("fp8")
+    check_memory(config, model, memory, dtype=torch.bfloat16, step_bytes=GIB, pool_bytes=GIB)
+    with pytest.raises(StartupError, match=r"needs 8\.5 GiB for its weights in fp8 \(e4m3"):
+        check_memory(config, model, memory, dtype=torch.bfloat16, step_bytes=GIB, pool_bytes=4 * GIB)
 
 
 def test_a_16_bit_dtype_is_named_where_it_is_enough() -> None:

@@ -9,7 +9,7 @@ from engine.errors import OutOfMemory
 from engine.protocol import RequestFailed
 from server.structured import regex_grammar
 from tests.unit.engine.grammar_tokens import compiler, text_of
-from tests.unit.engine.harness import VOCAB_SIZE, CheckedExecutor, Harness
+from tests.unit.engine.harness import VOCAB_SIZE, CheckedExecutor, Harness, decode_plan, drafters
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 PLACES = ("before forward", "after forward", "sample", "wait")
@@ -69,6 +69,10 @@ def fail_once(harness, place, when=lambda plan: True):
 
     harness.executor.fails = fails
     return failed
+
+
+def has_drafts(plan):
+    return any(row.num_drafts for row in plan.rows)
 
 
 def has_chunk(plan):
@@ -138,8 +142,27 @@ def test_a_device_that_stays_full_fails_every_request_and_hangs_none():
 
 
 @DEPTHS
+@pytest.mark.parametrize("place", PLACES)
+def test_drafts_that_made_a_step_too_large_fail_nobody_and_come_no_more(depth, place):
+    harness = Harness(depth=depth, executor=ScarceExecutor, make_drafter=drafters(3), max_num_samples=16)
+    harness.add("a", [1, 2, 3], 20)
+    harness.add("b", [4] * 9, 20)
+    failed = fail_once(harness, place, has_drafts)
+    while not failed:
+        harness.turn()
+    num_plans = len(harness.executor.plans)
+    harness.drain()
+    assert [harness.seen[name].ends for name in ("a", "b")] == [["length"]] * 2
+    (plan,) = failed
+    num_drafted = sum(row.num_drafts > 0 for row in plan.rows)
+    later = [decode_plan(encoded) for encoded in harness.executor.plans[num_plans:]]
+    assert len({row.req_index for plan in later for row in plan.rows if row.num_drafts}) == 2 - num_drafted
+
+
+@DEPTHS
+@pytest.mark.parametrize("num_drafts", [0, 3])
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_fails_every_request_ends_once_with_its_own_tokens(depth, seed):
+def test_whatever_fails_every_request_ends_once_with_its_own_tokens(depth, seed, num_drafts):
     rng = random.Random(seed)
     harness = Harness(
         depth=depth,
@@ -147,6 +170,8 @@ def test_whatever_fails_every_request_ends_once_with_its_own_tokens(depth, seed)
         num_blocks=rng.randint(8, 33),
         max_num_seqs=rng.randint(1, 6),
         enable_prefix_caching=rng.random() < 0.5,
+        make_drafter=drafters(num_drafts),
+        max_num_samples=16,
     )
     harness.executor.fails = lambda place, plan: rng.random() < 0.06
     for i in range(20):

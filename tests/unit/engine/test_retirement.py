@@ -9,7 +9,7 @@ def test_a_stop_token_discards_the_row_in_flight_and_holds_blocks_until_its_comm
     request = add(scheduler, "r", range(5))
     first, second = schedule(scheduler), schedule(scheduler)
     (output,) = commit(scheduler, first, STOP)
-    assert (output.token_id, request.finish_reason, request.stop_token_id) == (STOP, "stop", STOP)
+    assert (output.token_ids, request.finish_reason, request.stop_token_id) == ([STOP], "stop", STOP)
     assert request.status is Status.RETIRING
     assert scheduler.blocks.num_used == 2
     assert schedule(scheduler) is None

@@ -1,10 +1,13 @@
-"""Random traces of adds, aborts, disconnects and turns: whatever happens, every client gets exactly its own tokens."""
+"""Random traces of adds, aborts, disconnects and turns: whatever happens, every client gets exactly its own tokens.
+
+With speculation or without, which must make no difference to the tokens.
+"""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.unit.engine.harness import VOCAB_SIZE, Harness
+from tests.unit.engine.harness import VOCAB_SIZE, Harness, drafters
 
 _PREFIXES = [[], [7] * 4, [7] * 8, [7] * 8 + [9, 8, 7, 6], list(range(16))]
 
@@ -20,8 +23,21 @@ class EngineTraces(RuleBasedStateMachine):
         mixed_budget=st.none() | st.integers(1, 24),
         max_model_len=st.integers(8, 48),
         caching=st.booleans(),
+        num_drafts=st.sampled_from([0, 0, 1, 3, 9]),
+        max_num_samples=st.sampled_from([None, 8, 24]),
     )
-    def start(self, depth, num_blocks, max_num_seqs, budget, mixed_budget, max_model_len, caching):
+    def start(
+        self,
+        depth,
+        num_blocks,
+        max_num_seqs,
+        budget,
+        mixed_budget,
+        max_model_len,
+        caching,
+        num_drafts,
+        max_num_samples,
+    ):
         self.proportions = {
             "num_blocks": num_blocks,
             "max_num_seqs": max_num_seqs,
@@ -30,9 +46,11 @@ class EngineTraces(RuleBasedStateMachine):
             "max_model_len": max_model_len,
             "enable_prefix_caching": caching,
             "max_waiting": 12,
+            "max_num_samples": max_num_samples,
         }
         self.depth = depth
-        self.harness = Harness(depth=depth, **self.proportions)
+        self.num_drafts = num_drafts
+        self.harness = Harness(depth=depth, make_drafter=drafters(num_drafts), **self.proportions)
         self.trace = []
 
     def do(self, name, *args, **kwargs):
@@ -46,15 +64,23 @@ class EngineTraces(RuleBasedStateMachine):
         min_tokens=st.integers(0, 4),
         stop_token_ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=6),
         salt=st.sampled_from(["", "", "tenant"]),
+        lora_index=st.sampled_from([0, 0, 1, 2]),
         priority=st.integers(0, 2),
         client_id=st.integers(1, 3),
         logprobs=st.sampled_from([None, 1]),
         prompt_logprobs=st.sampled_from([None, None, 0, 1]),
         presence_penalty=st.sampled_from([0.0, 1.0]),
+        pooling=st.sampled_from([None, None, "last", "mean"]),
     )
-    def add(self, prefix, suffix, max_tokens, salt, priority, client_id, **params):
+    def add(self, prefix, suffix, max_tokens, salt, lora_index, priority, client_id, **params):
         request_id = f"r{len(self.harness.seen)}"
-        sampling = {"cache_salt": salt, "priority": priority, "client_id": client_id, **params}
+        sampling = {
+            "cache_salt": salt,
+            "lora_index": lora_index,
+            "priority": priority,
+            "client_id": client_id,
+            **params,
+        }
         self.do("add", request_id, prefix + suffix, max_tokens, **sampling)
 
     @precondition(lambda self: self.harness.seen)
@@ -75,13 +101,15 @@ class EngineTraces(RuleBasedStateMachine):
         if not hasattr(self, "trace"):
             return
         self.do("drain")
-        twin = self.replay(self.depth)
+        twin = self.replay(self.depth, self.num_drafts)
         assert twin.executor.plans == self.harness.executor.plans
         assert twin.messages == self.harness.messages
-        self.replay(3 - self.depth)  # each drain() compares all tokens with the oracle: equal depths, equal tokens
+        # each drain() compares all tokens with the oracle: equal at both depths, with drafts and without
+        self.replay(3 - self.depth, self.num_drafts)
+        self.replay(self.depth, 0 if self.num_drafts else 4)
 
-    def replay(self, depth):
-        harness = Harness(depth=depth, **self.proportions)
+    def replay(self, depth, num_drafts):
+        harness = Harness(depth=depth, make_drafter=drafters(num_drafts), **self.proportions)
         for name, args, kwargs in self.trace:
             getattr(harness, name)(*args, **kwargs)
         return harness

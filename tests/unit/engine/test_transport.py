@@ -15,6 +15,7 @@ from engine.protocol import (
     AbortRequest,
     AddRequest,
     Finished,
+    KvSnapshot,
     QueueState,
     SamplingParams,
     Started,
@@ -162,3 +163,41 @@ def test_a_slow_reader_gets_scores_and_tokens_joined_and_nothing_lost(tmp_path: 
     assert [id_ for delta in deltas for id_ in delta.token_ids] == [7, 8]
     assert next(delta.num_cached_tokens for delta in deltas if delta.token_ids) == 5
     assert deltas[-1].finish_reason == "length"
+
+
+SNAPSHOT = KvSnapshot(1, 2.0, 0.0, 4, 16, 8, 0, 0, 0, [], 0, b"", b"", 0, 0, 0, 0)
+
+
+def test_who_asks_for_the_pool_while_an_answer_is_due_gets_that_one(tmp_path: Path) -> None:
+    async def run() -> list[KvSnapshot]:
+        async with connected(tmp_path) as (client, _, writer):
+            first, second, impatient = (asyncio.create_task(client.kv_snapshot()) for _ in range(3))
+            await asyncio.sleep(0.02)
+            impatient.cancel()
+            writer.write(encode_frame(SNAPSHOT))  # one answer for all of them
+            found = [await asyncio.wait_for(first, 5), await asyncio.wait_for(second, 5)]
+            writer.write(encode_frame(SNAPSHOT))  # which nobody waits for
+            third = asyncio.create_task(client.kv_snapshot())
+            await asyncio.sleep(0.05)
+            if not third.done():
+                writer.write(encode_frame(SNAPSHOT))
+            return [*found, await asyncio.wait_for(third, 5)]
+
+    assert asyncio.run(run()) == [SNAPSHOT] * 3
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_who_waits_for_the_pool_hears_of_the_end(tmp_path: Path, is_ours: bool) -> None:
+    async def run() -> list[BaseException]:
+        async with connected(tmp_path) as (client, server, engine):
+            waiting = asyncio.create_task(client.kv_snapshot())
+            await asyncio.sleep(0.02)
+            if is_ours:
+                await client.aclose()
+            else:
+                server.close()
+                engine.close()
+            first = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 5)
+            return first + await asyncio.gather(client.kv_snapshot(), return_exceptions=True)
+
+    assert [type(error) for error in asyncio.run(run())] == [ShuttingDown if is_ours else EngineDead] * 2

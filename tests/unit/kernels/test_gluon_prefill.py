@@ -7,6 +7,7 @@ import torch
 
 from kernels.attention import triton_backend
 from kernels.attention.triton_backend import TritonAttention
+from kernels.kv_write import FP8
 from tests.unit.kernels.triton_cases.ragged import make_problem
 
 gluon_prefill = pytest.importorskip("kernels.attention.gluon_prefill", reason="needs triton 3.6", exc_type=ImportError)
@@ -52,6 +53,11 @@ def test_heads_that_are_not_dense_in_the_cache_run_the_triton_kernel():
     q, k_cache, _, _ = _problem()
     assert gluon_prefill.takes(q, k_cache, sliding_window=None, softcap=0.0)
     assert not gluon_prefill.takes(q, k_cache.repeat(1, 1, 2, 1)[:, :, ::2], sliding_window=None, softcap=0.0)
+
+
+def test_an_fp8_pool_runs_the_triton_kernel():
+    q, k_cache, _, _ = _problem()
+    assert not gluon_prefill.takes(q, k_cache.to(FP8), sliding_window=None, softcap=0.0)
 
 
 @pytest.mark.parametrize(("total_rows", "max_seq_len", "consumers", "block_n"), [

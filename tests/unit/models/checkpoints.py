@@ -9,11 +9,14 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -70,7 +73,7 @@ def make_configs() -> dict[str, PreTrainedConfig]:
             **TINY, num_key_value_heads=4, head_dim=8, attention_bias=True, rope_parameters=YARN_ROPE
         ),
     }
-    return configs | _make_small_families() | _make_gemmas()
+    return configs | _make_small_families() | _make_gemmas() | _make_mixtures()
 
 
 def _make_small_families() -> dict[str, PreTrainedConfig]:
@@ -148,5 +151,35 @@ def _make_gemmas() -> dict[str, PreTrainedConfig]:
                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
             },
             final_logit_softcapping=5.0,
+        ),
+    }
+
+
+def _make_mixtures() -> dict[str, PreTrainedConfig]:
+    tiny = TINY | {"num_key_value_heads": 2}
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    return {
+        "mixtral": MixtralConfig(**tiny, num_local_experts=4),
+        "mixtral_windows": MixtralConfig(**tiny, num_local_experts=5, num_experts_per_tok=3, sliding_window=7),
+        "qwen2_moe": Qwen2MoeConfig(**tiny, **experts, shared_expert_intermediate_size=40, mlp_only_layers=[1]),
+        "qwen2_moe_windows": Qwen2MoeConfig(
+            **tiny,
+            **experts,
+            shared_expert_intermediate_size=16,
+            norm_topk_prob=True,
+            qkv_bias=False,
+            use_sliding_window=True,
+            sliding_window=6,
+        ),
+        "qwen3_moe": Qwen3MoeConfig(**tiny, **experts, head_dim=24, norm_topk_prob=True),
+        "qwen3_moe_steps": Qwen3MoeConfig(
+            **tiny,
+            **experts,
+            head_dim=16,
+            decoder_sparse_step=2,
+            attention_bias=True,
+            use_sliding_window=True,
+            sliding_window=5,
+            tie_word_embeddings=True,
         ),
     }

@@ -9,8 +9,10 @@ import torch
 
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
+from kernels.ops import LoraTokens
 from models.config import ModelConfig
 from models.context import ForwardContext
+from models.lora.stack import AdapterStack
 from models.parallel import TensorParallel
 from models.registry import build
 from models.weights import Weights
@@ -25,9 +27,11 @@ def load(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
+    adapters: AdapterStack | None = None,
 ) -> torch.nn.Module:
     """Build our model from the folder."""
-    return build(ModelConfig.from_folder(folder), Weights.from_folder(folder, device=device, dtype=dtype), tp)
+    weights = Weights.from_folder(folder, device=device, dtype=dtype, adapters=adapters)
+    return build(ModelConfig.from_folder(folder), weights, tp)
 
 
 @dataclass
@@ -36,6 +40,7 @@ class Row:
 
     num_computed_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
+    lora_index: int = 0
 
 
 class PagedRunner:
@@ -50,8 +55,10 @@ class PagedRunner:
         block_size: int = 4,
         dtype: torch.dtype = torch.float32,
         device: torch.device = CPU,
+        lora_tokens: LoraTokens | None = None,
     ) -> None:
         self.model = model
+        self.lora_tokens = lora_tokens
         self.block_size = block_size
         self.device = device
         num_blocks = 64
@@ -64,9 +71,9 @@ class PagedRunner:
         self.free_block_ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self.rows: list[Row] = []
 
-    def add_row(self) -> int:
-        """Admit a request; returns its index."""
-        self.rows.append(Row())
+    def add_row(self, lora_index: int = 0) -> int:
+        """Admit a request, with an adapter if it is not 0; returns its index."""
+        self.rows.append(Row(lora_index=lora_index))
         return len(self.rows) - 1
 
     def step(self, chunks: list[tuple[int, list[int]]]) -> list[torch.Tensor]:
@@ -74,6 +81,11 @@ class PagedRunner:
         metadata, positions = self._plan(chunks)
         ctx = ForwardContext(positions, metadata, TorchAttention(), self.kv_caches)
         input_ids = self._tensor([token_id for _, token_ids in chunks for token_id in token_ids], torch.int64)
+        if self.lora_tokens is not None:
+            lora_indices = self._tensor([row.lora_index for row in self.rows], torch.int32)
+            token_rows = [place for place, (_, token_ids) in enumerate(chunks) for _ in token_ids]
+            req_index = self._tensor([index for index, _ in chunks], torch.int32)
+            self.lora_tokens.gather(lora_indices, req_index, self._tensor(token_rows, torch.int32))
         with torch.inference_mode():
             logits = self.model.compute_logits(self.model.forward(input_ids, ctx))
         return list(logits.cpu().split([len(token_ids) for _, token_ids in chunks]))

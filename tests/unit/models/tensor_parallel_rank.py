@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from kernels.kv_write import FP8
 from models.config import ModelConfig
 from models.parallel import TensorParallel
 from tests.unit.models.harness import PagedRunner, load
@@ -22,11 +23,16 @@ def main(rank: int, size: int, store_file: str, folders: list[str]) -> None:
     tp = TensorParallel(rank, size, distributed.group.WORLD)
     check_collectives(tp)
     for folder in map(Path, folders):
-        runner = PagedRunner(load(folder, tp), ModelConfig.from_folder(folder), tp_size=size)
+        runner = PagedRunner(load(folder, tp), ModelConfig.from_folder(folder), tp_size=size, dtype=pool_dtype(folder))
         row = runner.add_row()
         logits = runner.step([(row, PROMPT[:7])]) + runner.step([(row, PROMPT[7:8])]) + runner.step([(row, PROMPT[8:])])
         torch.save(torch.cat(logits), folder / f"logits-{size}-{rank}.pt")
     distributed.destroy_process_group()
+
+
+def pool_dtype(folder: Path) -> torch.dtype:
+    """What the pool holds: the folder's name says it."""
+    return FP8 if folder.name.startswith("fp8_pool") else torch.float32
 
 
 def check_collectives(tp: TensorParallel) -> None:

@@ -13,7 +13,12 @@ from models.registry import ARCHITECTURES
 from tests.unit.models.harness import CPU
 from tests.unit.models.test_published_configs import LLAMA3, LONGROPE, NAMES
 
-SIZES = dict(zip(NAMES, (100, 32, 48, 4, 4, 2, 64), strict=True))
+SIZES = dict(zip(NAMES, (100, 32, 48, 4, 4, 2, 64), strict=True)) | {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 16,
+}
 FIELDS = (
     *[name for name in NAMES if name != "num_hidden_layers"],  # a large one is a large tuple
     "head_dim",
@@ -47,6 +52,15 @@ FIELDS = (
     "final_logit_softcapping",
     "bos_token_id",
     "eos_token_id",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "qkv_bias",
     "quantization_config",
     "use_bidirectional_attention",
 )
@@ -98,10 +112,10 @@ def test_any_config_is_understood_or_refused(architecture, changes, rope, spelli
         config = ModelConfig.from_json(raw)
     except ModelError:
         return
-    assert len(config.sliding_windows) == len(config.ropes) == config.num_layers
+    assert len(config.sliding_windows) == len(config.ropes) == len(config.sparse_layers) == config.num_layers
     assert config.max_context_len > 0
     with suppress(ModelError):
         for table in make_cos_sin_caches(config.limited_to(70), device=CPU, dtype=torch.float32):
             assert table.isfinite().all()
-    assert config.num_parameters > 0
+    assert 0 < config.num_active_parameters <= config.num_parameters
     assert config.one_layer_of_each_kind().num_layers <= config.num_layers

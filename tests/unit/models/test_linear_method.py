@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import distributed
 
+from kernels.lora import LoraWeights
+from kernels.ops import LoraTokens
 from models.layers.linear import MergedColumnLinear, QKVLinear, RowLinear
 from models.parallel import TensorParallel
 from models.quantization.base import LinearPart
@@ -65,3 +67,32 @@ def test_row_splits_inputs_and_adds_its_bias_on_one_rank_only():
         biases.append(layer.bias)
     assert torch.equal(biases[0], (W / "o").tensor("bias", (4,)))
     assert biases[1] is None
+
+
+class OneModuleStack:
+    """What a layer asks of an AdapterStack: here one adapter, with the same matrices for whatever layer."""
+
+    def __init__(self, part_sizes):
+        generator = torch.Generator().manual_seed(0)
+        self.tokens = LoraTokens(num_adapters=1, max_tokens=8, device=torch.device("cpu"))
+        a, b = (
+            torch.randn(1, 2, 16, 6, generator=generator),
+            torch.randn(1, sum(part_sizes), 16, generator=generator),
+        )
+        self.weights = LoraWeights(a, b, part_sizes)
+
+    def load(self, w, parts):
+        return self.weights
+
+
+def test_adapters_add_to_what_any_method_gives():
+    adapters, method, tp = OneModuleStack((4, 4)), RecordingMethod(), TensorParallel()
+    w = Weights.dummy(device=torch.device("cpu"), dtype=torch.float32, adapters=adapters)
+    layer = MergedColumnLinear(w, ("a", "b"), in_features=6, out_features=4, has_bias=False, method=method, tp=tp)
+    x = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
+    method.apply = lambda params, x, bias: torch.full((3, 8), 5.0) * params["scales"]
+    adapters.tokens.gather(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([1, 0, 1]))
+    a, b = adapters.weights.a[0], adapters.weights.b[0]
+    delta = torch.cat([x @ a[0].T @ b[:4].T, x @ a[1].T @ b[4:].T], dim=1)
+    expected = 10.0 + delta * torch.tensor([1.0, 0.0, 1.0])[:, None]
+    torch.testing.assert_close(layer(x), expected)

@@ -139,7 +139,8 @@ def test_attention_spec_and_kv_bytes_are_per_rank():
         ({"attention_bias": "no"}, "attention_bias must be true or false, found 'no'"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\) is not supported yet"),
+        ({"quantization_config": {"quant_method": "hqq"}}, r"quant_method 'hqq' is not supported: supported are fp8"),
+        ({"quantization_config": 8}, "quantization_config must be an object, found 8"),
         ({"torch_dtype": "float64"}, "dtype 'float64' is not supported"),
         (
             {"rope_scaling": {"type": "linear", "factor": float("inf")}},

@@ -4,6 +4,7 @@ import pytest
 
 from models.config import ModelConfig
 from models.errors import ModelError
+from models.model_size import mlp_values_per_token
 
 NAMES = (
     "vocab_size",
@@ -23,6 +24,13 @@ LLAMA3 = {
 }
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 TIED = {"tie_word_embeddings": True}
+QWEN_MOE = {
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 
 
 def read(architecture, sizes, **fields):
@@ -52,6 +60,50 @@ PUBLISHED = {
     "Mistral-Small-24B": (
         read("Mistral", (131072, 5120, 32768, 40, 32, 8, 32768), head_dim=128, sliding_window=None),
         23_572_403_200,
+    ),
+    "Mixtral-8x7B": (
+        read("Mixtral", (32000, 4096, 14336, 32, 32, 8, 32768), sliding_window=None, rope_theta=1e6),
+        46_702_792_704,
+    ),
+    "Mixtral-8x22B": (
+        read("Mixtral", (32768, 6144, 16384, 56, 48, 8, 65536), sliding_window=None, num_local_experts=8),
+        140_630_071_296,
+    ),
+    "Qwen1.5-MoE-A2.7B": (
+        read(
+            "Qwen2Moe",
+            (151936, 2048, 5632, 24, 16, 16, 8192),
+            **QWEN_MOE | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408},
+            shared_expert_intermediate_size=5632,
+            norm_topk_prob=False,
+            use_sliding_window=False,
+        ),
+        14_315_784_192,
+    ),
+    "Qwen2-57B-A14B": (
+        read(
+            "Qwen2Moe",
+            (151936, 3584, 18944, 28, 28, 4, 131072),
+            **QWEN_MOE | {"num_experts": 64, "moe_intermediate_size": 2560},
+            shared_expert_intermediate_size=20480,
+            norm_topk_prob=False,
+            use_sliding_window=False,
+        ),
+        57_408_658_944,
+    ),
+    "Qwen3-30B-A3B": (
+        read("Qwen3Moe", (151936, 2048, 6144, 48, 32, 4, 40960), head_dim=128, **QWEN_MOE, norm_topk_prob=True),
+        30_532_122_624,
+    ),
+    "Qwen3-235B-A22B": (
+        read(
+            "Qwen3Moe",
+            (151936, 4096, 12288, 94, 64, 4, 40960),
+            head_dim=128,
+            **QWEN_MOE | {"moe_intermediate_size": 1536},
+            norm_topk_prob=True,
+        ),
+        235_093_634_560,
     ),
     "SmolLM3-3B": (
         read("SmolLM3", (128256, 2048, 11008, 36, 16, 4, 65536), no_rope_layers=[1, 1, 1, 0] * 9, rope_theta=5e6),
@@ -185,6 +237,66 @@ def test_kinds_of_layers_are_told_apart():
 
 
 @pytest.mark.parametrize(
+    ("name", "billions"),
+    [("Mixtral-8x7B", 12.9), ("Qwen1.5-MoE-A2.7B", 2.7), ("Qwen3-30B-A3B", 3.3), ("Qwen3-235B-A22B", 22.2)],
+)
+def test_a_token_meets_as_many_parameters_as_published(name, billions):
+    assert PUBLISHED[name][0].num_active_parameters / 1e9 == pytest.approx(billions, abs=0.06)
+
+
+def test_layers_with_experts_are_those_that_the_config_means():
+    every_second = read("Qwen3Moe", (100, 32, 32, 6, 4, 4, 64), **QWEN_MOE | {"decoder_sparse_step": 2})
+    assert every_second.sparse_layers == (False, True) * 3
+    named = read("Qwen3Moe", (100, 32, 32, 4, 4, 4, 64), **QWEN_MOE | {"mlp_only_layers": [0, 3]})
+    assert named.sparse_layers == (False, True, True, False)
+    assert named.one_layer_of_each_kind().sparse_layers == (False, True)
+    none = read("Qwen3Moe", (100, 32, 32, 2, 4, 4, 64), **QWEN_MOE | {"mlp_only_layers": [0, 1]})
+    assert (none.experts, none.num_parameters) == (None, none.num_active_parameters)
+    assert set(PUBLISHED["Mixtral-8x7B"][0].sparse_layers) == {True}
+
+
+def test_a_step_has_room_for_what_each_expert_of_a_token_makes():
+    assert mlp_values_per_token(PUBLISHED["Qwen3-30B-A3B"][0]) == 8 * (768 + 2048) + 2048
+    assert mlp_values_per_token(PUBLISHED["Qwen1.5-MoE-A2.7B"][0]) == 4 * (1408 + 2048) + 3 * 5632 + 2048
+    assert mlp_values_per_token(PUBLISHED["Llama-2-7b"][0]) == 3 * 11008
+    mixed = read("Qwen3Moe", (100, 32, 10**6, 2, 4, 4, 64), **QWEN_MOE | {"mlp_only_layers": [0]})
+    assert mlp_values_per_token(mixed) == 3 * 10**6
+
+
+def test_experts_go_by_either_name():
+    sizes = (100, 32, 32, 2, 4, 4, 64)
+    newer = {key: value for key, value in QWEN_MOE.items() if key != "num_experts"} | {"num_local_experts": 128}
+    assert read("Qwen3Moe", sizes, **newer) == read("Qwen3Moe", sizes, **QWEN_MOE)
+
+
+def test_windows_of_mixtures_follow_their_transformers_classes():
+    fields = {"use_sliding_window": True, "sliding_window": 9}
+    qwen3 = read("Qwen3Moe", (100, 32, 32, 3, 4, 4, 64), **QWEN_MOE, **fields)
+    assert qwen3.sliding_windows == (9, 9, 9)
+    shared = {"shared_expert_intermediate_size": 8, "max_window_layers": 4}
+    qwen2 = read("Qwen2Moe", (100, 32, 32, 6, 4, 4, 64), **QWEN_MOE, **fields, **shared)
+    assert qwen2.sliding_windows == (9, None, 9, None, None, None)
+    assert read("Mixtral", (100, 32, 32, 2, 4, 4, 64)).sliding_windows == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "name", "message"),
+    [
+        (16, "Qwen1.5-MoE-A2.7B", None),
+        (32, "Mixtral-8x7B", None),
+        (64, "Qwen3-30B-A3B", "num_heads 32 does not split over 64 ranks"),
+        (7, "Qwen2-57B-A14B", "intermediate_size of each expert 2560 does not split over 7 ranks"),
+    ],
+)
+def test_what_each_rank_has_of_an_expert_is_checked(tp_size, name, message):
+    if message is None:
+        PUBLISHED[name][0].check_tensor_parallel(tp_size)
+        return
+    with pytest.raises(ModelError, match=message):
+        PUBLISHED[name][0].check_tensor_parallel(tp_size)
+
+
+@pytest.mark.parametrize(
     ("architecture", "fields", "message"),
     [
         ("Gemma2", {"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported"),
@@ -194,6 +306,17 @@ def test_kinds_of_layers_are_told_apart():
         ("Granite", {"logits_scaling": 0}, "logits_scaling must be a positive number, found 0"),
         ("Gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping must be a non-negative number"),
         ("Gemma3", {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+        ("Mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than num_local_experts 8"),
+        ("Qwen3Moe", {"num_experts": 4}, "num_experts_per_tok is missing"),
+        ("Qwen3Moe", QWEN_MOE | {"num_experts": 0}, "num_experts must be a positive integer, found 0"),
+        ("Qwen3Moe", QWEN_MOE | {"mlp_only_layers": "all"}, "mlp_only_layers must be a list of layer indices"),
+        ("Qwen3Moe", QWEN_MOE | {"mlp_only_layers": [True]}, "mlp_only_layers must be a list of layer indices"),
+        ("Qwen2Moe", QWEN_MOE, "shared_expert_intermediate_size is missing"),
+        (
+            "Qwen2Moe",
+            QWEN_MOE | {"shared_expert_intermediate_size": 8, "qkv_bias": 1},
+            "qkv_bias must be true or false, found 1",
+        ),
     ],
 )
 def test_what_a_family_does_not_do_is_refused_by_name(architecture, fields, message):

@@ -14,8 +14,9 @@ from models.parallel import TensorParallel
 from models.weights import Weights
 from tests.unit.models.checkpoints import TINY, make_configs
 from tests.unit.models.harness import CPU, PagedRunner, load
+from tests.unit.models.int_checkpoints import FORMATS, save_quantized, with_groups_of
 from tests.unit.models.reference import save_checkpoint
-from tests.unit.models.tensor_parallel_rank import PROMPT
+from tests.unit.models.tensor_parallel_rank import PROMPT, pool_dtype
 
 TIMEOUT_S = 120
 
@@ -46,15 +47,19 @@ TWO_RANKS = {
     "llama": make_configs()["llama3.1"],
     "biases": make_configs()["llama_all_biases"],
     "replicated_kv_head": LlamaConfig(**TINY, num_key_value_heads=1),
+    "fp8_pool": LlamaConfig(**TINY, num_key_value_heads=2),
+    "fp8_pool_replicated": LlamaConfig(**TINY, num_key_value_heads=1),
     "qwen3_tied": make_configs()["qwen3"],
     "qwen3_replicated": Qwen3Config(**TINY, num_key_value_heads=1, head_dim=24),
     **{kind: make_configs()[kind] for kind in ("smollm3", "phi3", "phi3_long", "granite_biases", "olmo2")},
     "olmo2_replicated": Olmo2Config(**TINY, num_key_value_heads=1, pad_token_id=None),
     **{kind: make_configs()[kind] for kind in ("gemma", "gemma2", "gemma3")},
+    **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe")},
 }
 FOUR_RANKS = {
     "each_kv_head_on_two_ranks": make_configs()["llama3.1"],
     **{kind: make_configs()[kind] for kind in ("qwen3", "phi3", "olmo2")},
+    **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe")},
 }
 
 
@@ -65,10 +70,25 @@ def test_split_model_gives_the_logits_of_the_whole(size, configs, tmp_path):
         save_checkpoint(folder, config)
     run_ranks(size, folders, tmp_path)
     for folder in folders:
-        runner = PagedRunner(load(folder), ModelConfig.from_folder(folder))
+        runner = PagedRunner(load(folder), ModelConfig.from_folder(folder), dtype=pool_dtype(folder))
         expected = runner.step([(runner.add_row(), PROMPT)])[0]
         for rank in range(size):
             logits = torch.load(folder / f"logits-{size}-{rank}.pt")
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_split_model_of_packed_integers_gives_the_logits_of_the_whole(tmp_path):
+    kinds = ("awq", "gptq", "gptq_desc_act", "gptq_own_orders", "packed_asymmetric", "packed_channel")
+    folders = [tmp_path / kind for kind in kinds]
+    for folder in folders:
+        save_checkpoint(tmp_path / "dense", make_configs()["llama_all_biases"])
+        save_quantized(tmp_path / "dense", folder, with_groups_of(8, FORMATS[folder.name]))
+    run_ranks(2, folders, tmp_path)
+    for folder in folders:
+        runner = PagedRunner(load(folder), ModelConfig.from_folder(folder))
+        expected = runner.step([(runner.add_row(), PROMPT)])[0]
+        for rank in range(2):
+            logits = torch.load(folder / f"logits-2-{rank}.pt")
             torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 

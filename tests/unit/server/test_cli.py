@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.config import EngineConfig, LaunchConfig, ServerConfig
+from engine.config import EngineConfig, LaunchConfig, LoraSource, ServerConfig, SpeculativeConfig
 from engine.errors import StartupError
 from server import launch, listener
 from server.cli import main
@@ -54,8 +54,10 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--dtype float32 --load-format dummy --max-model-len 64 --max-num-seqs 4 --max-num-batched-tokens 32 "
         "--block-size 8 --kv-cache-memory 1.5MiB --gpu-memory-utilization 0.5 --attention-backend torch "
         f"--no-prefix-caching --depth 1 --max-waiting 9 --max-queued-tokens 99 --chat-template {template} "
+        "--speculative ngram --num-speculative-tokens 7 --ngram-min 3 "
         "--strict --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug "
-        "--api-key k --cors-origin https://a.test --cors-origin * --root-path /llm"
+        f"--lora sql={tmp_path} --lora poems={tmp_path}/. --kv-cache-dtype fp8 "
+        "--quantization fp8 --api-key k --cors-origin https://a.test --cors-origin * --root-path /llm"
     )
     assert main(["serve", *flags.split()]) == 0
     (config,) = launched
@@ -73,21 +75,26 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         load_format="dummy",
         device="cpu",
         dtype="float32",
+        quantization="fp8",
+        loras=[LoraSource("sql", str(tmp_path)), LoraSource("poems", str(tmp_path))],
         attention_backend="torch",
         max_model_len=64,
         max_num_seqs=4,
         max_num_batched_tokens=32,
         block_size=8,
         kv_cache_memory_bytes=1_572_864,
+        kv_cache_dtype="fp8",
         gpu_memory_utilization=0.5,
         enable_prefix_caching=False,
         depth=1,
         max_waiting=9,
         max_queued_tokens=99,
+        speculative=SpeculativeConfig(method="ngram", num_tokens=7, ngram_min=3, ngram_max=4),
     )
     assert config.server == ServerConfig(
         model=config.engine.model,
         served_model_names=["a", "b"],
+        lora_names=["sql", "poems"],
         chat_template=str(template),
         strict=True,
         request_timeout_s=60.0,
@@ -107,22 +114,30 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         ("--device", "tpu"),
         ("--dtype", "int3"),
         ("--load-format", "pickle"),
+        ("--quantization", "int3"),
         ("--max-model-len", "0"),
         ("--max-num-seqs", "1.5"),
         ("--max-num-batched-tokens", "many"),
         ("--block-size", "0"),
         ("--kv-cache-memory", "4 parsecs"),
+        ("--kv-cache-dtype", "int8"),
         ("--kv-cache-memory", "0"),
         ("--kv-cache-memory", "9" * 400),
         ("--gpu-memory-utilization", "1.01"),
         ("--gpu-memory-utilization", "0"),
         ("--gpu-memory-utilization", "nan"),
         ("--depth", "3"),
+        ("--speculative", "medusa"),
+        ("--num-speculative-tokens", "0"),
+        ("--ngram-min", "33"),
         ("--max-waiting", "0"),
         ("--drain-timeout", "-1"),
         ("--request-timeout", "inf"),
         ("--request-timeout", "0"),
         ("--served-model-name", " "),
+        ("--lora", "folder-without-name"),
+        ("--lora", "=folder"),
+        ("--lora", "name="),
         ("--log-format", "xml"),
         ("--log-level", "loud"),
     ],
@@ -146,6 +161,12 @@ def test_a_wrong_value_is_one_sentence_that_names_flag_and_value(
         (["--max-num-seqs", "8", "--max-num-batched-tokens", "4"], "--max-num-batched-tokens 4"),
         (["--chat-template", "/no/such.jinja"], "--chat-template /no/such.jinja cannot be read"),
         (["--revision", "main"], "--revision main needs a hub id"),
+        (["--num-speculative-tokens", "3"], "--num-speculative-tokens 3 needs --speculative ngram"),
+        (["--ngram-max", "5"], "--ngram-max 5 needs --speculative ngram"),
+        (
+            ["--speculative", "ngram", "--ngram-min", "5", "--ngram-max", "3"],
+            "--ngram-max 3 is less than --ngram-min",
+        ),
         (["no-such-model"], "no-such-model"),
     ],
 )
@@ -223,3 +244,24 @@ def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     assert "quire" in result.stdout
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert imported.isdisjoint({"torch", "transformers", "fastapi", "rich", "asyncio", "msgspec", "huggingface_hub"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--lora", "a=.", "--lora", "a=/tmp"], "--lora a is given twice"),
+        (["--lora", "quire-demo=."], "the name of the model itself"),
+        (["--served-model-name", "x", "--served-model-name", "y", "--lora", "y=."], "--lora y"),
+        (["--lora", "a=/no/such/folder"], "/no/such/folder does not exist"),
+        (["--lora", f"a={__file__}"], "is a file"),
+        (["--lora", "a=" + "x" * 5000], "--lora a"),
+    ],
+)
+def test_an_adapter_that_cannot_be_is_wrong_usage(
+    flags: list[str], words: str, launched: list[Launched], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *flags]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert not launched

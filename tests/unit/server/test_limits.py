@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, check_error
 
-BODIES = ("ChatBody", "CompletionBody", "ResponsesBody", "MessagesBody", "CountTokensBody")
+BODIES = ("ChatBody", "CompletionBody", "ResponsesBody", "MessagesBody", "CountTokensBody", "EmbeddingBody")
 TEXT = "x" * 1024
 
 EDGES = [

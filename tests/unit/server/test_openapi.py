@@ -46,6 +46,15 @@ def test_generating_routes_name_every_status_with_its_body(document, path):
     assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
 
 
+def test_embeddings_are_whole_answers(document):
+    responses = document["paths"]["/v1/embeddings"]["post"]["responses"]
+    assert sorted(responses) == ["200", "400", "404", "405", "408", "409", "413", "415", "429", "431", "500", "503"]
+    assert list(responses["200"]["content"]) == ["application/json"]
+    whole = schema(document, responses["200"]["content"]["application/json"]["schema"]["$ref"])
+    assert set(whole["properties"]) == {"object", "data", "model", "usage"}
+    assert "x-quire-ignored" in responses["200"]["headers"]
+
+
 def schema(document, reference):
     return document["components"]["schemas"][reference.rsplit("/", 1)[1]]
 

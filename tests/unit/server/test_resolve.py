@@ -153,3 +153,15 @@ def test_a_foreign_kernels_package_is_refused_by_name(monkeypatch: pytest.Monkey
     with pytest.raises(StartupError, match="'hf-kernels-test'") as caught:
         check_kernels_package()
     assert caught.value.exit_code == 3
+
+
+def test_of_a_hub_repository_that_is_fetched_which_is_read() -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    wanted = ["config.json", "model.safetensors", "tokenizer.json", "modules.json", "1_Pooling/config.json"]
+    others = ["pytorch_model.bin", "onnx/model.safetensors", "original/params.json", "consolidated.safetensors"]
+    others += ["2_Dense/model.safetensors", "modeling.py", "1_Pooling/pooling.py", "gguf/config.json"]
+    found = filter_repo_objects(
+        wanted + others, allow_patterns=resolve._HUB_FILES, ignore_patterns=resolve._HUB_SKIPPED
+    )
+    assert list(found) == wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention.base import AttentionMetadata
+from kernels.kv_write import to_fp8
 
 
 def make_problem(
@@ -90,3 +91,9 @@ def reference(
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
     """||out - expected|| / ||expected||; NaN if any element is NaN."""
     return float((out.double() - expected).norm() / expected.norm().clamp(min=1e-30))
+
+
+def as_fp8(cache: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cache in fp8, and what that stands for in float64; slots that no row owns stay NaN."""
+    pool = to_fp8(cache, scale)
+    return pool, pool.float().double() * scale

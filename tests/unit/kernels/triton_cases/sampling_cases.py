@@ -114,8 +114,9 @@ def test_gathered_mixed_inputs_equal_the_specification():
     plan.req_index.copy_(torch.tensor(requests))
     plan.seq_lens.copy_(torch.tensor(seq_lens))
     plan.query_start_loc[1:] = torch.tensor(lengths).cumsum(0)
-    plan.sample_rows[:3] = torch.tensor([3, 4, 2])
-    plan.sample_tokens[:3] = torch.tensor([346, 347, 345])
+    # two decode rows, and the last three tokens of a prompt: drafts
+    plan.sample_rows[:5] = torch.tensor([3, 4, 2, 2, 2])
+    plan.sample_tokens[:5] = torch.tensor([346, 347, 343, 344, 345])
     table = torch.arange(5 * max_blocks, dtype=torch.int32).view(5, max_blocks)
     table[4] = 0
     results = []
@@ -128,6 +129,7 @@ def test_gathered_mixed_inputs_equal_the_specification():
         results.append((out, advanced))
     (expected, expected_lengths), (out, advanced) = results
     assert advanced.tolist() == expected_lengths.tolist() == [40, 1, 520, 77, 0]
+    assert out.sample_positions[:5].tolist() == [77, 1, 38, 39, 40]
     for name in ("input_ids", "positions", "slot_mapping", "sample_req_index", "sample_positions", "sample_tokens"):
         assert getattr(out, name).equal(getattr(expected, name)), name
     for row, seq_len in enumerate(seq_lens):

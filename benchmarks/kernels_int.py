@@ -1,0 +1,131 @@
+"""Products with 4-bit weights: each cut checked, then timed beside cuBLAS on the dense bf16 matrix."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from benchmarks.kernel_timing import num_copies, time_graph
+from kernels import triton_int_dequantize
+from kernels.quant_int import IntWeight, dequantize, make_int_weight
+from kernels.triton_gemv import GemvScratch
+from kernels.triton_int_gemm import (
+    MAX_ROWS,
+    SCRATCH_SUMS,
+    SCRATCH_TILES,
+    IntGemmConfig,
+    allocate_scratch,
+    int_gemm,
+    int_gemm_config,
+)
+
+# name → (N, K)
+INT_SHAPES = {
+    "8B qkv": (6144, 4096), "8B o": (4096, 4096), "8B gate_up": (28672, 4096), "8B down": (4096, 14336),
+    "0.6B qkv": (4096, 1024), "0.6B down": (1024, 3072),
+}  # fmt: skip
+INT_ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1023, 1024, 2048, 4096)
+_GROUP_SIZE = 128
+_BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
+
+
+def int_candidates(num_rows: int, n: int, num_tiles: int) -> list[IntGemmConfig]:
+    """The cuts worth timing for a shape."""
+    if num_rows > MAX_ROWS:
+        return []
+    if num_rows <= 64:
+        padded = max(8, 1 << (num_rows - 1).bit_length())
+        tiles = [(padded, *cut) for cut in ((32, 4, 4), (32, 4, 6), (64, 4, 3), (64, 4, 4), (64, 4, 6), (128, 4, 3),
+                                           (128, 4, 4), (128, 8, 4), (64, 8, 4))]  # fmt: skip
+        prefetches: tuple[int, ...] = (0, 2, 4)
+    else:
+        tiles = [(64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 3), (64, 128, 8, 3), (64, 128, 8, 4), (128, 64, 4, 3),
+                 (128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 8, 4), (128, 256, 8, 2), (256, 64, 8, 2),
+                 (256, 128, 8, 2)]  # fmt: skip
+        prefetches = (0, 2)
+    found = []
+    for block_m, block_n, warps, stages in tiles:
+        for splits in (1, 2, 4, 8, 16):
+            num_meetings = -(-num_rows // block_m) * -(-n // block_n)
+            sums = num_meetings * splits * block_m * block_n
+            fits = splits == 1 or (sums <= SCRATCH_SUMS and num_meetings <= SCRATCH_TILES)
+            if fits and num_tiles >= 2 * splits and (splits == 1 or num_meetings * splits <= 1200):
+                found += [IntGemmConfig(block_m, block_n, splits, warps, stages, prefetch) for prefetch in prefetches]
+    return found
+
+
+def bench_int(*, sweep: bool) -> list[dict[str, object]]:
+    """µs of x @ weight.T per shape and rows: the chosen way first, then the other, and with `sweep` every cut."""
+    results: list[dict[str, object]] = []
+    scratch = allocate_scratch(torch.device("cuda"))
+    for name, (n, k) in INT_SHAPES.items():
+        weights = _random_weights(n, k)
+        dense = dequantize(weights[-1], torch.bfloat16)
+        copies = [dense.clone() for _ in range(num_copies(n * k * 2))]
+        for num_rows in INT_ROWS:
+            x = torch.randn(num_rows, k, **_BF16)
+            facts = {"kind": "int4", "case": f"{name} M{num_rows}"}
+            facts["cublas_us"] = time_graph([functools.partial(functional.linear, x, w) for w in copies])
+            us = time_graph([functools.partial(_through_dense, x, weight) for weight in weights])
+            found = _time_cuts(x, weights, scratch, sweep=sweep) if num_rows <= MAX_ROWS else []
+            results += [facts | row for row in (*found, {"config": "dequantised for cuBLAS", "us": us})]
+        del copies
+    return results
+
+
+def _time_cuts(
+    x: torch.Tensor, weights: list[IntWeight], scratch: GemvScratch, *, sweep: bool
+) -> list[dict[str, object]]:
+    """The chosen cut first."""
+    num_tiles, n, _ = weights[0].packed.shape
+    num_bytes = weights[0].packed.numel() * 2 + weights[0].groups.numel() * 4
+    expected = x.double() @ dequantize(weights[-1], torch.float64).T
+    default = int_gemm_config(num_rows=len(x), n=n, num_tiles=num_tiles)
+    results = []
+    for config in dict.fromkeys([default, *(int_candidates(len(x), n, num_tiles) if sweep else [])]):
+        try:
+            out = int_gemm(x, weights[-1], None, scratch, config=config, pdl=True)
+        except Exception as error:  # this cut does not fit the device
+            print("int4", tuple(x.shape), n, config, type(error).__name__, flush=True)
+            continue
+        error = float((out.double() - expected).norm() / expected.norm())
+        assert error < 6e-3, (tuple(x.shape), n, config, error)
+        us = time_graph([functools.partial(int_gemm, x, w, None, scratch, config=config, pdl=True) for w in weights])
+        results.append({"config": str(config), "us": us, "tb_s": num_bytes / us * 1e-6, "error": error})
+    return results
+
+
+def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
+    """One tiny launch of every cut that bench_int times."""
+
+    def run(config: IntGemmConfig) -> None:
+        weight = _random_weight(256, 256 * config.splits)
+        x = torch.randn(config.block_m, weight.in_features, **_BF16)
+        int_gemm(x, weight, None, allocate_scratch(x.device), config=config, pdl=True)
+
+    wanted: dict[IntGemmConfig, None] = {}
+    for n, k in INT_SHAPES.values():
+        for num_rows in (rows for rows in INT_ROWS if rows <= MAX_ROWS):
+            num_tiles = -(-k // 128)
+            wanted[int_gemm_config(num_rows=num_rows, n=n, num_tiles=num_tiles)] = None
+            wanted |= dict.fromkeys(int_candidates(num_rows, n, num_tiles) if sweep else [])
+    return [functools.partial(run, config) for config in wanted]
+
+
+def _through_dense(x: torch.Tensor, weight: IntWeight) -> torch.Tensor:
+    return functional.linear(x, triton_int_dequantize.dequantize(weight, x.dtype))
+
+
+def _random_weights(n: int, k: int) -> list[IntWeight]:
+    """So many that successive calls read device memory."""
+    return [_random_weight(n, k) for _ in range(num_copies(n * k // 2))]
+
+
+def _random_weight(n: int, k: int) -> IntWeight:
+    codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device="cuda")
+    scales = torch.rand(k // _GROUP_SIZE, n, device="cuda").add(0.5).mul(0.01).half()
+    zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8, device="cuda")
+    return make_int_weight(codes, scales, zeros, bits=4)

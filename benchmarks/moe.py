@@ -1,0 +1,156 @@
+"""Checks, then times, the mixture of experts: python -m benchmarks.moe [--tokens 1,64] [--sweep] [--json FILE].
+
+Beside each time stand torch's ways and the least that the device's memory or its tensor cores allow. --sweep times
+every cut worth a place in kernels/moe_configs.py and prints the best. Prints a table; writes every number as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.kernel_timing import compile_ahead, machine_facts, time_calls, time_graph
+from benchmarks.moe_problem import (
+    H100_TB_S,
+    H100_TFLOP_S,
+    SHAPES,
+    MoeInputs,
+    MoeShape,
+    MoeWeights,
+    count_hit,
+    exact,
+    floor_us,
+    make_inputs,
+    make_weights,
+    specification,
+    torch_grouped,
+)
+from benchmarks.report import format_table
+from kernels.moe_configs import grouped_config, uses_pairs
+
+TOKENS = (1, 8, 64, 256, 1024, 8192)
+NUM_STEPS = 8  # sets of inputs in turn: each chooses other experts
+MAX_ERROR = 1.3  # of torch's own, from the same tensors in fp32
+_BF16_CUDA = {"dtype": torch.bfloat16, "device": torch.device("cuda")}
+Result = dict[str, object]
+
+
+def main() -> None:
+    """Run the chosen shapes and numbers of tokens."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="comma-separated")
+    parser.add_argument("--sweep", action="store_true", help="time every candidate cut, to retune")
+    parser.add_argument("--tb-s", type=float, default=H100_TB_S, help="the device's memory, TB/s")
+    parser.add_argument("--tflop-s", type=float, default=H100_TFLOP_S, help="its tensor cores, TFLOP/s")
+    parser.add_argument("--json", type=Path, help="where to write all numbers")
+    options = parser.parse_args()
+    if options.sweep:
+        from benchmarks.moe_sweep import compile_jobs  # here, since it needs triton
+
+        for error in compile_ahead(compile_jobs(options.shapes)):
+            print(error, flush=True)
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks.moe needs a CUDA device.")
+    torch.manual_seed(0)
+    results: list[Result] = []
+    for name in options.shapes:
+        weights = make_weights(SHAPES[name], **_BF16_CUDA)
+        for num_tokens in map(int, options.tokens.split(",")):
+            results.append(bench(name, weights, num_tokens, options))
+            if options.json:
+                options.json.write_text(json.dumps({"machine": machine_facts(), "results": results}, indent=1))
+        del weights
+        torch.cuda.empty_cache()
+    print(make_table(results))
+
+
+def bench(name: str, weights: MoeWeights, num_tokens: int, options: argparse.Namespace) -> Result:
+    """Check one number of tokens, then time it. Raises AssertionError if a result is wrong."""
+    from kernels.triton_moe import mix_experts
+
+    shape = SHAPES[name]
+    steps = [make_inputs(shape, num_tokens, **_BF16_CUDA) for _ in range(NUM_STEPS)]
+
+    def run(step: MoeInputs) -> torch.Tensor:
+        return mix_experts(
+            step.x, step.logits, weights.gate_up, weights.down,
+            top_k=shape.top_k, renormalize=True, round_weights=shape.round_weights, pdl=True,
+        )  # fmt: skip
+
+    errors = check(shape, weights, steps[0], run)
+    num_hit = sum(count_hit(shape, step) for step in steps) / NUM_STEPS
+    least_us, bound = floor_us(shape, num_tokens, num_hit, tb_s=options.tb_s, tflop_s=options.tflop_s)
+    us = time_graph(_calls(run, steps))
+    result: Result = {
+        "shape": name, "tokens": num_tokens, "experts_hit": num_hit, "us": us, "floor_us": least_us, "bound": bound,
+        "of_floor": least_us / us, "config": describe_cut(shape, num_tokens), **errors,
+    }  # fmt: skip
+    for way, function, is_capturable in (
+        ("torch_us", specification, False),
+        ("torch_grouped_us", torch_grouped, True),
+    ):
+        calls = _calls(functools.partial(function, shape, weights), steps)
+        result[way] = time_calls(calls, is_capturable=is_capturable, device=weights.down.device)[0]
+    if options.sweep:
+        from benchmarks.moe_sweep import sweep
+
+        result["sweep"] = sweep(shape, weights, steps)
+        print_best(name, num_tokens, result["sweep"])
+    print(name, num_tokens, f"{us:.1f} us", flush=True)
+    return result
+
+
+def check(
+    shape: MoeShape, weights: MoeWeights, step: MoeInputs, run: Callable[[MoeInputs], torch.Tensor]
+) -> dict[str, float]:
+    """Assert that the result is equal twice and as near to fp32 as torch's is; return both errors."""
+    expected, out = exact(shape, weights, step), run(step)
+    assert torch.equal(out, run(step)), "two runs differ"
+    errors = [
+        float((result.float() - expected).norm() / expected.norm())
+        for result in (out, specification(shape, weights, step))
+    ]
+    assert errors[0] <= MAX_ERROR * errors[1], errors
+    return {"error": errors[0], "torch_error": errors[1]}
+
+
+def describe_cut(shape: MoeShape, num_tokens: int) -> str:
+    """What serving takes for so many tokens."""
+    if uses_pairs(num_tokens=num_tokens, top_k=shape.top_k, num_experts=shape.num_experts):
+        return "pairs"
+    num_pairs = num_tokens * shape.top_k
+    return f"{grouped_config(num_pairs=num_pairs, num_experts=shape.num_experts, itemsize=2).block_m} rows"
+
+
+def print_best(name: str, num_tokens: int, found: Sequence[Result]) -> None:
+    """The fastest cuts of each part, for the table."""
+    for part in ("up", "down"):
+        for result in [result for result in found if result["part"] == part][:4]:
+            print(name, num_tokens, part, result, flush=True)
+
+
+def make_table(results: Sequence[Result]) -> str:
+    """A line per shape and number of tokens."""
+    rows = [["shape", "tokens", "experts", "cut", "us", "floor", "of floor", "bound by", "torch", "torch grouped"]]
+    for result in results:
+        rows.append([
+            str(result["shape"]), str(result["tokens"]), f"{result['experts_hit']:.1f}", str(result["config"]),
+            f"{result['us']:.1f}", f"{result['floor_us']:.1f}", f"{result['of_floor']:.0%}", str(result["bound"]),
+            f"{result['torch_us']:.0f}", f"{result['torch_grouped_us']:.1f}",
+        ])  # fmt: skip
+    return format_table(rows)
+
+
+def _calls(function: Callable[[MoeInputs], object], steps: Sequence[MoeInputs]) -> list[Callable[[], object]]:
+    return [functools.partial(function, step) for step in steps]
+
+
+if __name__ == "__main__":
+    main()

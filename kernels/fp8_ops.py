@@ -1,0 +1,119 @@
+"""The ops of 8-bit floats that models call; each picks its GPU twin where there is one, else torch.
+
+Specification: kernels/quant_fp8.py. Tensor cores know e4m3 since Ada, torch's product with a scale per row is used
+since Hopper. On older GPUs the values, which are exact in bf16, are multiplied as such.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from kernels import quant_fp8
+
+try:
+    from kernels import triton_quant_fp8
+
+    HAS_TRITON = True
+except ImportError:
+    HAS_TRITON = False
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.quant_fp8.quantize_rows."""
+    if _has_twin(x):
+        return triton_quant_fp8.quantize_rows(x, pdl=_has_pdl(x))
+    return quant_fp8.quantize_rows(x)
+
+
+def quantize_by(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.quant_fp8.quantize_by."""
+    if _has_twin(x):
+        return triton_quant_fp8.quantize_by(x, scale, pdl=_has_pdl(x))
+    return quant_fp8.quantize_by(x, scale)
+
+
+def quantize_groups(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.quant_fp8.quantize_groups."""
+    if _has_twin(x):
+        return triton_quant_fp8.quantize_groups(x, size, pdl=_has_pdl(x))
+    return quant_fp8.quantize_groups(x, size)
+
+
+def rows_linear(
+    x: torch.Tensor,
+    x_scales: torch.Tensor,
+    w: torch.Tensor,
+    w_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """See kernels.quant_fp8.rows_linear."""
+    if _has_twin(x) and x.shape[0] <= triton_quant_fp8.MAX_ROWS:
+        return triton_quant_fp8.rows_linear(x, x_scales, w, w_scales, bias, dtype, pdl=_has_pdl(x))
+    if _has_rowwise_product(w):
+        return _scaled_mm(x, x_scales, w, w_scales, bias, dtype)
+    if x.is_cuda:
+        out = (x.bfloat16() @ w.bfloat16().T).float() * x_scales[:, None] * w_scales
+        return (out if bias is None else out + bias.float()).to(dtype)
+    return quant_fp8.rows_linear(x, x_scales, w, w_scales, bias, dtype)
+
+
+def blocks_linear(
+    x: torch.Tensor,
+    x_scales: torch.Tensor,
+    w: torch.Tensor,
+    w_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    *,
+    rows: int,
+    columns: int,
+) -> torch.Tensor:
+    """See kernels.quant_fp8.blocks_linear."""
+    if _has_twin(x):
+        return triton_quant_fp8.blocks_linear(
+            x, x_scales, w, w_scales, bias, dtype, rows=rows, columns=columns, pdl=_has_pdl(x)
+        )
+    return quant_fp8.blocks_linear(x, x_scales, w, w_scales, bias, dtype, rows=rows, columns=columns)
+
+
+def _scaled_mm(
+    x: torch.Tensor,
+    x_scales: torch.Tensor,
+    w: torch.Tensor,
+    w_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """torch's product with scales per row, which gives bf16 only, and adds only a bf16 bias."""
+    out = torch._scaled_mm(
+        x,
+        w.t(),
+        scale_a=x_scales[:, None].contiguous(),
+        scale_b=w_scales[None, :],
+        bias=bias if bias is not None and bias.dtype == torch.bfloat16 else None,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    )
+    if bias is not None and bias.dtype != torch.bfloat16:
+        return out.to(dtype) + bias
+    return out.to(dtype)
+
+
+def _has_twin(x: torch.Tensor) -> bool:
+    return HAS_TRITON and x.is_cuda and _capability(x.device) >= (8, 9)
+
+
+def _has_rowwise_product(w: torch.Tensor) -> bool:
+    return w.is_cuda and _capability(w.device) >= (9, 0) and w.shape[0] % 16 == 0 and w.shape[1] % 16 == 0
+
+
+def _has_pdl(x: torch.Tensor) -> bool:
+    return _capability(x.device) >= (9, 0)
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)

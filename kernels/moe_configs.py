@@ -1,0 +1,87 @@
+"""How the kernels of a mixture of experts are cut, by the tokens that an expert has on average.
+
+benchmarks/moe.py --sweep times what else could stand here. Until it has run on an H100 these are estimates: tiles that
+fit its shared memory and registers, with enough loads in flight to stream weights where an expert has few tokens, and
+the largest tiles that its tensor cores take where it has many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Up to so many tokens, each (token, expert) pair may be a matrix-vector product of its own
+PAIRS_MAX_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How one grouped GEMM is cut along its output features and its depth."""
+
+    block_n: int  # output features; of gate and of up each
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
+
+
+@dataclass(frozen=True)
+class GroupedConfig:
+    """Both grouped GEMMs of a step. They share block_m: rows are laid out once."""
+
+    block_m: int  # (token, expert) pairs of one expert
+    up: Tile
+    down: Tile
+    swaps: bool = False  # weights fill the wide side of the product: for fewer rows than tensor cores want
+    chunk_tokens: int = 16  # that one program routes; many tokens: more, since each reads the counts of all chunks
+
+
+@dataclass(frozen=True)
+class PairTile:
+    """How a matrix-vector product is cut."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class PairsConfig:
+    """Both products of the path for few tokens."""
+
+    up: PairTile
+    down: PairTile
+
+
+# (pairs per expert, on average, up to which it holds, config). Counts scatter: a tile has room for more than that
+_GROUPED: tuple[tuple[float, GroupedConfig], ...] = (
+    (8, GroupedConfig(16, Tile(64, 128, 4, 3, group_m=1), Tile(64, 128, 4, 4, group_m=1), swaps=True)),
+    (20, GroupedConfig(32, Tile(64, 128, 4, 3, group_m=2), Tile(64, 128, 4, 4, group_m=2), swaps=True)),
+    (48, GroupedConfig(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4))),
+    (float("inf"), GroupedConfig(128, Tile(128, 64, 8, 3), Tile(256, 64, 8, 3), chunk_tokens=64)),
+)
+# fp32 is for tests: small tiles, exact products
+_GROUPED_FP32 = GroupedConfig(16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2))
+
+
+def uses_pairs(*, num_tokens: int, top_k: int, num_experts: int) -> bool:
+    """Whether a step is so small that few experts are chosen twice: then nothing is won by grouping its pairs."""
+    return num_tokens == 1 or (num_tokens <= PAIRS_MAX_TOKENS and 2 * num_tokens * top_k <= num_experts)
+
+
+def grouped_config(*, num_pairs: int, num_experts: int, itemsize: int) -> GroupedConfig:
+    """The cut for so many (token, expert) pairs. itemsize: bytes of one value."""
+    if itemsize == 4:
+        return _GROUPED_FP32
+    return next(config for bound, config in _GROUPED if num_pairs <= bound * num_experts)
+
+
+def grouped_configs() -> list[GroupedConfig]:
+    """Every cut for 16-bit values."""
+    return [config for _, config in _GROUPED]
+
+
+def pairs_config(*, intermediate_size: int) -> PairsConfig:
+    """The cut for few tokens. intermediate_size: of this rank's part of an expert."""
+    deep = PairTile(block_n=8, block_k=512, num_warps=4, num_stages=3)
+    return PairsConfig(up=deep, down=deep if intermediate_size >= 2048 else PairTile(8, 256, 4, 3))

@@ -1,0 +1,114 @@
+"""The mixture of experts that some models have for an MLP, and where checkpoints keep its weights.
+
+Each expert's intermediate dimension is split over ranks like a dense MLP's, with one all_reduce behind the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from kernels.ops import mix_experts
+from models.config import ModelConfig
+from models.experts_config import ExpertsConfig
+from models.layers.linear import ColumnLinear
+from models.layers.mlp import GatedMLP
+from models.parallel import TensorParallel
+from models.quantization.base import LinearMethod, LinearPart
+from models.quantization.unquantized import Unquantized
+from models.weights import Weights
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """What published checkpoints call the matrices of an expert."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+class SparseMLP(nn.Module):
+    """A router, its experts, and an expert that every token has if the config says so.
+
+    w: of the block that holds `gate` and `experts`. method: of the shared expert; the others are unquantized.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        w: Weights,
+        tp: TensorParallel,
+        method: LinearMethod,
+        names: ExpertNames = ExpertNames(),
+    ) -> None:
+        super().__init__()
+        experts = config.experts
+        assert experts is not None
+        self.experts = experts
+        self.tp = tp
+        # Whole on every rank, so that all choose the same experts
+        parts = [LinearPart("gate", experts.num_experts, config.hidden_size, dim=0, rank=0, size=1)]
+        self.shared_expert: nn.Module | None = None
+        if experts.shared_intermediate_size > 0:
+            parts.append(LinearPart("shared_expert_gate", 1, config.hidden_size, dim=0, rank=0, size=1))
+            self.shared_expert = GatedMLP(
+                config,
+                w / "shared_expert",
+                tp,
+                method,
+                intermediate_size=experts.shared_intermediate_size,
+                is_partial=True,
+            )
+        self.router = ColumnLinear(w, parts, has_bias=False, method=Unquantized())
+        self.gate_up, self.down = _load_experts(w / "experts", experts, config.hidden_size, tp, names)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [T, hidden_size] → [T, hidden_size]."""
+        mixed = mix_experts(
+            hidden,
+            self.router(hidden),
+            self.gate_up,
+            self.down,
+            top_k=self.experts.num_experts_per_tok,
+            renormalize=self.experts.norm_topk_prob,
+            round_weights=self.experts.rounds_weights,
+            shared=None if self.shared_expert is None else self.shared_expert(hidden),
+        )
+        return self.tp.all_reduce(mixed)
+
+
+def make_mlp(config: ModelConfig, w: Weights, tp: TensorParallel, method: LinearMethod, layer_index: int) -> nn.Module:
+    """The MLP of that layer, dense or sparse; w: of the block that holds it."""
+    make = SparseMLP if config.sparse_layers[layer_index] else GatedMLP
+    return make(config, w, tp, method)
+
+
+def _load_experts(
+    w: Weights, experts: ExpertsConfig, hidden_size: int, tp: TensorParallel, names: ExpertNames
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's gate_up [E, 2 * I, hidden_size], gates first, and down [E, hidden_size, I].
+
+    From a tensor for each matrix of each expert, as published, or from all of them in two, as transformers 5 has them
+    in memory and writes them where it is told not to go back to what was published.
+    """
+    count, size = experts.num_experts, experts.intermediate_size
+    width = size // tp.size
+    gate_up = torch.empty(count, 2 * width, hidden_size, dtype=w.dtype, device=w.device)
+    down = torch.empty(count, hidden_size, width, dtype=w.dtype, device=w.device)
+    if w.shape_of("gate_up_proj") is not None:
+        start, shape = tp.rank * width, (count, 2 * size, hidden_size)
+        gate_up[:, :width] = w.slice("gate_up_proj", shape, dim=1, start=start, stop=start + width)
+        gate_up[:, width:] = w.slice("gate_up_proj", shape, dim=1, start=size + start, stop=size + start + width)
+        down.copy_(w.shard("down_proj", (count, hidden_size, size), dim=2, rank=tp.rank, size=tp.size))
+        return gate_up, down
+    for expert in range(count):
+        inner = w / str(expert)
+        for name, rows in ((names.gate, slice(0, width)), (names.up, slice(width, None))):
+            gate_up[expert, rows] = (inner / name).shard(
+                "weight", (size, hidden_size), dim=0, rank=tp.rank, size=tp.size
+            )
+        down[expert] = (inner / names.down).shard("weight", (hidden_size, size), dim=1, rank=tp.rank, size=tp.size)
+    return gate_up, down

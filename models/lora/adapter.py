@@ -1,0 +1,142 @@
+"""Adapter: one folder that PEFT saved, as the matrices that it adds to the model's projections. Never a pickle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from models.checkpoint import MAX_NAMES_IN_ERROR
+from models.errors import ModelError
+from models.lora.config import LoraConfig
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PICKLE = "adapter_model.bin"
+_WRAPPED = "base_model.model."  # PEFT's own name of the model that it wrapped
+# Where a checkpoint keeps the text part of a model that also sees, and where transformers' module does, since 4.52
+_TEXT_PARTS = ("language_model.model.", "model.language_model.")
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What an adapter adds to one module: scale * b @ a. Float32, on the CPU."""
+
+    # [rank, in]
+    a: torch.Tensor
+    # [out, rank], times scale
+    b: torch.Tensor
+
+
+class Adapter:
+    """Its file stays mapped as long as it lives. `tensors`: every name in it; readers say which of them they took."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        """Open an adapter folder. name: what clients ask for. Raises ModelError."""
+        self.name = name
+        self.config = LoraConfig.from_folder(folder)
+        self._path = folder / WEIGHTS_FILE
+        if not self._path.is_file():
+            hint = "no other file is read"
+            if (folder / _PICKLE).is_file():
+                hint = f"{_PICKLE} is a pickle, which is never read: load it with PEFT and save it again"
+            raise ModelError(f"{folder}: {WEIGHTS_FILE} is missing; {hint}")
+        try:
+            self._file = safe_open(self._path, framework="pt", device="cpu")
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{self._path}: not a readable safetensors file: {error}") from error
+        self.tensors = frozenset(self._file.keys())
+        strange = sorted(name for name in self.tensors if not _is_low_rank(name))
+        if strange:
+            raise ModelError(
+                f"{self._path}: only lora_A and lora_B of the layers' projections are served, but there"
+                f" {_is(strange)} {_list(strange)}"
+            )
+
+    def __repr__(self) -> str:
+        return f"Adapter({self.name!r}, {self.config!r})"
+
+    def rank_of(self, module: str) -> int:
+        """The rank that it has in a module of the checkpoint; 0: it has no share there."""
+        name = self._find(module)
+        return 0 if name is None else self.config.rank_of(name)
+
+    def read(self, module: str, *, in_features: int, out_features: int) -> LowRank:
+        """Return its share in a module where rank_of() is not 0. Raises ModelError."""
+        name = self._find(module)
+        assert name is not None
+        rank = self.config.rank_of(name)
+        a = self._read(f"{_WRAPPED}{name}.lora_A.weight", (rank, in_features))
+        b = self._read(f"{_WRAPPED}{name}.lora_B.weight", (out_features, rank))
+        return LowRank(a, b * self.config.scale_of(name))
+
+    def names_of(self, module: str) -> tuple[str, ...]:
+        """The tensors of its share in a module, if it has one."""
+        name = self._find(module)
+        return () if name is None else tuple(f"{_WRAPPED}{name}.lora_{half}.weight" for half in "AB")
+
+    def refuse_unread(self, read: set[str]) -> None:
+        """Raise ModelError unless every tensor is among those that were read."""
+        unread = sorted(self.tensors - read)
+        if unread:
+            raise ModelError(
+                f"{self._path}: {len(unread)} tensors have no place in this model, so the adapter was made for another"
+                f" one or for modules that are not served (embed_tokens, lm_head): {_list(unread)}"
+            )
+
+    def _find(self, module: str) -> str | None:
+        """What PEFT calls a module of the checkpoint, if the adapter has a share in it. Raises ModelError."""
+        for name in _spellings(module):
+            halves = [f"{_WRAPPED}{name}.lora_{half}.weight" for half in "AB"]
+            stored = [half for half in halves if half in self.tensors]
+            if not stored:
+                continue
+            if len(stored) == 1:
+                missing = halves[0] if stored == halves[1:] else halves[1]
+                raise ModelError(f"{self._path}: has tensor {stored[0]}, but not {missing}")
+            if not self.config.is_target(name):
+                raise ModelError(
+                    f"{self._path}: has tensor {halves[0]}, which target_modules in {self._where} leave out"
+                )
+            return name
+        if not self.config.takes_whatever_is_stored and any(map(self.config.is_target, _spellings(module))):
+            name = _spellings(module)[-1]
+            raise ModelError(
+                f"{self._path}: tensor {_WRAPPED}{name}.lora_A.weight is missing, which {self._where} means"
+            )
+        return None
+
+    @property
+    def _where(self) -> str:
+        return Path(self.config.where).name
+
+    def _read(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        try:
+            found = self._file.get_slice(name).get_shape()
+            if found != list(shape):
+                means = f"{self._where} and this model mean {list(shape)}"
+                raise ModelError(f"{self._path}: tensor {name} has shape {found}, but {means}")
+            tensor = self._file.get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(f"{self._path}: tensor {name} cannot be read: {error}") from error
+        if not tensor.is_floating_point():
+            raise ModelError(f"{self._path}: tensor {name} is {tensor.dtype}, and only floating-point ones are served")
+        return tensor.to(torch.float32)
+
+
+def _spellings(module: str) -> tuple[str, ...]:
+    stored, runtime = _TEXT_PARTS
+    return (module, runtime + module.removeprefix(stored)) if module.startswith(stored) else (module,)
+
+
+def _is_low_rank(name: str) -> bool:
+    return name.startswith(_WRAPPED) and name.endswith((".lora_A.weight", ".lora_B.weight"))
+
+
+def _is(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:MAX_NAMES_IN_ERROR]) + (", …" if len(names) > MAX_NAMES_IN_ERROR else "")

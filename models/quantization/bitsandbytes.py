@@ -1,0 +1,247 @@
+"""What bitsandbytes stores (kernels/quant_bnb.py), on load, and from checkpoints that transformers wrote with it.
+
+A 4-bit matrix has, below its own name: `weight` (codes, flat), `weight.absmax` (scales of runs of 64, flat),
+`weight.quant_map` (what each code means) and `weight.quant_state.bitsandbytes__nf4` (JSON as bytes). If scales are
+quantised too, `absmax` has codes, `nested_quant_map` their values, and `nested_absmax` the scales of 256 each; here
+they become numbers again. An 8-bit one has `weight`, and `SCB`, the largest magnitude of each row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from kernels import bnb_ops
+from kernels.quant_bnb import BLOCK, NF4_TABLE, quantize_int8, quantize_nf4
+from models.config_fields import Fields
+from models.errors import ModelError
+from models.quantization.base import LinearPart
+from models.quantization.config import LayerNames, QuantizationConfig, Scheme
+from models.quantization.stored import StoredPart, merge_outputs, read_dense
+from models.weights import Weights
+
+# As what the codes lie in the file, two a byte; chosen by who trained on them
+_STORAGE = {
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+@dataclass(frozen=True)
+class Bnb4Bit:
+    """Scheme: 4-bit codes, with a scale for each 64 weights of a row."""
+
+    kind: Literal["nf4", "fp4"]
+    is_stored: bool  # False: weights are quantised while they are read
+    storage: str = "uint8"
+    output_multiple: int = 1
+    input_multiple: int = BLOCK
+
+    def describe(self) -> str:
+        """See Scheme.describe."""
+        return f"bitsandbytes {self.kind} (4 bits, scales by {BLOCK} inputs)"
+
+    def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
+        """See Scheme.matrix_bytes."""
+        return out_features * in_features // 2 + 4 * out_features * in_features // BLOCK
+
+    def make_method(self) -> Bnb4BitLinear:
+        """See Scheme.make_method."""
+        return Bnb4BitLinear(self)
+
+
+@dataclass(frozen=True)
+class BnbInt8:
+    """Scheme: 8-bit integers, with a scale per row."""
+
+    is_stored: bool
+    output_multiple: int = 1
+    input_multiple: int = 1
+
+    def describe(self) -> str:
+        """See Scheme.describe."""
+        return "bitsandbytes int8 (weights, scales by row)"
+
+    def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
+        """See Scheme.matrix_bytes."""
+        return out_features * in_features + 4 * out_features
+
+    def make_method(self) -> BnbInt8Linear:
+        """See Scheme.make_method."""
+        return BnbInt8Linear(self)
+
+
+NF4_ON_LOAD = Bnb4Bit("nf4", is_stored=False)
+INT8_ON_LOAD = BnbInt8(is_stored=False)
+
+
+@dataclass(frozen=True)
+class Codes:
+    """4-bit parts merged along their outputs."""
+
+    # [out, in / 2] uint8: two neighbours of a row, the first in the upper half
+    packed: torch.Tensor
+    # [out, in / 64] fp32
+    scales: torch.Tensor
+    # [16] fp32: what the codes mean; and in the model's dtype
+    table: torch.Tensor
+    rounded_table: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Integers:
+    """8-bit parts merged along their outputs."""
+
+    # [out, in] int8
+    values: torch.Tensor
+    # [out] fp32: what 127 means
+    largest: torch.Tensor
+
+
+class Bnb4BitLinear:
+    """LinearMethod of Bnb4Bit."""
+
+    def __init__(self, scheme: Bnb4Bit) -> None:
+        self._scheme = scheme
+
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> Codes:
+        """See LinearMethod.load."""
+        if not self._scheme.is_stored or w.is_random:
+            table = torch.tensor(NF4_TABLE, device=w.device)
+            codes = [Codes(*quantize_nf4(_checked(w, part)), table, table) for part in parts]
+        else:
+            codes = [self._read(StoredPart.locate(w, part)) for part in parts]
+        if not all(torch.equal(part.table, codes[0].table) for part in codes):
+            raise ModelError(f"{w.full_name(parts[0].name)}: the quant_map of {parts[-1].name} is another")
+        packed = merge_outputs([part.packed for part in codes])
+        table = codes[0].table
+        return Codes(packed, merge_outputs([part.scales for part in codes]), table, table.to(w.dtype))
+
+    def apply(self, params: Codes, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See LinearMethod.apply."""
+        return bnb_ops.linear_4bit(
+            x, params.packed, params.scales, params.table, bias, rounded_table=params.rounded_table
+        )
+
+    def _read(self, part: StoredPart) -> Codes:
+        scheme = self._scheme
+        state = _read_state(part, scheme.kind)
+        if part.num_columns % BLOCK != 0:
+            raise ModelError(f"{part.name}: its {part.num_columns} inputs are not a multiple of the blocks of {BLOCK}")
+        # In the file matrices are flat, but rows are whole runs of bytes, and of blocks
+        storage = _STORAGE[scheme.storage]
+        units = part.num_columns // 2 // storage.itemsize
+        flat = part.w.stored(
+            part.need("weight"),
+            (part.num_rows * units, 1),
+            (storage,),
+            start=part.rows.start * units,
+            stop=part.rows.stop * units,
+        )
+        packed = flat.flatten().view(torch.uint8).view(len(part.rows), -1)
+        scales = _read_scales(part, state)
+        first, last = part.columns.start, part.columns.stop
+        table = part.w.stored(part.need("weight.quant_map"), (16,), (torch.float32,))
+        return Codes(
+            packed=packed[:, first // 2 : last // 2].contiguous(),
+            scales=scales[:, first // BLOCK : last // BLOCK].contiguous(),
+            table=table,
+            rounded_table=table,
+        )
+
+
+class BnbInt8Linear:
+    """LinearMethod of BnbInt8. Activations are not rounded, so LLM.int8's threshold for outliers has no use here."""
+
+    def __init__(self, scheme: BnbInt8) -> None:
+        self._scheme = scheme
+
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> Integers:
+        """See LinearMethod.load."""
+        if not self._scheme.is_stored or w.is_random:
+            pairs = [quantize_int8(read_dense(w, part)) for part in parts]
+        else:
+            pairs = [self._read(StoredPart.locate(w, part)) for part in parts]
+        values, largest = (merge_outputs([pair[i] for pair in pairs]) for i in range(2))
+        return Integers(values, largest)
+
+    def apply(self, params: Integers, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See LinearMethod.apply."""
+        return bnb_ops.linear_int8(x, params.values, params.largest, bias)
+
+    def _read(self, part: StoredPart) -> tuple[torch.Tensor, torch.Tensor]:
+        if part.find("weight_format") is not None:
+            layout = int(part.w.stored("weight_format", (), (torch.uint8,)))
+            if layout != 0:
+                raise ModelError(f"tensor {part.w.full_name('weight_format')} is {layout}: only 0, row-major, is read")
+        return part.matrix("weight", (torch.int8,)), part.per_row(part.need("SCB"))
+
+
+def parse(fields: Fields) -> QuantizationConfig:
+    """Read a quantization_config of quant_method bitsandbytes."""
+    ignored = LayerNames.parse(fields.get("llm_int8_skip_modules"), where=f"{fields.where}: llm_int8_skip_modules")
+    is_4bit, is_8bit = fields.flag("load_in_4bit"), fields.flag("load_in_8bit")
+    if is_4bit == is_8bit:
+        raise ModelError(f"{fields.where}: one of load_in_4bit and load_in_8bit must be true")
+    if fields.flag("llm_int8_has_fp16_weight"):
+        raise ModelError(f"{fields.where}: llm_int8_has_fp16_weight is not supported: only stored integers are read")
+    if is_8bit:
+        return QuantizationConfig.of_all("bitsandbytes-int8", BnbInt8(is_stored=True), ignored=ignored)
+    kind = fields.get("bnb_4bit_quant_type") or "fp4"
+    if kind not in ("nf4", "fp4"):
+        raise ModelError(f"{fields.where}: bnb_4bit_quant_type {kind!r} is not supported: supported are 'nf4', 'fp4'")
+    storage = str(fields.get("bnb_4bit_quant_storage") or "uint8").removeprefix("torch.")
+    if storage not in _STORAGE:
+        names = ", ".join(_STORAGE)
+        raise ModelError(f"{fields.where}: bnb_4bit_quant_storage {storage!r} is not supported: supported are {names}")
+    scheme: Scheme = Bnb4Bit(kind, is_stored=True, storage=storage)
+    return QuantizationConfig.of_all(f"bitsandbytes-{kind}", scheme, ignored=ignored)
+
+
+def _checked(w: Weights, part: LinearPart) -> torch.Tensor:
+    if part.in_features % BLOCK != 0:
+        name = w.full_name(part.name)
+        raise ModelError(f"{name}: its {part.in_features} inputs are not a multiple of the blocks of {BLOCK}")
+    return read_dense(w, part)
+
+
+def _read_state(part: StoredPart, kind: str) -> dict[str, Any]:
+    """The JSON beside a 4-bit matrix, checked against what the model needs."""
+    name = part.need(f"weight.quant_state.bitsandbytes__{kind}")
+    shape, where = part.w.shape_of(name) or (), f"tensor {part.w.full_name(name)}"
+    try:
+        state = json.loads(bytes(part.w.stored(name, shape, (torch.uint8,)).tolist()))
+        found = (state["quant_type"], state["blocksize"], list(state["shape"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{where}: malformed: {error!r}") from error
+    wanted = (kind, BLOCK, [part.num_rows, part.num_columns])
+    if found != wanted:
+        raise ModelError(f"{where}: type, block size and shape are {found}, but config.json means {wanted}")
+    return state
+
+
+def _read_scales(part: StoredPart, state: dict[str, Any]) -> torch.Tensor:
+    """[outputs of this rank, inputs of the whole matrix / 64] fp32."""
+    per_row = part.num_columns // BLOCK
+    num_scales = part.num_rows * per_row
+    name = part.need("weight.absmax")
+    first, last = part.rows.start * per_row, part.rows.stop * per_row
+    nested = part.find("weight.nested_absmax")
+    if nested is None:
+        scales = part.w.stored(name, (num_scales,), (torch.float32,), start=first, stop=last)
+        return scales.view(len(part.rows), per_row)
+    size, offset = state.get("nested_blocksize"), state.get("nested_offset")
+    if type(size) is not int or size <= 0 or not isinstance(offset, int | float):
+        raise ModelError(f"{part.name}: nested_blocksize {size!r} or nested_offset {offset!r} is malformed")
+    codes = part.w.stored(name, (num_scales,), (torch.uint8,), start=first, stop=last)
+    values = part.w.stored(part.need("weight.nested_quant_map"), (256,), (torch.float32,))
+    outer = part.w.stored(nested, (-(-num_scales // size),), (torch.float32,))
+    index = torch.arange(first, last, device=outer.device) // size
+    return (values[codes.int()] * outer[index] + offset).view(len(part.rows), per_row)

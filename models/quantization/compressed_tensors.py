@@ -1,0 +1,162 @@
+"""Checkpoints of quant_method compressed-tensors (llm-compressor): groups of layers, each with a scheme.
+
+A format of groups is one row of FORMATS; its parser refuses what its scheme does not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from models.config_fields import Fields
+from models.errors import ModelError
+from models.quantization.config import LayerNames, QuantizationConfig, Rule, Scheme
+from models.quantization.fp8 import Fp8
+from models.quantization.fp8_block import Fp8Block
+from models.quantization.pack_quantized import PackQuantized
+
+_EVERY_LAYER = ("Linear",)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """How one of a group's tensors is quantised; null fields have the format's defaults."""
+
+    fields: Fields
+    num_bits: int
+    type: str  # "int" or "float"
+    strategy: str  # "tensor", "channel", "group", "block", "token", …
+    group_size: int | None
+    is_symmetric: bool
+    dynamic: bool | str
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Arguments:
+        """Read `weights` or `input_activations` of a group."""
+        group_size = fields.get("group_size")
+        return cls(
+            fields=fields,
+            num_bits=fields.count("num_bits", default=8),
+            type=_word(fields, "type", default="int"),
+            strategy=_word(fields, "strategy", default="group" if group_size is not None else "tensor"),
+            group_size=None if group_size in (None, -1) else fields.count("group_size"),
+            is_symmetric=fields.flag("symmetric", default=True),
+            dynamic=fields.get("dynamic") or False,
+        )
+
+    def refuse(self, what: str) -> ModelError:
+        """The error that this is not supported."""
+        kind = f"{self.num_bits}-bit {self.type}, by {self.strategy}, symmetric {self.is_symmetric}"
+        return ModelError(f"{self.fields.where}: {what} ({kind}, dynamic {self.dynamic}) are not supported")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that are quantised alike."""
+
+    where: str
+    weights: Arguments
+    activations: Arguments | None  # None: they stay as they are
+
+
+def parse(fields: Fields) -> QuantizationConfig:
+    """Read a quantization_config of quant_method compressed-tensors."""
+    if fields.get("quantization_status") not in (None, "compressed"):
+        raise ModelError(f"{fields.where}: quantization_status {fields.get('quantization_status')!r} is not supported")
+    if fields.section("sparsity_config").get("format") not in (None, "dense"):
+        raise ModelError(f"{fields.where}: sparse checkpoints are not supported")
+    groups = fields.get("config_groups")
+    if (
+        not isinstance(groups, Mapping)
+        or not groups
+        or not all(isinstance(group, Mapping) for group in groups.values())
+    ):
+        raise ModelError(f"{fields.where}: config_groups must be an object of objects, found {groups!r}")
+    rules = []
+    for name, raw in groups.items():
+        group = Fields(raw, f"{fields.where}: config_groups {name}")
+        format_ = group.get("format") or fields.get("format")
+        if not isinstance(format_, str) or format_ not in FORMATS:
+            raise ModelError(f"{group.where}: format {format_!r} is not supported: supported are {', '.join(FORMATS)}")
+        targets = LayerNames.parse(group.get("targets"), where=f"{group.where}: targets", everything=_EVERY_LAYER)
+        rules.append(Rule(targets, FORMATS[format_](_read_group(group))))
+    ignored = LayerNames.parse(fields.get("ignore"), where=f"{fields.where}: ignore")
+    return QuantizationConfig("compressed-tensors", tuple(rules), ignored)
+
+
+def _word(fields: Fields, name: str, *, default: str) -> str:
+    value = fields.get(name) or default
+    if not isinstance(value, str):
+        raise ModelError(f"{fields.where}: {name} must be a word, found {value!r}")
+    return value
+
+
+def _read_group(group: Fields) -> Group:
+    if group.get("output_activations") is not None:
+        raise ModelError(f"{group.where}: output_activations are not supported")
+    weights = Arguments.parse(Fields(group.section("weights").raw, f"{group.where}: weights"))
+    if group.get("input_activations") is None:
+        return Group(group.where, weights, None)
+    section = Fields(group.section("input_activations").raw, f"{group.where}: input_activations")
+    return Group(group.where, weights, Arguments.parse(section))
+
+
+def _blocks(group: Group) -> Scheme:
+    """8-bit floats, weights by block, activations by token and as many columns."""
+    weights, activations = group.weights, group.activations
+    size = weights.fields.get("block_structure")
+    if not isinstance(size, list) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
+        raise ModelError(f"{weights.fields.where}: block_structure must be two sizes, found {size!r}")
+    if weights.type != "float" or weights.num_bits != 8 or size[1] not in Fp8Block.COLUMNS:
+        raise weights.refuse("weights")
+    if activations is None:
+        raise ModelError(f"{group.where}: 8-bit float weights without 8-bit activations are not supported")
+    kind = (activations.type, activations.num_bits, activations.strategy, activations.group_size, activations.dynamic)
+    if kind != ("float", 8, "group", size[1], True):
+        raise activations.refuse("activations")
+    return Fp8Block(size[0], size[1])
+
+
+def _float_quantized(group: Group) -> Scheme:
+    """8-bit floats, weights by tensor or row; activations by token or static."""
+    weights, activations = group.weights, group.activations
+    if weights.strategy == "block":
+        return _blocks(group)
+    by = {"tensor": "tensor", "channel": "row"}.get(weights.strategy)
+    if by is None or weights.type != "float" or weights.num_bits != 8 or not weights.is_symmetric or weights.dynamic:
+        raise weights.refuse("weights")
+    if activations is None:
+        raise ModelError(f"{group.where}: 8-bit float weights without 8-bit activations are not supported")
+    kind = (activations.type, activations.num_bits, activations.strategy, activations.is_symmetric, activations.dynamic)
+    for found, scheme in (
+        (("float", 8, "token", True, True), "token"),
+        (("float", 8, "tensor", True, True), "token"),
+        (("float", 8, "tensor", True, False), "static"),
+    ):
+        if kind == found:
+            return Fp8(by, scheme, is_stored=True)
+    raise activations.refuse("activations")
+
+
+def _pack_quantized(group: Group) -> Scheme:
+    """4- or 8-bit integers by row or group of inputs; activations stay as they are."""
+    weights = group.weights
+    sizes = {"group": weights.group_size, "channel": None}
+    is_known = weights.strategy in sizes and (weights.strategy == "channel" or weights.group_size is not None)
+    if not is_known or weights.type != "int" or weights.num_bits not in (4, 8) or weights.dynamic:
+        raise weights.refuse("weights")
+    if group.activations is not None:
+        raise group.activations.refuse("activations beside packed weights")
+    order = weights.fields.get("actorder")
+    return PackQuantized(
+        bits=weights.num_bits,
+        group_size=sizes[weights.strategy],
+        is_symmetric=weights.is_symmetric,
+        has_order=order is True or order in ("group", "dynamic"),
+    )
+
+
+FORMATS: dict[str, Callable[[Group], Scheme]] = {
+    "float-quantized": _float_quantized,
+    "pack-quantized": _pack_quantized,
+}

@@ -1,0 +1,138 @@
+"""FP8 (e4m3) weights and activations, scaled by tensor or by row: checkpoints of quant_method fp8, and on load.
+
+Block-scaled checkpoints of the same quant_method are models/quantization/fp8_block.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from kernels import fp8_ops
+from kernels.quant_fp8 import FP8, quantize_rows
+from models.config_fields import Fields
+from models.errors import ModelError
+from models.quantization.base import LinearPart
+from models.quantization.config import LayerNames, QuantizationConfig, Scheme
+from models.quantization.fp8_block import Fp8Block
+from models.quantization.stored import StoredPart, merge_outputs, read_dense
+from models.weights import Weights
+
+
+@dataclass(frozen=True)
+class Fp8:
+    """Scheme: scales of weights by tensor or by row; of activations by token, or known beforehand.
+
+    By token is also what stands for one scale per step: no coarser, and what a token becomes is not up to its batch.
+    """
+
+    weights: Literal["tensor", "row"]
+    activations: Literal["token", "static"]
+    is_stored: bool  # False: weights are quantised while they are read
+    output_multiple: int = 1
+    input_multiple: int = 1
+
+    def describe(self) -> str:
+        """See Scheme.describe."""
+        activations = "by token" if self.activations == "token" else "static"
+        return f"fp8 (e4m3; scales: weights by {self.weights}, activations {activations})"
+
+    def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
+        """See Scheme.matrix_bytes."""
+        return out_features * in_features + 4 * out_features
+
+    def make_method(self) -> Fp8Linear:
+        """See Scheme.make_method."""
+        return Fp8Linear(self)
+
+
+ON_LOAD = Fp8("row", "token", is_stored=False)
+# Static, where weights are random: reaches 28 standard deviations of a normed input
+_RANDOM_INPUT_SCALE = 1 / 16
+
+
+@dataclass(frozen=True)
+class Fp8Params:
+    """Parts merged along their outputs."""
+
+    # [out, in] e4m3
+    weight: torch.Tensor
+    # [out] fp32: also where a checkpoint has one scale per tensor, since merged tensors have several
+    scales: torch.Tensor
+    # [] fp32, or None: found for each token
+    input_scale: torch.Tensor | None
+
+
+class Fp8Linear:
+    """LinearMethod of Fp8."""
+
+    def __init__(self, scheme: Fp8) -> None:
+        self._scheme = scheme
+
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> Fp8Params:
+        """Read `weight`, `weight_scale` and `input_scale` of each part; see LinearMethod.load."""
+        if not self._scheme.is_stored or w.is_random:
+            values = [quantize_rows(read_dense(w, part)) for part in parts]
+            scale = torch.ones((), device=w.device) / 16 if self._scheme.activations == "static" else None
+            return Fp8Params(
+                merge_outputs([value for value, _ in values]), merge_outputs([scales for _, scales in values]), scale
+            )
+        stored = [StoredPart.locate(w, part) for part in parts]
+        weight = merge_outputs([part.matrix("weight", (FP8,)) for part in stored])
+        scales = merge_outputs([self._read_scales(part) for part in stored])
+        return Fp8Params(weight, scales, self._read_input_scale(stored))
+
+    def apply(self, params: Fp8Params, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See LinearMethod.apply."""
+        if params.input_scale is not None:
+            quantized, x_scales = fp8_ops.quantize_by(x, params.input_scale)
+        else:
+            quantized, x_scales = fp8_ops.quantize_rows(x)
+        return fp8_ops.rows_linear(quantized, x_scales, params.weight, params.scales, bias, x.dtype)
+
+    def _read_scales(self, part: StoredPart) -> torch.Tensor:
+        """[outputs of this rank]."""
+        name = part.need("weight_scale", "weight_scale_inv")
+        if self._scheme.weights == "row":
+            return part.per_row(name)
+        return part.scalar(name).expand(len(part.rows))
+
+    def _read_input_scale(self, parts: Sequence[StoredPart]) -> torch.Tensor | None:
+        """The parts' largest, since they share one input and a larger scale reaches what a smaller one does."""
+        if self._scheme.activations != "static":
+            return None
+        scales = [part.scalar(part.need("input_scale", "activation_scale")) for part in parts]
+        return torch.stack(scales).amax()
+
+
+def parse(fields: Fields) -> QuantizationConfig:
+    """Read a quantization_config of quant_method fp8, as transformers, AutoFP8 and vLLM write them."""
+    if fields.get("fmt") not in (None, "e4m3"):
+        raise ModelError(f"{fields.where}: fmt {fields.get('fmt')!r} is not supported: supported is 'e4m3'")
+    activations = fields.get("activation_scheme") or "dynamic"
+    if activations not in ("dynamic", "static"):
+        raise ModelError(
+            f"{fields.where}: activation_scheme {activations!r} is not supported: supported are 'dynamic' and 'static'"
+        )
+    field = "ignored_layers" if fields.get("modules_to_not_convert") is None else "modules_to_not_convert"
+    ignored = LayerNames.parse(fields.get(field), where=f"{fields.where}: {field}")
+    scheme: Scheme = Fp8("tensor", "static" if activations == "static" else "token", is_stored=True)
+    if fields.get("weight_block_size") is not None:
+        scheme = _parse_blocks(fields, activations)
+    return QuantizationConfig.of_all("fp8", scheme, ignored=ignored)
+
+
+def _parse_blocks(fields: Fields, activations: str) -> Fp8Block:
+    size = fields.get("weight_block_size")
+    is_pair = isinstance(size, list) and len(size) == 2 and all(type(side) is int and side > 0 for side in size)
+    if not is_pair or size[1] not in Fp8Block.COLUMNS:
+        widths = ", ".join(map(str, Fp8Block.COLUMNS))
+        raise ModelError(
+            f"{fields.where}: weight_block_size must be two sizes, the second one of {widths}, found {size!r}"
+        )
+    if activations != "dynamic":
+        raise ModelError(f"{fields.where}: weight_block_size with activation_scheme {activations!r} is not supported")
+    return Fp8Block(size[0], size[1])

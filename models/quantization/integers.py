@@ -1,0 +1,222 @@
+"""Checkpoints of 4- or 8-bit integers with scales by group of inputs: what their formats share.
+
+A format is a Scheme that reads its tensors as an IntPart: awq.py, gptq.py, pack_quantized.py. All are repacked once to
+the layout of kernels/quant_int.py, and multiplied from there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+
+from kernels.ops import DenseLinear, IntLinear
+from kernels.quant_int import BITS, IntWeight, int_weight_bytes, make_int_weight
+from models.config_fields import Fields
+from models.errors import ModelError
+from models.quantization.base import LinearPart
+from models.quantization.stored import StoredPart, read_dense
+from models.weights import Weights
+
+logger = logging.getLogger(__name__)
+
+INT32 = (torch.int32,)
+
+
+@dataclass(frozen=True)
+class IntPart:
+    """This rank's share of a matrix: weight = (code - zero) * scale. N outputs, K inputs, G groups of inputs."""
+
+    # [N, K] uint8
+    codes: torch.Tensor
+    # [G, N]
+    scales: torch.Tensor
+    # [G, N] uint8; None: 2^(bits - 1)
+    zeros: torch.Tensor | None
+    # [K] int64: the group of each input; None: equally many neighbours each
+    group_of: torch.Tensor | None = None
+    # [N], one that the quantiser wrote where the model may have none; None: there is none, or it is zero
+    bias: torch.Tensor | None = None
+
+
+class IntScheme(Protocol):
+    """A Scheme whose matrices are read as integers."""
+
+    bits: int
+    group_size: int | None  # inputs of one group; None: all
+    has_model_scales: bool  # scales have the model's dtype, as a rule; else fp16
+
+    def describe(self) -> str:
+        """See Scheme.describe."""
+        ...
+
+    def read(self, part: StoredPart) -> IntPart:
+        """Read the tensors of a part. Raises ModelError."""
+        ...
+
+
+@dataclass(frozen=True)
+class IntParams:
+    """A layer, as blocks of outputs: one, but where its parts order their inputs differently."""
+
+    # a tensor is a dense [N, K]
+    blocks: tuple[IntWeight | torch.Tensor, ...]
+    bias: torch.Tensor | None
+
+
+class IntMethod:
+    """LinearMethod of every IntScheme."""
+
+    def __init__(self, scheme: IntScheme) -> None:
+        self._scheme = scheme
+        self._linear = IntLinear()
+        self._dense_linear = DenseLinear()
+
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> IntParams:
+        """See LinearMethod.load."""
+        stored = [StoredPart.locate(w, part) for part in parts]
+        if w.is_random:
+            read = [_round(read_dense(w, part), share, self._scheme) for part, share in zip(parts, stored, strict=True)]
+        else:
+            read = [self._scheme.read(part) for part in stored]
+        blocks = [[read[0]]]
+        for before, part in pairwise(read):
+            if _have_one_order(before, part):
+                blocks[-1].append(part)
+            else:
+                blocks.append([part])
+        name = ", ".join(part.name for part in stored)
+        # The sum over ranks must contain the bias once
+        holds_bias = parts[0].dim == 0 or parts[0].rank == 0
+        return IntParams(
+            blocks=tuple(_store(block, self._scheme.bits, w.dtype, name=name) for block in blocks),
+            bias=_merge_biases(read, w.dtype) if holds_bias else None,
+        )
+
+    def apply(self, params: IntParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See LinearMethod.apply. The model's own bias is the checkpoint's: it goes before the quantiser's."""
+        bias = params.bias if bias is None else bias
+        if len(params.blocks) == 1:
+            return self._multiply(params.blocks[0], x, bias)
+        out = torch.cat([self._multiply(block, x, None) for block in params.blocks], dim=-1)
+        return out if bias is None else out + bias
+
+    def _multiply(self, block: IntWeight | torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return (self._linear if isinstance(block, IntWeight) else self._dense_linear)(x, block, bias)
+
+
+def int_matrix_bytes(scheme: IntScheme, out_features: int, in_features: int) -> int:
+    """See Scheme.matrix_bytes."""
+    num_groups = 1 if scheme.group_size is None else -(-in_features // scheme.group_size)
+    return int_weight_bytes(out_features, in_features, bits=scheme.bits, num_groups=num_groups)
+
+
+def describe_groups(bits: int, group_size: int | None) -> str:
+    """The words that all formats share."""
+    return f"{bits}-bit integers, " + ("scales by output" if group_size is None else f"groups of {group_size}")
+
+
+def read_bits(fields: Fields, name: str = "bits", *, supported: tuple[int, ...] = BITS) -> int:
+    """Read the width of a code. Raises ModelError."""
+    bits = fields.count(name)
+    if bits not in supported:
+        raise ModelError(
+            f"{fields.where}: {name} {bits} is not supported: supported are {', '.join(map(str, supported))}"
+        )
+    return bits
+
+
+def read_group_size(fields: Fields, name: str = "group_size") -> int | None:
+    """Read how many inputs share a scale; None, in the file -1: all."""
+    return None if fields.get(name) == -1 else fields.count(name)
+
+
+def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """[A, B] int32 → [A, B * 32 / bits] uint8: the codes of each word, from its lowest bits."""
+    # flat first: a dimension of size 1 may have any stride, and be contiguous all the same
+    octets = words.contiguous().view(-1).view(torch.uint8).view(len(words), -1)
+    return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), dim=-1).flatten(1)
+
+
+def group_band(part: StoredPart, group_size: int | None) -> tuple[int, range]:
+    """How many groups a matrix has, and those of this rank, whose share is of whole groups. Raises ModelError."""
+    if group_size is None:
+        return 1, range(1)
+    if part.num_columns % group_size != 0:
+        raise ModelError(f"{part.name} has {part.num_columns} inputs, which is no multiple of group_size {group_size}")
+    return part.num_columns // group_size, range(part.columns.start // group_size, part.columns.stop // group_size)
+
+
+def read_order(part: StoredPart, name: str, group_size: int | None, *, is_needed: bool) -> torch.Tensor | None:
+    """See IntPart.group_of, from the tensor `name` [K] of group numbers, if there is one. Raises ModelError."""
+    if not is_needed and part.find(name) is None:
+        return None
+    dtypes = (torch.int32, torch.int64)
+    columns = part.columns
+    group_of = part.w.stored(
+        part.need(name), (part.num_columns,), dtypes, start=columns.start, stop=columns.stop
+    ).long()
+    num_groups, _ = group_band(part, group_size)
+    inputs = torch.arange(columns.start, columns.stop, device=group_of.device)
+    if bool((group_of == inputs // (group_size or part.num_columns)).all()) or bool((group_of == -1).all()):
+        return None
+    if int(group_of.min()) < 0 or int(group_of.max()) >= num_groups:
+        raise ModelError(f"tensor {part.w.full_name(name)} names groups beyond the {num_groups} that there are")
+    return group_of
+
+
+def check_aligned(part: StoredPart, *, outputs: int = 1, inputs: int = 1) -> None:
+    """Raise ModelError unless a part begins and ends between words of so many outputs or inputs."""
+    for kind, share, multiple in (("outputs", part.rows, outputs), ("inputs", part.columns, inputs)):
+        if share.start % multiple != 0 or len(share) % multiple != 0:
+            raise ModelError(
+                f"{part.name}: its {kind} {share.start} to {share.stop - 1} do not fill words of {multiple} integers"
+            )
+
+
+def _have_one_order(one: IntPart, other: IntPart) -> bool:
+    if one.group_of is None or other.group_of is None:
+        return one.group_of is other.group_of
+    return torch.equal(one.group_of, other.group_of)
+
+
+def _store(parts: Sequence[IntPart], bits: int, dtype: torch.dtype, *, name: str) -> IntWeight | torch.Tensor:
+    """Merge parts of one order along their outputs, inputs sorted by group. name: for the log."""
+    codes = torch.cat([part.codes for part in parts])
+    scales = torch.cat([part.scales for part in parts], dim=1)
+    stored_zeros = [part.zeros for part in parts if part.zeros is not None]
+    zeros = torch.cat(stored_zeros, dim=1) if stored_zeros else torch.full_like(scales, 1 << (bits - 1))
+    group_of = parts[0].group_of
+    if group_of is None:
+        return make_int_weight(codes, scales, zeros, bits=bits)
+    order = group_of.argsort(stable=True)
+    groups, sizes = group_of[order].unique_consecutive(return_counts=True)
+    if bool((sizes == sizes[0]).all()):
+        return make_int_weight(codes[:, order], scales[groups], zeros[groups], bits=bits, order=order)
+    # A share of inputs in an order of their own has groups of any size
+    logger.warning("%s: kept in %s, since this rank's inputs cut the groups that desc_act made", name, dtype)
+    return ((codes.float() - zeros[group_of].T.float()) * scales[group_of].T.float()).to(dtype)
+
+
+def _merge_biases(parts: Sequence[IntPart], dtype: torch.dtype) -> torch.Tensor | None:
+    if all(part.bias is None for part in parts):
+        return None
+    biases = [torch.zeros_like(part.scales[0]) if part.bias is None else part.bias for part in parts]
+    return torch.cat([bias.to(dtype) for bias in biases])
+
+
+def _round(dense: torch.Tensor, part: StoredPart, scheme: IntScheme) -> IntPart:
+    """Random weights as a checkpoint would have them: rounded to nearest between the ends of each group."""
+    num_groups = len(group_band(part, scheme.group_size)[1])
+    grouped = dense.float().unflatten(1, (num_groups, -1))
+    low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+    top = (1 << scheme.bits) - 1
+    has_own_dtype = not scheme.has_model_scales or dense.dtype == torch.float32
+    scales = ((high - low) / top).clamp(min=1e-4).to(torch.float16 if has_own_dtype else dense.dtype)
+    zeros = (-low / scales.float()).round().clamp(0, top)
+    codes = (grouped / scales.float()[..., None]).round_().add_(zeros[..., None]).clamp_(0, top)
+    return IntPart(codes.to(torch.uint8).flatten(1), scales.T, zeros.T.to(torch.uint8))

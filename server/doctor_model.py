@@ -1,0 +1,90 @@
+"""From the MODEL of `quire doctor` to a folder with its config.json: local, cached, or fetched alone. Never torch."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.errors import StartupError
+from server.resolve import HUB_ID, TOKENIZER_FILES, check_folder, fetch, look_at
+
+
+class FoundModel(NamedTuple):
+    """Where a model's configuration is."""
+
+    folder: Path
+    name: str
+    origin: str  # for people
+    is_hub: bool
+    needs_download: bool
+
+
+def find_model(model: str, *, revision: str | None, scratch: Path) -> FoundModel:
+    """Find a model. Raises StartupError: exit code 2 for a wrong argument, 3 where nothing is found.
+
+    scratch: a folder that takes the config.json of a hub id which is not in the cache; no weights are ever fetched.
+    """
+    path, kind = look_at(model)
+    if kind == "folder":
+        if revision is not None:
+            raise StartupError(f"--revision {revision}: {model} is a local folder, which has none.", exit_code=2)
+        path = path.resolve()
+        if not (path / "config.json").is_file():
+            raise StartupError(f"No config.json in {path}: is this a model folder in Hugging Face layout?")
+        return FoundModel(path, path.name or "model", f"folder {path}", is_hub=False, needs_download=False)
+    if kind == "file":
+        raise StartupError(f"MODEL {model} is a file, but a folder in Hugging Face layout is needed.", exit_code=2)
+    if not HUB_ID.fullmatch(model):
+        raise StartupError(
+            f"MODEL {model!r} is no folder here, and no hub id either (those have the form owner/name).", exit_code=2
+        )
+    cached = _find_cached(model, revision)
+    if cached is not None:
+        is_whole = _is_whole(cached)
+        origin = "Hugging Face cache" if is_whole else "Hugging Face cache, without all of its files"
+        return FoundModel(cached, model, origin, is_hub=True, needs_download=not is_whole)
+    folder = _fetch_config(model, revision, scratch)
+    return FoundModel(folder, model, "Hugging Face hub, config.json alone", is_hub=True, needs_download=True)
+
+
+def check_files(found: FoundModel) -> list[str]:
+    """Return notes on files that are missing. Raises StartupError where serving would fail for want of them."""
+    if found.is_hub:
+        return ["Serving it downloads its weights first."] if found.needs_download else []
+    has_weights = any(found.folder.glob("*.safetensors"))
+    if not has_weights and not any((found.folder / name).is_file() for name in TOKENIZER_FILES):
+        return [f"{found.folder} has a configuration alone: it is judged by that, and serving needs the rest."]
+    check_folder(found.folder)
+    return []
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        check_folder(folder)
+    except StartupError:
+        return False
+    return True
+
+
+def _find_cached(repo_id: str, revision: str | None) -> Path | None:
+    """The snapshot of a hub id in the local cache, if its configuration is there. Asks nobody."""
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(huggingface_hub.snapshot_download(repo_id, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):  # fetching the configuration says what is wrong
+        return None
+    return folder if (folder / "config.json").is_file() else None
+
+
+def _fetch_config(repo_id: str, revision: str | None, scratch: Path) -> Path:
+    import huggingface_hub
+
+    def download() -> str:  # not hf_hub_download, which offline tries for half a minute
+        return huggingface_hub.snapshot_download(
+            repo_id, revision=revision, allow_patterns=["config.json"], cache_dir=scratch
+        )
+
+    folder = fetch(download, repo_id, revision=revision)
+    if not (folder / "config.json").is_file():
+        raise StartupError(f"{repo_id} has no config.json, so it is no model in Hugging Face layout.")
+    return folder

@@ -1,0 +1,214 @@
+
+// The page: joins feed, map, table and time line.
+
+const THEMES = ["auto", "light", "dark"];
+const THEME_NAME = "quire.theme";
+const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
+
+let snapshot = null;
+let chosenKey = ""; // of the highlighted request
+let pointedKey = ""; // of the row under the pointer
+let isPaused = false;
+
+const feed = new Feed({ snapshot: showSnapshot, same: showSame, status: showStatus, keyNeeded: askForKey });
+const pool = new PoolMap(byId("blocks"), { point: pointAtBlock, choose: chooseBlock });
+const table = new RequestTable(byId("requests"), { choose: toggle, point: pointAtRow });
+const timeline = new Timeline(byId("timeline"), { point: pointAtMoment, span: (title) => setText(byId("time-title"), title) });
+
+function showSnapshot(answer) {
+  snapshot = new Snapshot(answer);
+  byId("key-form").hidden = true;
+  byId("main").hidden = false;
+  setText(byId("model"), snapshot.model);
+  showLive();
+  showTiles();
+  pool.show(snapshot);
+  table.show(snapshot.requests);
+  if (chosenKey && !snapshot.byKey.has(chosenKey)) chosenKey = "";
+  highlight();
+  timeline.add(snapshot);
+  const unlisted = byId("unlisted");
+  unlisted.hidden = !snapshot.numUnlisted;
+  setText(unlisted, `and ${count(snapshot.numUnlisted)} more in the queue`);
+}
+
+/** The engine is idle: only ages grow. */
+function showSame(time) {
+  if (!snapshot) return;
+  for (const request of snapshot.requests) request.age_s += time - snapshot.time;
+  snapshot.time = time;
+  showLive();
+  table.show(snapshot.requests);
+  timeline.extend(time);
+}
+
+function showLive() {
+  showStatus("live", `Live · step ${count(Math.max(snapshot.step, 0))}`);
+}
+
+function showStatus(kind, text) {
+  byId("status").dataset.kind = isPaused && kind === "live" ? "paused" : kind;
+  setText(byId("status-text"), isPaused ? "Paused" : text);
+  const isStale = kind !== "live" && kind !== "connecting";
+  document.body.classList.toggle("stale", isStale && snapshot !== null && !isPaused);
+  byId("main").hidden = snapshot === null && !isStale;
+  const notice = byId("notice");
+  notice.hidden = !isStale || isPaused;
+  setText(notice, isStale ? text : "");
+}
+
+function showTiles() {
+  const { pool: sizes, totals, requests } = snapshot;
+  const total = sizes.num_blocks;
+  setText(byId("occupancy"), percent(sizes.num_used, total));
+  setText(byId("occupancy-blocks"), `${count(sizes.num_used)} of ${count(total)} blocks`);
+  setText(byId("occupancy-bytes"), `${bytes(sizes.num_used * sizes.bytes_per_block)} of ${bytes(total * sizes.bytes_per_block)} · ${count(sizes.num_cached)} cached`);
+  setText(byId("sizes"), `${count(total)} blocks of ${sizes.block_size} tokens, ${bytes(sizes.bytes_per_block)} each`);
+  const [shared, held, cached] = byId("bar").children;
+  shared.style.width = `${(100 * sizes.num_shared) / total}%`;
+  held.style.width = `${(100 * (sizes.num_used - sizes.num_shared)) / total}%`;
+  cached.style.width = `${(100 * sizes.num_cached) / total}%`;
+  byId("bar").setAttribute("aria-label", `${count(sizes.num_shared)} blocks shared, ${count(sizes.num_used - sizes.num_shared)} held by one request, ${count(sizes.num_cached)} cached and free, ${count(sizes.num_empty)} empty`);
+  const numOf = (...states) => requests.filter((request) => states.includes(request.state)).length;
+  setText(byId("running"), count(numOf("running", "retiring")));
+  setText(byId("waiting"), `${count(numOf("waiting", "gate") + snapshot.numUnlisted)} waiting`);
+  setText(byId("shared"), count(sizes.num_shared));
+  setText(byId("saved"), snapshot.numSaved ? `saves ${bytes(snapshot.numSaved * sizes.bytes_per_block)}` : "none now");
+  setText(byId("hits"), totals.hit_rate === null ? "–" : percent(totals.num_hit_tokens, totals.num_queried_tokens));
+  setText(byId("hit-tokens"), `${count(totals.num_hit_tokens)} tokens`);
+  setText(byId("evictions"), count(totals.num_evictions));
+  setText(byId("preemptions"), count(totals.num_preemptions));
+  byId("blocks").setAttribute("aria-label", `Pool of ${count(total)} blocks, ${percent(sizes.num_used, total)} in use`);
+}
+
+/** Highlight the request that is pointed at in the table, else the chosen one. */
+function highlight() {
+  const request = snapshot.byKey.get(pointedKey) ?? snapshot.byKey.get(chosenKey);
+  pool.highlight(request?.num_blocks ? request : null);
+  table.mark(chosenKey, new Set(pool.cursor ? snapshot.holdersOf(pool.cursor).map((holder) => keyOf(holder.request)) : []));
+  const chosen = snapshot.byKey.get(chosenKey);
+  setText(byId("chosen"), chosen ? `${nameOf(chosen)} highlighted: ${count(chosen.num_blocks)} blocks` : "");
+}
+
+function toggle(key) {
+  chosenKey = chosenKey === key ? "" : key;
+  if (!chosenKey) pointedKey = "";
+  highlight();
+}
+
+function pointAtRow(key) {
+  if (key === pointedKey || !snapshot) return;
+  pointedKey = key;
+  highlight();
+}
+
+/** A shared block's holders are highlighted in turn. */
+function chooseBlock(block) {
+  const keys = snapshot.holdersOf(block).map((holder) => keyOf(holder.request));
+  chosenKey = keys[keys.indexOf(chosenKey) + 1] ?? "";
+  highlight();
+  byId("said").textContent = chosenKey ? `${byId("chosen").textContent}` : "Nothing highlighted";
+}
+
+function pointAtBlock(block) {
+  const tip = byId("tip");
+  const cursor = byId("cursor");
+  tip.hidden = cursor.hidden = !block;
+  const isNew = block !== Number(tip.dataset.block);
+  tip.dataset.block = String(block);
+  if (block) {
+    const lines = describe(block);
+    tip.replaceChildren(...lines);
+    const { x, y, size } = pool.placeOf(block);
+    const { offsetLeft, offsetTop, clientWidth } = pool.canvas;
+    Object.assign(cursor.style, { left: `${offsetLeft + x - 2}px`, top: `${offsetTop + y - 2}px`, width: `${size + 4}px`, height: `${size + 4}px` });
+    const left = Math.min(Math.max(x - tip.offsetWidth / 2, 0), clientWidth - tip.offsetWidth);
+    const isBelow = y < tip.offsetHeight + 14;
+    Object.assign(tip.style, { left: `${offsetLeft + left}px`, top: `${offsetTop + (isBelow ? y + size + 10 : y - tip.offsetHeight - 10)}px` });
+    if (isNew && document.activeElement === pool.canvas) byId("said").textContent = lines.map((line) => line.textContent).join(", ");
+  }
+  if (isNew && snapshot) highlight();
+}
+
+function describe(block) {
+  const { paint, pool: sizes } = snapshot;
+  const line = (...parts) => element("p", {}, ...parts);
+  if (paint[block] === EMPTY) return [line(`Block ${count(block)}`), line("empty")];
+  if (paint[block] === CACHED) return [line(`Block ${count(block)}`), line("free, and its content can still be found")];
+  const holders = snapshot.holdersOf(block);
+  const shown = holders.slice(0, 4).map(({ request, place }) => {
+    const swatch = element("i");
+    swatch.style.background = colourOf(colourBook.codes.get(keyOf(request)), pool.colours.isDark);
+    const first = place * sizes.block_size;
+    return line(swatch, `${nameOf(request)}, tokens ${count(first)} to ${count(first + sizes.block_size - 1)}`);
+  });
+  if (holders.length > 4) shown.push(line(`and ${count(holders.length - 4)} more`));
+  return [line(`Block ${count(block)}${holders.length > 1 ? `, shared by ${count(holders.length)}` : ""}`), ...shown];
+}
+
+function pointAtMoment(moment) {
+  const when = moment && new Date(moment.time * 1000).toLocaleTimeString();
+  setText(byId("then"), moment ? `${when} · ${percent(moment.used, moment.numBlocks)} used · ${count(moment.running)} running` : "");
+}
+
+function askForKey(wasWrong) {
+  byId("main").hidden = true;
+  byId("key-form").hidden = false;
+  byId("status").dataset.kind = "offline";
+  setText(byId("status-text"), "API key needed");
+  byId("key-note").className = wasWrong ? "wrong" : "";
+  if (wasWrong) setText(byId("key-note"), "That key was not accepted.");
+  byId("key").select();
+  byId("key").focus();
+}
+
+function showTheme() {
+  const wanted = localStorage.getItem(THEME_NAME) ?? "auto";
+  const isDark = wanted === "auto" ? systemIsDark.matches : wanted === "dark";
+  document.documentElement.dataset.theme = isDark ? "dark" : "light";
+  document.documentElement.style.colorScheme = isDark ? "dark" : "light";
+  setText(byId("theme-name"), wanted[0].toUpperCase() + wanted.slice(1));
+  pool.redraw();
+  table.recolour(isDark);
+  timeline.draw();
+  const paints = { held: "held", shared: SHARED, cached: CACHED, empty: EMPTY };
+  for (const swatch of document.querySelectorAll("[data-swatch]")) {
+    const { swatch: name } = swatch.dataset;
+    const context = fitted(swatch, 13, 13);
+    drawCell(context, 0, 0, 13, paints[name], pool.colours);
+  }
+}
+
+/** Nobody looks at a hidden tab, so its server is not asked. */
+function watch() {
+  if (document.hidden || isPaused) feed.stop();
+  else if (byId("key-form").hidden) feed.start();
+}
+
+byId("theme").addEventListener("click", () => {
+  const wanted = localStorage.getItem(THEME_NAME) ?? "auto";
+  localStorage.setItem(THEME_NAME, THEMES[(THEMES.indexOf(wanted) + 1) % THEMES.length]);
+  showTheme();
+});
+byId("pause").addEventListener("click", () => {
+  isPaused = !isPaused;
+  byId("pause").setAttribute("aria-pressed", String(isPaused));
+  setText(byId("pause"), isPaused ? "Resume" : "Pause");
+  showStatus(isPaused ? "live" : "connecting", "Connecting");
+  watch();
+});
+byId("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  byId("key-form").hidden = true;
+  feed.useKey(byId("key").value.trim());
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !snapshot) return;
+  chosenKey = pointedKey = "";
+  pool.moveTo(0);
+  highlight();
+});
+document.addEventListener("visibilitychange", watch);
+systemIsDark.addEventListener("change", showTheme);
+showTheme();
+watch();

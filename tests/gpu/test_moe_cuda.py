@@ -1,0 +1,190 @@
+"""The mixture of experts on the device, at the sizes that are served: against float64, in graphs, and twice alike."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from kernels import moe, ops
+from kernels.moe_configs import grouped_configs, pairs_config
+from tests.unit.kernels.triton_cases.moe_problem import Problem, make_problem
+from tests.unit.kernels.triton_cases.ragged import relative_error
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
+# (experts, top_k, hidden, intermediate, shared): Qwen3-30B-A3B, one of its four ranks, Qwen1.5-MoE, a slim Mixtral
+SHAPES = {
+    "qwen3-30b": (128, 8, 2048, 768, False),
+    "qwen3-30b-rank": (128, 8, 2048, 192, False),
+    "qwen1.5-moe": (60, 4, 2048, 1408, True),
+    "mixtral-rank": (8, 2, 4096, 1792, False),
+    "uneven": (5, 3, 200, 72, True),
+}
+TOKENS = (1, 2, 3, 8, 9, 16, 17, 64, 129, 256, 600, 1024, 4096)
+
+
+def _problem(shape: str, num_tokens: int, dtype: torch.dtype, *, skew: float = 1.0) -> Problem:
+    num_experts, top_k, hidden_size, intermediate_size, has_shared = SHAPES[shape]
+    return make_problem(
+        num_tokens=num_tokens,
+        num_experts=num_experts,
+        top_k=top_k,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        dtype=dtype,
+        device="cuda",
+        has_shared=has_shared,
+        renormalize=not has_shared,
+        round_weights=shape != "mixtral-rank",
+        skew=skew,
+    )
+
+
+def _exact(problem: Problem) -> torch.Tensor:
+    """[T, H] float64, expert by expert: Problem.exact would multiply every token by all of them."""
+    num_experts = problem.gate_up.shape[0]
+    weights, experts = moe.route(
+        problem.logits[:, :num_experts], top_k=problem.top_k, renormalize=problem.renormalize
+    )  # fmt: skip
+    out = torch.zeros(problem.x.shape, dtype=torch.float64, device="cuda")
+    for expert in range(num_experts):
+        tokens, places = torch.where(experts == expert)
+        gate, up = (problem.x[tokens].double() @ problem.gate_up[expert].double().T).chunk(2, dim=-1)
+        values = (torch.nn.functional.silu(gate) * up) @ problem.down[expert].double().T
+        out.index_add_(0, tokens, values * weights[tokens, places, None])
+    if problem.shared is None:
+        return out
+    return out + problem.logits[:, num_experts:].double().sigmoid() * problem.shared.double()
+
+
+@pytest.mark.parametrize("num_tokens", TOKENS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_mixtures_in_bf16_are_exact_to_its_rounding(shape, num_tokens):
+    for skew in (0.0, 3.0):
+        problem = _problem(shape, num_tokens, torch.bfloat16, skew=skew)
+        out = problem.call(ops.mix_experts)
+        assert relative_error(out, _exact(problem)) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("num_tokens", [1, 5, 64, 700])
+@pytest.mark.parametrize("shape", ["qwen1.5-moe", "uneven"])
+def test_mixtures_in_other_dtypes(shape, num_tokens, dtype):
+    problem = _problem(shape, num_tokens, dtype)
+    assert relative_error(problem.call(ops.mix_experts), _exact(problem)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("shape", ["qwen1.5-moe", "mixtral-rank", "uneven"])
+def test_every_cut_gives_the_specification(shape):
+    from kernels.triton_moe import mix_experts
+
+    problem = _problem(shape, 300, torch.bfloat16)
+    few = _problem(shape, 6, torch.bfloat16)
+    for pdl in (False, True):
+        for config in grouped_configs():
+            out = problem.call(mix_experts, config=config, pdl=pdl)
+            assert relative_error(out, _exact(problem)) < TOLERANCE[torch.bfloat16], config
+        for intermediate_size in (128, 4096):
+            out = few.call(mix_experts, config=pairs_config(intermediate_size=intermediate_size), pdl=pdl)
+            assert relative_error(out, _exact(few)) < TOLERANCE[torch.bfloat16], intermediate_size
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 16, 64])
+@pytest.mark.parametrize("num_tokens", [1, 7, 512, 513, 8192])
+@pytest.mark.parametrize(("num_experts", "top_k"), [(128, 8), (60, 4), (8, 2)])
+def test_routes_are_those_of_the_specification(num_experts, top_k, num_tokens, chunk_tokens):
+    from kernels.triton_moe_route import route
+
+    logits = torch.randn(num_tokens, num_experts, device="cuda").bfloat16()  # with many that are equal
+    for renormalize in (False, True):
+        routing = route(
+            logits, num_experts=num_experts, top_k=top_k, renormalize=renormalize, weights_dtype=torch.float32,
+            chunk_tokens=chunk_tokens, pdl=True,
+        )  # fmt: skip
+        weights, experts = moe.route(logits, top_k=top_k, renormalize=renormalize)
+        torch.testing.assert_close(routing.weights, weights, rtol=1e-5, atol=1e-7)
+        # Where two probabilities differ by less than a rounding of exp, either may come first
+        is_other = routing.experts.long() != experts
+        found = logits.float().softmax(-1).gather(1, routing.experts.long())
+        wanted = logits.float().softmax(-1).gather(1, experts)
+        assert bool(((found - wanted).abs() <= 1e-6 * wanted)[is_other].all())
+
+
+@pytest.mark.parametrize("block_m", [16, 128])
+@pytest.mark.parametrize(("num_tokens", "skew"), [(9, 0.0), (513, 0.0), (8192, 0.0), (8192, 20.0)])
+@pytest.mark.parametrize(("num_experts", "top_k"), [(128, 8), (8, 2)])
+def test_pairs_are_laid_out_by_expert_each_once(num_experts, top_k, num_tokens, skew, block_m):
+    from kernels.triton_moe_route import lay_out, route
+
+    logits = torch.randn(num_tokens, num_experts, device="cuda") + skew * torch.randn(num_experts, device="cuda")
+    routing = route(
+        logits, num_experts=num_experts, top_k=top_k, renormalize=True, weights_dtype=torch.float32, chunk_tokens=16
+    )
+    tiles = lay_out(routing, num_experts=num_experts, block_m=block_m)
+    is_row = torch.arange(block_m, device="cuda") < tiles.rows[:, None]
+    pairs = tiles.pairs.view(-1, block_m)[is_row]
+    experts = tiles.experts[:, None].expand(-1, block_m)[is_row]
+    by_expert = routing.experts.flatten().sort(stable=True)
+    assert torch.equal(pairs.long(), by_expert.indices)
+    assert torch.equal(experts, by_expert.values)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8, 64, 1024])
+@pytest.mark.parametrize("shape", ["qwen3-30b", "mixtral-rank"])
+def test_a_graph_of_it_follows_its_inputs(shape, num_tokens):
+    first, second = (_problem(shape, num_tokens, torch.bfloat16, skew=skew) for skew in (0.0, 3.0))
+    problem = Problem(
+        first.x.clone(), first.logits.clone(), first.gate_up, first.down, None,
+        first.top_k, first.renormalize, first.round_weights,
+    )  # fmt: skip
+    problem.call(ops.mix_experts)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = problem.call(ops.mix_experts)
+    for inputs in (first, second, first):
+        problem.x.copy_(inputs.x)
+        problem.logits.copy_(inputs.logits)
+        graph.replay()
+        assert torch.equal(out, problem.call(ops.mix_experts))
+    assert relative_error(out, _exact(problem)) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("num_tokens", [4, 100, 3000])
+def test_results_are_equal_from_run_to_run_and_in_any_order(num_tokens):
+    problem = _problem("qwen3-30b", num_tokens, torch.bfloat16, skew=2.0)
+    out = problem.call(ops.mix_experts)
+    assert all(torch.equal(problem.call(ops.mix_experts), out) for _ in range(20))
+    order = torch.randperm(num_tokens, device="cuda")
+    moved = Problem(
+        problem.x[order], problem.logits[order], problem.gate_up, problem.down, None,
+        problem.top_k, problem.renormalize, problem.round_weights,
+    )  # fmt: skip
+    assert torch.equal(moved.call(ops.mix_experts), out[order])
+
+
+def test_tokens_that_are_no_numbers_harm_no_others():
+    for num_tokens in (5, 400):
+        problem = _problem("qwen3-30b", num_tokens, torch.bfloat16)
+        expected = problem.call(ops.mix_experts)
+        problem.x[3], problem.logits[3] = float("nan"), float("nan")
+        out = problem.call(ops.mix_experts)
+        assert bool(out[3].isnan().all())
+        others = [token for token in range(num_tokens) if token != 3]
+        assert torch.equal(out[others], expected[others])
+
+
+def test_it_never_waits_for_the_device():
+    problems = [_problem("qwen3-30b", num_tokens, torch.bfloat16) for num_tokens in (1, 8, 64, 700)]
+    for problem in problems:
+        problem.call(ops.mix_experts)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for problem, _ in itertools.product(problems, range(2)):
+            problem.call(ops.mix_experts)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

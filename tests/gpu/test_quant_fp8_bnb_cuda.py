@@ -1,0 +1,202 @@
+"""FP8 and bitsandbytes on the device: kernels against their specifications, whole models against the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kernels import quant_bnb, quant_fp8
+from models.config import ModelConfig
+from models.registry import build
+from models.weights import Weights
+from server.resolve import DEMO_FOLDER
+from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
+from tests.unit.kernels.triton_cases.ragged import relative_error
+from tests.unit.models.harness import SINGLE, PagedRunner
+from tests.unit.models.quantized_checkpoints import PROMPT, logits_of
+
+pytestmark = pytest.mark.gpu
+DTYPES = [torch.bfloat16, torch.float16]
+ROWS = [1, 2, 7, 16, 33, 64]
+# Of Llama 3.1 8B, of the demo model, and some that fit no tile
+SHAPES = [(6144, 4096), (4096, 14336), (28672, 4096), (640, 320), (1000, 1088)]
+TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 5e-4}
+BITSANDBYTES = Path(__file__).parents[1] / "unit" / "models" / "bitsandbytes_checkpoints"
+
+
+def _randn(*shape, dtype=torch.float32):
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def _reference(x, w, bias):
+    """In float64, of what both hold after they were rounded."""
+    return x.double() @ w.double().T + (0 if bias is None else bias.double())
+
+
+def _captured(product):
+    """The same from a replayed CUDA graph."""
+    product()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = product()
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    return out
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
+@pytest.mark.parametrize(("num_rows", "k"), [(1, 4096), (300, 14336), (5, 1000), (2, 64)])
+def test_activations_become_e4m3_as_specified(num_rows, k, dtype):
+    from kernels import triton_quant_fp8
+
+    x = _randn(num_rows, k, dtype=dtype)
+    x[0] *= 50
+    x[-1, : k // 2] = 0
+    scale = torch.tensor(0.01, device="cuda")
+    for found, expected in (
+        (triton_quant_fp8.quantize_rows(x), quant_fp8.quantize_rows(x)),
+        (triton_quant_fp8.quantize_by(x, scale), quant_fp8.quantize_by(x, scale)),
+        (triton_quant_fp8.quantize_groups(x, 128), quant_fp8.quantize_groups(x, 128)),
+    ):
+        torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=0)
+        assert (found[0].float() != expected[0].float()).float().mean() < 1e-4
+        torch.testing.assert_close(found[0].float(), expected[0].float(), rtol=0.13, atol=2**-9)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_e4m3_products_scaled_by_row(n, k, num_rows, dtype):
+    from kernels import fp8_ops
+
+    x, w = fp8_ops.quantize_rows(_randn(num_rows, k, dtype=dtype)), quant_fp8.quantize_rows(_randn(n, k))
+    wide = (x[0].double() * x[1][:, None].double(), w[0].double() * w[1][:, None].double())
+    # torch's product sums in fewer bits, and gives bf16
+    tolerance = TOLERANCE[dtype] if num_rows <= 64 else 6e-3
+    for bias in (None, _randn(n, dtype=dtype)):
+        out = fp8_ops.rows_linear(*x, *w, bias, dtype)
+        assert out.dtype == dtype
+        assert relative_error(out, _reference(*wide, bias)) < tolerance
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
+@pytest.mark.parametrize("rows", [128, 64])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_e4m3_products_scaled_by_block(n, k, rows, num_rows, dtype):
+    from kernels import fp8_ops
+
+    x = fp8_ops.quantize_groups(_randn(num_rows, k, dtype=dtype), 128)
+    w = quant_fp8.quantize_blocks(_randn(n, k) * torch.rand(n, 1, device="cuda"), rows, 128)
+    wide_x = x[0].double() * x[1].double().repeat_interleave(128, 1)[:, :k]
+    wide_w = quant_fp8.dequantize_blocks(*w, rows, 128)
+    for bias in (None, _randn(n, dtype=dtype)):
+        out = fp8_ops.blocks_linear(*x, *w, bias, dtype, rows=rows, columns=128)
+        assert relative_error(out, _reference(wide_x, wide_w, bias)) < 2 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_bitsandbytes_products(n, k, num_rows, dtype):
+    from kernels import bnb_ops
+
+    x, w, table = _randn(num_rows, k, dtype=dtype), _randn(n, k), torch.tensor(quant_bnb.NF4_TABLE, device="cuda")
+    codes, integers = quant_bnb.quantize_nf4(w), quant_bnb.quantize_int8(w)
+    for bias in (None, _randn(n, dtype=dtype)):
+        out = bnb_ops.linear_4bit(x, *codes, table, bias, rounded_table=table.to(dtype))
+        expected = _reference(x, quant_bnb.dequantize_4bit(*codes, table, torch.float32), bias)
+        assert relative_error(out, expected) < 2 * TOLERANCE[dtype]
+        out = bnb_ops.linear_int8(x, *integers, bias)
+        expected = _reference(x, quant_bnb.dequantize_int8(*integers, torch.float32), bias)
+        assert relative_error(out, expected) < 2 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
+def test_bitsandbytes_matrices_unpack_to_the_bit(dtype):
+    from kernels import triton_quant_bnb
+
+    w, table = _randn(300, 4032), torch.tensor(quant_bnb.NF4_TABLE, device="cuda")
+    codes, integers = quant_bnb.quantize_nf4(w), quant_bnb.quantize_int8(w)
+    out = triton_quant_bnb.dequantize_4bit(*codes, table, dtype)
+    assert torch.equal(out, quant_bnb.dequantize_4bit(*codes, table, dtype))
+    out = triton_quant_bnb.dequantize_int8(*integers, dtype)
+    torch.testing.assert_close(out, quant_bnb.dequantize_int8(*integers, dtype), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 64, 300])
+def test_products_are_captured_in_graphs(num_rows):
+    from kernels import bnb_ops, fp8_ops
+
+    n, k = 1024, 2048
+    x, w, table = _randn(num_rows, k).bfloat16(), _randn(n, k), torch.tensor(quant_bnb.NF4_TABLE, device="cuda")
+    by_row, by_block = quant_fp8.quantize_rows(w), quant_fp8.quantize_blocks(w, 128, 128)
+    codes, integers, rounded = quant_bnb.quantize_nf4(w), quant_bnb.quantize_int8(w), table.bfloat16()
+    products = [
+        lambda: fp8_ops.rows_linear(*fp8_ops.quantize_rows(x), *by_row, None, x.dtype),
+        lambda: fp8_ops.rows_linear(*fp8_ops.quantize_by(x, scale), *by_row, None, x.dtype),
+        lambda: fp8_ops.blocks_linear(
+            *fp8_ops.quantize_groups(x, 128), *by_block, None, x.dtype, rows=128, columns=128
+        ),
+        lambda: bnb_ops.linear_4bit(x, *codes, table, None, rounded_table=rounded),
+        lambda: bnb_ops.linear_int8(x, *integers, None),
+    ]
+    scale = torch.tensor(0.01, device="cuda")
+    for product in products:
+        assert torch.equal(_captured(product), product())
+
+
+@pytest.mark.parametrize("name", ["fp8", "bitsandbytes-nf4", "bitsandbytes-int8"])
+def test_the_demo_model_gives_nearly_the_logits_of_the_cpu(name):
+    config = ModelConfig.from_folder(DEMO_FOLDER).quantized(name)
+    ids = [i * 37 % 6000 + 3 for i in range(80)]
+    for prompt in (ids, ids[:9]):  # more rows than are streamed, and fewer
+        expected = logits_of(DEMO_FOLDER, name, prompt=prompt)
+        device = torch.device("cuda")
+        with torch.inference_mode():
+            weights = Weights.from_folder(DEMO_FOLDER, device=device, dtype=torch.bfloat16)
+            model = build(config, weights, SINGLE)
+        runner = PagedRunner(model, config, block_size=16, dtype=torch.bfloat16, device=device)
+        (logits,) = runner.step([(runner.add_row(), prompt)])
+        assert relative_error(logits.float(), expected.double()) < 0.1
+
+
+@pytest.mark.parametrize("name", ["nf4", "nf4_double", "fp4_as_bfloat16", "int8"])
+def test_bitsandbytes_checkpoints_give_the_logits_of_their_weights(name):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    config, device = ModelConfig.from_folder(BITSANDBYTES / name), torch.device("cuda")
+    expected = load_file(BITSANDBYTES / name / "logits.safetensors")["logits"]
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.05)):
+        with torch.inference_mode():
+            model = build(config, Weights.from_folder(BITSANDBYTES / name, device=device, dtype=dtype), SINGLE)
+        runner = PagedRunner(model, config, dtype=dtype, device=device)
+        (logits,) = runner.step([(runner.add_row(), PROMPT)])
+        assert relative_error(logits.float(), expected.double()) < tolerance
+
+
+@pytest.mark.parametrize("name", ["fp8", "bitsandbytes-nf4", "bitsandbytes-int8"])
+def test_graphs_and_depth_do_not_change_the_tokens(name):
+    runs = []
+    for enforce_eager, depth in ((True, 1), (False, 2)):
+        engine, transport = make_engine(
+            DEMO_FOLDER,
+            device="cuda",
+            quantization=name,
+            block_size=16,
+            depth=depth,
+            enforce_eager=enforce_eager,
+            kv_cache_memory_bytes=64 * 1024**2,
+        )
+        runs.append(tokens(_generate(engine, transport)))
+    assert runs[0] == runs[1]
+
+
+def _generate(engine, transport):
+    from engine.generate import generate
+
+    lengths = (5, 17, 30, 61, 12, 40, 23, 35)
+    return generate(engine, transport, prompts(*lengths), mixed_params(len(lengths)))

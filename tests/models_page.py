@@ -1,0 +1,157 @@
+"""Makes docs/models.md of what the tests see and the GPU measured: make models-page (it runs them, some minutes)."""
+
+import json
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PAGE = Path("docs/models.md")
+RESULTS = Path("benchmarks/results")
+TEST_FILES = (
+    "tests/unit/models/test_logits.py",
+    "tests/unit/engine/test_families.py",
+    "tests/unit/models/test_tensor_parallel.py",
+    "tests/templates/test_published_templates.py",
+)
+LOGITS, GREEDY, RANKS, TEMPLATE = range(4)
+KINDS_OF_TEST = {
+    "test_whole_prefill_matches_transformers": LOGITS,
+    "test_chunked_prefill_matches_transformers": LOGITS,
+    "test_decode_token_by_token_matches_transformers": LOGITS,
+    "test_ragged_rows_do_not_disturb_each_other": LOGITS,
+    "test_greedy_text_equals_transformers": GREEDY,
+    "test_split_model_gives_the_logits_of_the_whole": RANKS,
+    "test_every_prompt_is_the_one_of_transformers": TEMPLATE,
+}
+NODE = re.compile(r"::(\w+)\[(.+)\]$")
+
+
+class Family(NamedTuple):
+    """A row: what people download, the tests' checkpoints of it, and the beginnings of its templates' names."""
+
+    models: str
+    architecture: str
+    checkpoints: tuple[str, ...]
+    templates: tuple[str, ...] = ()
+    form: str = ""  # of a template, where none was published in the packages
+
+
+FAMILIES = (
+    Family(
+        "Llama 2, 3, 3.1, 3.2, 3.3; TinyLlama; SmolLM2",
+        "LlamaForCausalLM",
+        (
+            "llama2",
+            "llama3.1",
+            "tinyllama",
+            "llama_all_biases",
+            "llama_wide_heads",
+            "linear_rope",
+            "dynamic_rope",
+            "yarn_rope",
+        ),
+        ("meta-llama-Llama-3", "llama3", "NousResearch-Hermes-3-Llama", "deepseek-ai-DeepSeek-R1-Distill-Llama"),
+    ),
+    Family(
+        "Mistral 7B v0.1–v0.3, Nemo, Small",
+        "MistralForCausalLM",
+        ("mistral", "mistral_full", "mistral_nemo"),
+        ("mistralai-Mistral-Nemo", "Mistral-Small-3.2", "unsloth-mistral-Devstral"),
+    ),
+    Family("Mixtral 8x7B, 8x22B", "MixtralForCausalLM", ("mixtral", "mixtral_windows"), ("mistralai-Mistral-Nemo",)),
+    Family("Qwen2, Qwen2.5", "Qwen2ForCausalLM", ("qwen2", "qwen2_windows"), ("Qwen-Qwen2.5", "qwen2_5.", "Qwen-QwQ")),
+    Family("Qwen1.5-MoE, Qwen2-57B-A14B", "Qwen2MoeForCausalLM", ("qwen2_moe", "qwen2_moe_windows"), ("Qwen-Qwen2.5",)),
+    Family("Qwen3", "Qwen3ForCausalLM", ("qwen3", "qwen3_yarn"), ("Qwen-Qwen3-0.6B", "qwen3.", "qwen3_instruct")),
+    Family(
+        "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder",
+        "Qwen3MoeForCausalLM",
+        ("qwen3_moe", "qwen3_moe_steps"),
+        ("qwen3.", "qwen3_instruct", "Qwen3-Coder"),
+    ),
+    Family("Gemma", "GemmaForCausalLM", ("gemma",), ("gemma.",)),
+    Family("Gemma 2", "Gemma2ForCausalLM", ("gemma2", "gemma2_uncapped"), ("google-gemma-2",)),
+    Family("Gemma 3, its text", "Gemma3ForCausalLM", ("gemma3", "gemma3_linear"), ("gemma3.",)),
+    Family("Phi-3, Phi-3.5, Phi-4, Phi-4-mini", "Phi3ForCausalLM", ("phi3", "phi3_long"), ("microsoft-Phi", "phi3")),
+    Family("SmolLM3", "SmolLM3ForCausalLM", ("smollm3", "smollm3_windows"), ("HuggingFaceTB-SmolLM3",)),
+    Family("Granite 3", "GraniteForCausalLM", ("granite", "granite_biases"), ("ibm-granite-granite-3",)),
+    Family("OLMo 2", "Olmo2ForCausalLM", ("olmo2", "olmo2_biases"), form="ChatML-like, written for the tests"),
+)
+# the same models within one that also sees; tests/unit/models/test_text_part.py
+TEXT_PARTS = ("Mistral3ForConditionalGeneration", "Gemma3ForConditionalGeneration")
+
+
+class Recorder:
+    """A pytest plugin: how each test that a cell stands for ended."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[tuple[int, str], list[bool]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep every failure, and the end of the call."""
+        found = NODE.search(report.nodeid)
+        if found is None or (report.when != "call" and report.passed):
+            return
+        column = KINDS_OF_TEST.get(found[1])
+        if column is not None:
+            self.outcomes.setdefault((column, found[2]), []).append(report.passed)
+
+    def count(self, column: int, names: Iterable[str]) -> str:
+        """Say how many of the named cases passed; a failure and a case that did not run are said aloud."""
+        ends = [self.outcomes.get((column, name)) for name in names]
+        if not ends or None in ends:
+            return "**not run**"
+        return str(len(ends)) if all(all(end) for end in ends if end) else "**differs**"
+
+
+def family_rows(seen: Recorder) -> list[str]:
+    """Return a table row per family."""
+    rows = []
+    templates = sorted({name for column, name in seen.outcomes if column == TEMPLATE})
+    ranks = seen.count(RANKS, sorted({name for column, name in seen.outcomes if column == RANKS}))
+    for family in FAMILIES:
+        greedy = [name for name in family.checkpoints if (GREEDY, name) in seen.outcomes]
+        files = [name for name in templates if f"{name}.".startswith(family.templates or ("-",))]
+        template = f"{seen.count(TEMPLATE, files)} published" if files else family.form
+        is_split = "2 and 4 ranks" if ranks == "2" else ranks
+        cells = [family.models, f"`{family.architecture}`", seen.count(LOGITS, family.checkpoints)]
+        rows.append(" | ".join([*cells, seen.count(GREEDY, greedy), template, is_split]))
+    return [f"| {row} |" for row in rows]
+
+
+def scheme_rows() -> list[str]:
+    """Return a table row per quantisation scheme of the newest measurement; none measured: one that says so."""
+    files = sorted(RESULTS.glob("quantization-*.json"))
+    if not files:
+        return ["| all | not measured yet | not measured yet | `python -m benchmarks.quantization`, on a GPU |"]
+    report = json.loads(files[-1].read_text())
+    return [
+        f"| {row['scheme']} | {row['error']:.4f} | {row['weights_gib']:.2f} | "
+        f"{' / '.join(format(value, ',.0f') for value in row['tokens_per_s'].values())} |"
+        for row in report["schemes"]
+    ]
+
+
+def page(seen: Recorder) -> str:
+    """Return docs/models.md."""
+    lines = PAGE.read_text().splitlines()
+    tables = {"families": family_rows(seen), "schemes": scheme_rows()}
+    for name, rows in tables.items():
+        start, end = lines.index(f"<!-- {name} -->"), lines.index(f"<!-- end of {name} -->")
+        lines[start + 3 : end] = rows  # after the heading and the rule
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Run the tests and write the page. Returns pytest's exit code."""
+    seen = Recorder()
+    code = pytest.main([*TEST_FILES, "-q"], plugins=[seen])
+    PAGE.write_text(page(seen))
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

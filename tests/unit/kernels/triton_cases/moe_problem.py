@@ -1,0 +1,75 @@
+"""Random mixtures of experts, shared by the interpreter's cases and the GPU tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels import moe
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The tensors of kernels.moe.mix_experts, and how it routes."""
+
+    x: torch.Tensor
+    logits: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    shared: torch.Tensor | None
+    top_k: int
+    renormalize: bool
+    round_weights: bool
+
+    def call(self, function, **options):
+        """function: kernels.moe.mix_experts or its twin."""
+        return function(
+            self.x, self.logits, self.gate_up, self.down, top_k=self.top_k, renormalize=self.renormalize,
+            round_weights=self.round_weights, shared=self.shared, **options,
+        )  # fmt: skip
+
+    def exact(self):
+        """The same in float64, by the experts that the specification chooses: [T, H]."""
+        num_experts = self.gate_up.shape[0]
+        weights, experts = moe.route(self.logits[:, :num_experts], top_k=self.top_k, renormalize=self.renormalize)
+        gate, up = torch.einsum("th,eih->tei", self.x.double(), self.gate_up.double()).chunk(2, dim=-1)
+        out = torch.einsum("tei,ehi->teh", torch.nn.functional.silu(gate) * up, self.down.double())
+        out = out.gather(1, experts[..., None].expand(-1, -1, out.shape[-1]))
+        mixed = (out * weights[..., None]).sum(1)
+        if self.shared is None:
+            return mixed
+        return mixed + self.logits[:, num_experts:].double().sigmoid() * self.shared.double()
+
+
+def make_problem(
+    *,
+    num_tokens: int,
+    num_experts: int,
+    top_k: int,
+    hidden_size: int,
+    intermediate_size: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    has_shared: bool = False,
+    renormalize: bool = True,
+    round_weights: bool = True,
+    skew: float = 1.0,  # the larger, the more tokens share their experts
+    seed: int = 0,
+) -> Problem:
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device=device)
+
+    logits = randn(num_tokens, num_experts + has_shared) + skew * randn(num_experts + has_shared)
+    return Problem(
+        x=randn(num_tokens, hidden_size).to(dtype),
+        logits=logits.to(dtype),
+        gate_up=(randn(num_experts, 2 * intermediate_size, hidden_size) / hidden_size**0.5).to(dtype),
+        down=(randn(num_experts, hidden_size, intermediate_size) / intermediate_size**0.5).to(dtype),
+        shared=randn(num_tokens, hidden_size).to(dtype) if has_shared else None,
+        top_k=top_k,
+        renormalize=renormalize,
+        round_weights=round_weights,
+    )

@@ -1,0 +1,63 @@
+"""Triton kernels of 8-bit floats against their torch specification, through Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import quant_fp8, triton_quant_fp8
+
+
+def _equal(pair, expected):
+    assert pair[0].dtype == torch.float8_e4m3fn
+    assert torch.equal(pair[1], expected[1])
+    assert torch.equal(pair[0].float(), expected[0].float())
+
+
+def _x(*shape):
+    """Values whose quotients need no rounding, which the interpreter does wrongly: the GPU's is tested on a GPU."""
+    x = (torch.randn(*shape) * 12).round().mul(8).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    x[:, ::32] = 448
+    x[-1] = 0
+    return x * torch.tensor([2.0**-3, 1.0, 2.0**4])[torch.arange(shape[0]) % 3, None]
+
+
+@pytest.mark.parametrize("k", [32, 100, 5000])
+def test_rows_are_quantised_as_specified(k):
+    x = _x(3, k)
+    _equal(triton_quant_fp8.quantize_rows(x), quant_fp8.quantize_rows(x))
+    _equal(triton_quant_fp8.quantize_by(x, torch.tensor(0.25)), quant_fp8.quantize_by(x, torch.tensor(0.25)))
+
+
+def test_rows_of_a_wider_matrix_are_quantised():
+    x = _x(3, 96)[:, 32:64]
+    _equal(triton_quant_fp8.quantize_rows(x), quant_fp8.quantize_rows(x))
+    _equal(triton_quant_fp8.quantize_groups(x, 32), quant_fp8.quantize_groups(x, 32))
+
+
+@pytest.mark.parametrize("k", [128, 200])
+def test_groups_are_quantised_as_specified(k):
+    x = _x(4, k)
+    _equal(triton_quant_fp8.quantize_groups(x, 128), quant_fp8.quantize_groups(x, 128))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_rows", "n", "k"), [(1, 40, 256), (5, 33, 300), (17, 64, 128)])
+def test_products_scaled_by_row_are_as_specified(num_rows, n, k, has_bias):
+    x, w = quant_fp8.quantize_rows(torch.randn(num_rows, k)), quant_fp8.quantize_rows(torch.randn(n, k))
+    bias = torch.randn(n) if has_bias else None
+    out = triton_quant_fp8.rows_linear(*x, *w, bias, torch.float32)
+    torch.testing.assert_close(out, quant_fp8.rows_linear(*x, *w, bias, torch.float32), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    ("num_rows", "n", "k", "rows"), [(1, 40, 256, 128), (5, 200, 300, 64), (70, 130, 256, 128), (150, 100, 200, 32)]
+)
+def test_products_scaled_by_block_are_as_specified(num_rows, n, k, rows, has_bias):
+    x = quant_fp8.quantize_groups(torch.randn(num_rows, k), 128)
+    w = quant_fp8.quantize_blocks(torch.randn(n, k) * torch.rand(n, 1), rows, 128)
+    bias = torch.randn(n) if has_bias else None
+    out = triton_quant_fp8.blocks_linear(*x, *w, bias, torch.float32, rows=rows, columns=128)
+    expected = quant_fp8.blocks_linear(*x, *w, bias, torch.float32, rows=rows, columns=128)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-3)

@@ -1,0 +1,65 @@
+"""Checkpoints made of others by storing their projections another way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.config import ModelConfig
+from models.parallel import TensorParallel
+from models.registry import build
+from models.weights import Weights
+from tests.unit.models.harness import CPU, SINGLE, PagedRunner
+
+PROMPT = [3, 30, 17, 4, 25, 8, 8, 31]
+# A projection's name without ".weight", and its matrix → its tensors, by what they are called below that name
+Store = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
+
+
+def requantize(source: Path, target: Path, store: Store, config: Mapping[str, Any] | None) -> Path:
+    """Copy a checkpoint, with its projections as `store` has them and this quantization_config."""
+    shutil.copytree(source, target)
+    tensors = load_file(source / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        layer = name.removesuffix(".weight")
+        stored = store(layer, tensors.pop(name))
+        tensors |= {f"{layer}.{key}": value.contiguous() for key, value in stored.items()}
+    save_file(tensors, target / "model.safetensors")
+    raw = json.loads((source / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(raw | {"quantization_config": config}))
+    return target
+
+
+def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Rewrite model.safetensors with `change` applied to its dict of tensors."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def load_model(
+    folder: Path, quantization: str = "auto", *, dtype: torch.dtype = torch.float32, tp: TensorParallel = SINGLE
+) -> torch.nn.Module:
+    """Build our model from the folder, as the flag --quantization says."""
+    config = ModelConfig.from_folder(folder).quantized(quantization)
+    with torch.inference_mode():
+        return build(config, Weights.from_folder(folder, device=CPU, dtype=dtype), tp)
+
+
+def logits_of(
+    folder: Path, quantization: str = "auto", *, dtype: torch.dtype = torch.float32, prompt: list[int] = PROMPT
+) -> torch.Tensor:
+    """[len(prompt), vocab_size]."""
+    runner = PagedRunner(load_model(folder, quantization, dtype=dtype), ModelConfig.from_folder(folder), dtype=dtype)
+    return runner.step([(runner.add_row(), prompt)])[0].float()
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Of the whole tensor, by its norm."""
+    return float((found - expected).norm() / expected.norm())
