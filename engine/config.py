@@ -84,6 +84,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key_hashes: list[str] = []  # SHA-256, hex; none: nobody is asked for a key
     cors_origins: list[str] = []  # of pages that may call from a browser; "*": all
     root_path: str = ""  # prefix that a proxy puts before our paths
+    otlp_traces_endpoint: str | None = None  # where a span per request is sent, OTLP over HTTP
 
 
 class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,3 +100,4 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "auto"  # auto (bars on a terminal, key=value elsewhere) | text | json
     log_level: str = "info"
     debug: bool = False  # show tracebacks
+    metrics_compat: str = "vllm"  # whose names /metrics has beside our own: vllm | none

@@ -40,9 +40,13 @@ class EngineFailed(msgspec.Struct, tag=True):
 
 
 class Facts(msgspec.Struct, tag=True):
-    """What the closing panel shows, measured by the engine: label → text ("KV cache" → "65,536 tokens = ...")."""
+    """What the closing panel shows, measured by the engine: label → text ("KV cache" → "65,536 tokens = ...").
+
+    build: labels of quire_build_info: torch, cuda, device, dtype.
+    """
 
     rows: dict[str, str]
+    build: dict[str, str] = {}
 
 
 class Heartbeat(msgspec.Struct, tag=True):

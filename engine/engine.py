@@ -124,9 +124,9 @@ class Engine:
             if client_id is None or request.client_id == client_id:
                 self._abort(request.request_id)
 
-    def record_gauges(self) -> None:
-        """Bring the gauges up to date, which else happens at the end of a turn."""
-        self._stats.record_gauges()
+    def record_state(self) -> None:
+        """Bring the metrics up to date that are not counted as things happen. Before they are drained."""
+        self._stats.record_state(num_deferred=len(self._grammars.held))
 
     def _turn(self) -> StepPlan | None:
         """Launch one step and commit the one before; returns what was launched."""
@@ -172,8 +172,7 @@ class Engine:
             case AddRequest():
                 try:
                     self._add(client_id, message)
-                except ServiceError as error:
-                    self._stats.record_failed()
+                except ServiceError as error:  # the client's side counts what was refused
                     failed = RequestFailed(message.request_id, error.code, error.message, error.param)
                     self._transport.send(client_id, failed)
             case AbortRequest(request_id, reason):

@@ -43,6 +43,7 @@ class _JsonFormatter(logging.Formatter):
             "process": self._process,
             "logger": record.name,
             "message": record.getMessage(),
+            **record.__dict__.get("fields", {}),  # of a line that has them apart: extra={"fields": …}
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)

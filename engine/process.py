@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ class EngineProcess:
         self._config = config
         self._metrics = Metrics()
         self._engine: Engine | None = None
+        self._measure_memory: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._is_stopping = False
         self._stop_at_s: float | None = None
         self._next_delta_s = self._next_heartbeat_s = 0.0
@@ -110,7 +112,9 @@ class EngineProcess:
         # by default no burst is refused that could all run at once
         most_tokens = limits.max_queued_tokens or max(_MIN_QUEUED_PROMPTS, sizes.max_num_seqs) * sizes.max_model_len
         engine = loaded.engine(transport, self._metrics, max_waiting=limits.max_waiting, max_queued_tokens=most_tokens)
-        self._control.send(Facts(loaded.facts))
+        self._measure_memory = loaded.measure_gpu_memory
+        self._metrics.gauge("kv_cache_bytes", loaded.kv_cache_bytes)
+        self._control.send(Facts(loaded.facts, loaded.build))
         self._control.send(Stage("ready"))
         return engine
 
@@ -127,22 +131,28 @@ class EngineProcess:
         for message in messages:
             match message:
                 case Flush(number):
-                    if self._engine is not None:
-                        self._engine.record_gauges()  # a request may have ended in this very turn
-                    self._control.send(self._metrics.drain())
+                    self._send_metrics()
                     self._control.send(Flushed(number))
                 case Drain(timeout_s):
                     self._stop_at_s = time.monotonic() + timeout_s
                     if self._engine is not None:
                         self._engine.is_draining = True
 
+    def _send_metrics(self) -> None:
+        if self._engine is not None:
+            self._engine.record_state()
+        self._control.send(self._metrics.drain())
+
     def _tick(self, now: float) -> None:
         if now >= self._next_heartbeat_s and self._engine is not None:
             scheduler = self._engine.scheduler
             self._control.send(Heartbeat(len(scheduler.running), len(scheduler.waiting), scheduler.committed_step_id))
             self._next_heartbeat_s = now + _HEARTBEAT_INTERVAL_S
+            used, total = self._measure_memory()
+            self._metrics.gauge("gpu_memory_used_bytes", used)
+            self._metrics.gauge("gpu_memory_total_bytes", total)
         if now >= self._next_delta_s:
-            self._control.send(self._metrics.drain())
+            self._send_metrics()
             self._next_delta_s = now + _DELTA_INTERVAL_S
         if self._stop_at_s is not None and now >= self._stop_at_s and self._engine is not None:
             self._engine.abort_all()

@@ -48,6 +48,8 @@ class LoadedEngine:
     hidden_size: int
     has_lm_head: bool
     bytes_per_block: int
+    dtype: torch.dtype
+    kv_cache_bytes: int
     num_loras: int = 0
     speculative: SpeculativeConfig | None = None
 
@@ -79,6 +81,23 @@ class LoadedEngine:
             make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
             bytes_per_block=self.bytes_per_block,
         )
+
+    @property
+    def build(self) -> dict[str, str]:
+        """Labels of quire_build_info: what the model runs on."""
+        return {
+            "torch": str(torch.__version__),  # a TorchVersion cannot be sent
+            "cuda": torch.version.cuda or "",
+            "device": self.runner.device.type,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+    def measure_gpu_memory(self) -> tuple[int, int]:
+        """Return the bytes used, by whomever, and all bytes of the CUDA device; 0 and 0 without one. Does not sync."""
+        if self.runner.device.type != "cuda":
+            return 0, 0
+        free, total = torch.cuda.mem_get_info(self.runner.device)
+        return total - free, total
 
     def _release_memory(self) -> None:
         """Wait for all that was launched, then give cached memory back to the device."""
@@ -222,6 +241,8 @@ class Setup:
             self.model_config.hidden_size,
             self.model_config.has_lm_head,
             plan.bytes_per_block,
+            self.dtype,
+            plan.num_blocks * plan.bytes_per_block,
             self.num_loras,
             config.speculative,
         )

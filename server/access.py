@@ -8,19 +8,22 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import ServiceError
 from server.error_replies import error_reply
 from server.generation import Stats
+from server.trace_context import TraceContext
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("quire.access")
 
+NO_ROUTE = "other"
 _SCOPE_KEY = "quire.record"
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 
@@ -38,11 +41,19 @@ class RequestRecord(msgspec.Struct):
     answer_id: str = ""  # the id in its answer, once a generation was begun
     cancel: Callable[[], None] | None = None  # ends that generation
     is_cancelled: bool = False
+    model: str = ""  # the name that the client asked for, once it is known to be served
+    trace: TraceContext | None = None
 
 
 def record_of(scope: Scope) -> RequestRecord:
     """Return the record of the request that `scope` belongs to."""
     return scope[_SCOPE_KEY]
+
+
+def route_of(scope: Scope) -> str:
+    """Return the path of the route that answered, as it is declared; NO_ROUTE if the request was refused before."""
+    route = scope.get("route")
+    return route.path if isinstance(route, Route) else NO_ROUTE
 
 
 def make_request_id() -> str:
@@ -62,12 +73,34 @@ class RequestTracker(Protocol):
         ...
 
 
-class AccessLog:
-    """Outermost middleware."""
+class RequestTracer(Protocol):
+    """Makes traces of POST requests; the real one is server/tracing.py."""
 
-    def __init__(self, app: ASGIApp, *, tracker: RequestTracker, root_path: str = "") -> None:
+    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
+        """Return the place of a request in its trace."""
+        ...
+
+    def end(self, scope: Scope, record: RequestRecord) -> None:
+        """Its answer is over."""
+        ...
+
+
+class AccessLog:
+    """Outermost middleware. on_end: told of every request whose answer is over."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        tracker: RequestTracker,
+        on_end: Callable[[Scope, RequestRecord], None],
+        tracer: RequestTracer | None = None,
+        root_path: str = "",
+    ) -> None:
         self._app = app
         self._tracker = tracker
+        self._on_end = on_end
+        self._tracer = tracer
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,11 +114,15 @@ class AccessLog:
 
         if scope["method"] == "POST":
             self._tracker.add(record)
+            if self._tracer is not None:
+                record.trace = self._tracer.begin(scope["headers"])
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status, record.has_started = message["status"], True
                 message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
+                if record.trace is not None:
+                    message["headers"].append((b"traceresponse", record.trace.traceresponse.encode()))
             await send(message)
 
         try:
@@ -98,27 +135,43 @@ class AccessLog:
         finally:
             self._tracker.remove(record)
             if scope["method"] not in ("GET", "HEAD"):
-                access_logger.info(_line(scope, record))
+                fields = _fields(scope, record)
+                access_logger.info(_line(fields), extra={"fields": fields})
+            self._on_end(scope, record)
+            if self._tracer is not None:
+                self._tracer.end(scope, record)
 
 
-def _line(scope: Scope, record: RequestRecord) -> str:
+def _fields(scope: Scope, record: RequestRecord) -> dict[str, str | int | float]:
+    """Return what the line says; a JSON log has these as fields of their own."""
     # The path of an unknown route is the client's own text: nothing but printable ASCII may reach a log line.
     path = "".join(char if "!" <= char <= "~" else "?" for char in scope["path"][:100])
-    words = [scope["method"][:16], path, str(record.status or 499)]
-    reason = record.outcome
+    fields: dict[str, str | int | float] = {"method": scope["method"][:16], "path": path}
+    fields["status"] = record.status or 499
+    outcome = record.outcome
     if record.stats is not None:
         stats = record.stats()
-        words += [
-            f"in={stats.num_prompt_tokens}",
-            f"cached={stats.num_cached_tokens}",
-            f"out={stats.num_output_tokens}",
-        ]
-        if stats.ttft_s is not None:
-            words.append(f"ttft={stats.ttft_s * 1000:.0f}ms")
-        if stats.itl_s is not None:
-            words.append(f"itl={stats.itl_s * 1000:.1f}ms")
-        reason = reason or ",".join(stats.finish_reasons)
-    return " ".join([*words, reason or "-", record.request_id])
+        fields["prompt_tokens"], fields["cached_tokens"] = stats.num_prompt_tokens, stats.num_cached_tokens
+        fields["output_tokens"] = stats.num_output_tokens
+        for name, seconds in (("queue_ms", stats.queue_s), ("ttft_ms", stats.ttft_s), ("itl_ms", stats.itl_s)):
+            if seconds is not None:
+                fields[name] = round(seconds * 1000, 3)
+        outcome = outcome or ",".join(stats.finish_reasons)
+    fields["outcome"], fields["request_id"] = outcome or "-", record.request_id
+    if record.trace is not None:
+        fields["trace_id"] = record.trace.trace_id
+    return fields
+
+
+def _line(fields: Mapping[str, str | int | float]) -> str:
+    words = [str(fields[name]) for name in ("method", "path", "status")]
+    if "prompt_tokens" in fields:
+        words.append(f"in={fields['prompt_tokens']} cached={fields['cached_tokens']} out={fields['output_tokens']}")
+    if "ttft_ms" in fields:
+        words.append(f"ttft={fields['ttft_ms']:.0f}ms")
+    if "itl_ms" in fields:
+        words.append(f"itl={fields['itl_ms']:.1f}ms")
+    return " ".join([*words, str(fields["outcome"]), str(fields["request_id"])])
 
 
 def _request_id(scope: Scope) -> str:

@@ -17,11 +17,12 @@ from engine.config import ServerConfig
 from engine.control import Supervisor
 from engine.errors import ServiceError
 from engine.metrics import Metrics
-from server.access import AccessLog, record_of
+from server.access import AccessLog, RequestTracer, record_of
 from server.api_keys import KeyRing
 from server.body import BodyLimit
 from server.error_replies import error_from_http, error_reply
 from server.errors import ClientGone
+from server.http_metrics import HttpMetrics
 from server.key_guard import KeyGuard
 from server.open_requests import OpenRequests
 from server.openapi import openapi_document
@@ -67,6 +68,8 @@ def create_app(
     supervisor: Supervisor,
     metrics: Metrics,
     open_requests: OpenRequests,
+    http_metrics: HttpMetrics,
+    tracer: RequestTracer | None = None,
 ) -> FastAPI:
     """Load the model's text side and return the app. Raises StartupError."""
     service = make_service(config, client=client, supervisor=supervisor, metrics=metrics, created=int(time.time()))
@@ -82,9 +85,7 @@ def create_app(
     )
     public = public_router(service)
     pages, chat_page = public_pages_router(), chat_page_router()
-    app.include_router(public)  # first, so that what KeyGuard finds to be public is answered by it
-    app.include_router(pages)
-    app.include_router(chat_page)
+    routers = [public, pages, chat_page]  # first, so that what KeyGuard finds to be public is answered by them
     for make_router in (
         chat_router,
         completions_router,
@@ -96,9 +97,11 @@ def create_app(
         metrics_router,
         kv_router,
     ):
-        app.include_router(make_router(service))
-    app.include_router(requests_router(service, open_requests))
-    app.include_router(pages_router())
+        routers.append(make_router(service))
+    routers += [requests_router(service, open_requests), pages_router()]
+    for router in routers:
+        app.include_router(router)
+    http_metrics.create_series(routers)
     _handle_errors(app, service)
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key_hashes:
@@ -111,9 +114,11 @@ def create_app(
             allow_origins=config.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-quire-ignored", "retry-after"],
+            expose_headers=["x-request-id", "x-quire-ignored", "retry-after", "traceresponse"],
         )
-    app.add_middleware(AccessLog, tracker=open_requests, root_path=config.root_path)
+    app.add_middleware(
+        AccessLog, tracker=open_requests, on_end=http_metrics.end, tracer=tracer, root_path=config.root_path
+    )
     app.openapi = lambda: _openapi(app, needs_key=bool(config.api_key_hashes))  # type: ignore[method-assign]
     return app
 

@@ -81,7 +81,9 @@ async def prepare_chat(
     ignored = ignored_fields(body) + _ignored_by_template(body, chat_format)
     headers = service.ignored_header(ignored)
     prompt = await _encode(service, body, plan, limits)
-    moment = service.moment(record_of(request.scope))
+    record = record_of(request.scope)
+    record.model = model
+    moment = service.moment(record)
     asked = _asked_grammar(body, plan, tokenizer, prompt.reasoning)
     grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body))
     spec = chat_spec(

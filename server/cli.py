@@ -23,6 +23,7 @@ from server.flags import (
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
 from server.loras import resolve_loras
 from server.model_flags import add_memory_flags, add_model_flags
+from server.observability_flags import add_log_flags, add_metrics_flags, traces_endpoint
 from server.speculative_flags import add_speculative_flags, speculative_of
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
     add_address_flags(http)
     _add_http_flags(http)
     add_access_flags(parser.add_argument_group("access"))
-    _add_log_flags(parser.add_argument_group("log"))
+    add_metrics_flags(parser.add_argument_group("metrics and traces"))
+    add_log_flags(parser.add_argument_group("log"))
 
 
 def _add_http_flags(group: argparse._ArgumentGroup) -> None:
@@ -101,25 +103,6 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
     add("--request-timeout", type=deadline, metavar="S", help="deadline of every request in seconds (none)")
     add("--drain-timeout", type=seconds, default=25.0, metavar="S", help="how long SIGTERM waits for streams (25)")
-
-
-def _add_log_flags(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--log-format",
-        choices=("auto", "text", "json"),
-        metavar="FMT",
-        default="auto",
-        help="auto (bars on a terminal), text or json",
-    )
-    add(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        metavar="LEVEL",
-        default="info",
-        help="debug, info, warning or error",
-    )
-    add("--debug", action="store_true", help="show tracebacks")
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -135,6 +118,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     chat_template = None
     if arguments.chat_template is not None:
         chat_template = _readable_file("--chat-template", arguments.chat_template)
+    endpoint = traces_endpoint(arguments.otlp_traces_endpoint)
     key_hashes = read_key_hashes(arguments.api_key, file=arguments.api_key_file, environment=os.environ)
     check_kernels_package()
     launch_config = _launch_config(arguments)
@@ -154,6 +138,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         api_key_hashes=key_hashes,
         cors_origins=arguments.cors_origin,
         root_path=arguments.root_path,
+        otlp_traces_endpoint=endpoint,
     )
     return launch(launch_config, _engine_config(arguments, str(model.folder), loras), server_config, listeners)
 
@@ -186,6 +171,7 @@ def _launch_config(arguments: argparse.Namespace) -> "LaunchConfig":
         log_format=arguments.log_format,
         log_level=arguments.log_level,
         debug=arguments.debug,
+        metrics_compat=arguments.metrics_compat,
     )
 
 

@@ -36,7 +36,9 @@ async def prepare_completion(service: Service, body: CompletionBody, request: Re
     model = service.model_name(body.model)
     check_completion(body)
     headers = service.ignored_header(ignored_fields(body))
-    moment = service.moment(record_of(request.scope))
+    record = record_of(request.scope)
+    record.model = model
+    moment = service.moment(record)
     asked = asked_grammar(body.response_format, body.structured_outputs)
     grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body))
     prompts = body.prompt

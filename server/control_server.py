@@ -121,6 +121,8 @@ class ControlServer:
             logger.error("control connection lost child=%s error=%r", child.hello, str(error))
         finally:
             self._children.remove(child)
+            if child.hello is not None:
+                self._exposition.forget(_source(child.hello))
             for flushed in child.flushes.values():
                 flushed.set()
             for answer in child.cancels.values():
@@ -135,8 +137,8 @@ class ControlServer:
                 if message.role == "worker":
                     child.send(self._state)
                 self._on_message(message, message)
-            case MetricsDelta():
-                self._exposition.merge(message)
+            case MetricsDelta() if child.hello is not None:
+                self._exposition.merge(message, source=_source(child.hello))
             case Flushed(number):
                 if number in child.flushes:
                     child.flushes.pop(number).set()
@@ -204,3 +206,7 @@ class ControlServer:
         """Tell if a child has the role and can answer now: an engine that loads counts nothing and hears nothing."""
         has_role = child.hello is not None and child.hello.role == role
         return has_role and (role == "worker" or self._state.stage.name == "ready")
+
+
+def _source(hello: Hello) -> str:
+    return f"{hello.role}-{hello.index}"

@@ -145,6 +145,9 @@ class Generation:
                     raise
                 if child.is_stopped_early:
                     self._client.abort(child.request_id, reason="stop")
+                if child.finish_reason and all(sibling.finish_reason for sibling in self._children):
+                    longest = max(sibling.num_tokens for sibling in self._children)
+                    child.metrics.observe("request_max_num_generation_tokens", longest)
                 yield events
 
     async def _next(self, deltas: AsyncIterator[Delta]) -> Delta:
@@ -186,7 +189,7 @@ class _Child:
         self.last_s = spec.arrival_s
         self.finish_reason = ""
         self._spec = spec
-        self._metrics = metrics
+        self.metrics = metrics
         self._by_token = by_token
         self._detokenizer = tokenizer.detokenizer(
             skip_special_tokens=spec.skip_special_tokens,
@@ -235,7 +238,7 @@ class _Child:
         events = self._pieces(delta, texts, tail, num_used)
         if finish_reason:
             self.finish_reason = finish_reason
-            self._metrics.observe("e2e_request_latency_seconds", self.last_s - self._spec.arrival_s)
+            self.metrics.observe("e2e_request_latency_seconds", self.last_s - self._spec.arrival_s)
             events.append(Ended(self.index, finish_reason, self._stop.matched if self._stop is not None else None))
         return events
 
@@ -287,10 +290,10 @@ class _Child:
             self.first_s = now_s
             self.num_cached_tokens = delta.num_cached_tokens or 0
             self.queue_s, self.prefill_s = delta.queue_s, delta.prefill_s
-            self._metrics.observe("time_to_first_token_seconds", now_s - self._spec.arrival_s)
+            self.metrics.observe("time_to_first_token_seconds", now_s - self._spec.arrival_s)
             if num_tokens > 1:
-                self._metrics.observe("inter_token_latency_seconds", 0.0, num_tokens - 1)
+                self.metrics.observe("inter_token_latency_seconds", 0.0, num_tokens - 1)
         elif num_tokens:
-            self._metrics.observe("inter_token_latency_seconds", (now_s - self.last_s) / num_tokens, num_tokens)
+            self.metrics.observe("inter_token_latency_seconds", (now_s - self.last_s) / num_tokens, num_tokens)
         self.num_tokens += num_tokens
         self.last_s = max(self.last_s, now_s)

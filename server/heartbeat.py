@@ -4,6 +4,7 @@ Life: start (the engine is ready) → beat with every Heartbeat → stop (it end
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from engine.control import Heartbeat
@@ -25,14 +26,22 @@ class HeartbeatWatch:
         *,
         stall_after_s: float = STALL_AFTER_S,
         call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_change = on_change
         self._stall_after_s = stall_after_s
         self._call_later = call_later
+        self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._is_running = False
         self._is_stalled = False
         self._step_id = -1
+        self._progress_s = 0.0
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last progress; 0 while none is expected."""
+        return self._clock() - self._progress_s if self._is_running else 0.0
 
     def start(self) -> None:
         """Expect heartbeats from now on."""
@@ -58,6 +67,7 @@ class HeartbeatWatch:
             self._timer.cancel()
 
     def _arm(self) -> None:
+        self._progress_s = self._clock()
         if self._timer is not None:
             self._timer.cancel()
         call_later = self._call_later or asyncio.get_running_loop().call_later

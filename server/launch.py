@@ -30,6 +30,7 @@ from server.console import Summary, make_console
 from server.control_server import ControlServer
 from server.exposition import Exposition
 from server.heartbeat import STALL_AFTER_S, HeartbeatWatch
+from server.launcher_stats import LauncherStats
 from server.listener import is_ready, owned_socket_file, server_url
 from server.resolve import model_facts
 from server.run_dir import RunDir
@@ -91,12 +92,18 @@ class Launcher:
         self._times = StageTimes("process", self._started_s)
         self._engine_socket = str(run_dir.path / "engine.sock")
         self._control_socket = str(run_dir.path / "control.sock")
-        self._exposition = Exposition(model_name=server_config.served_model_names[0], version=package_version())
+        self._exposition = Exposition(
+            model_name=server_config.served_model_names[0],
+            version=package_version(),
+            compat=config.metrics_compat,
+            sample=lambda: self._stats.sample(),
+        )
         self._control = ControlServer(exposition=self._exposition, on_message=self._on_message)
         self._watch = HeartbeatWatch(self._on_stall)
         self._console = make_console(config.log_format, sys.stderr)
         self._url = server_url(config, listeners[0])
         self._children: dict[ChildKey, asyncio.subprocess.Process] = {}
+        self._stats = LauncherStats(children=self._children, state=lambda: self._control.state, watch=self._watch)
         self._failures: dict[ChildKey, EngineFailed] = {}
         self._started_once: set[ChildKey] = set()  # an engine that was ready, a worker that said hello
         self._facts: dict[str, str] = {}
@@ -166,8 +173,8 @@ class Launcher:
         """Start a child, and again whenever it ends, until drain. A first start that fails ends the daemon."""
         backoff = Backoff()
         while not self._is_draining:
-            if child == _ENGINE and child in self._started_once:
-                self._exposition.count("engine_restarts_total")
+            if child in self._started_once:
+                self._exposition.count(f"{child[0]}_restarts_total")
             started_s = time.monotonic()
             process = self._children[child] = await start_child(module, config, pass_fds=pass_fds)
             returncode = await process.wait()
@@ -177,8 +184,6 @@ class Launcher:
                 self._watch.stop()
                 self._control.set_state(stage=Stage("restarting"), fault="dead")
             await self._control.settle(*child)
-            if child == _ENGINE:
-                self._exposition.reset_gauges()
             failure = self._failures.pop(child, None)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
             if child not in self._started_once or (failure is not None and not self._is_announced):
@@ -208,8 +213,9 @@ class Launcher:
                         self._spawn(self._announce())
             case Heartbeat() if child == _ENGINE:
                 self._watch.beat(message)
-            case Facts(rows):
+            case Facts(rows, build):
                 self._facts = model_facts(self._server_config.model) | rows
+                self._exposition.set_build(build)
             case EngineFailed():
                 self._failures[child] = message
 

@@ -13,6 +13,9 @@ class OpenRequests:
     def __init__(self) -> None:
         self._records: dict[int, RequestRecord] = {}  # by id(): two requests may bring the same x-request-id
 
+    def __len__(self) -> int:
+        return len(self._records)
+
     def add(self, record: RequestRecord) -> None:
         """A request has arrived."""
         self._records[id(record)] = record

@@ -9,19 +9,17 @@ from engine.client import QUEUE_IS_FULL, EngineClient
 from engine.config import ServerConfig
 from engine.control import Supervisor
 from engine.errors import (
-    EngineDead,
     InvalidParameter,
     Overloaded,
     RequestError,
     ServiceError,
-    ShuttingDown,
     UnsupportedFeature,
 )
 from engine.metrics import Metrics
 from engine.protocol import EngineReady
 from server.access import RequestRecord
 from server.embedding_model import EmbeddingModel, load_embedding_model
-from server.errors import Draining, HttpError, ModelNotFound, NotReady
+from server.errors import DeadlineExceeded, Draining, HttpError, ModelNotFound, NotReady
 from server.generation_spec import Moment
 from server.grammar_checker import GrammarChecker
 from server.model_info import GenerationDefaults, load_generation_defaults
@@ -117,11 +115,13 @@ class Service:
         return Moment(record.arrival_s, self.config.request_timeout_s, secrets.randbits(63), record.key_hash)
 
     def count_rejected(self, error: ServiceError) -> None:
-        """Count a request that ended before its first token."""
+        """Count a request that was refused. What fails later is counted by HttpMetrics."""
         match error:
-            case Draining() | ShuttingDown():
+            case DeadlineExceeded():
+                return
+            case Draining():
                 reason = "draining"
-            case NotReady() | EngineDead():
+            case NotReady():
                 reason = "not_ready"
             case Overloaded():
                 reason = "overloaded"

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -47,11 +48,21 @@ class CancelHere(Protocol):
 class ControlSupervisor:
     """Supervisor over the control socket at `path`. Use inside one event loop."""
 
-    def __init__(self, path: str, *, worker_index: int, metrics: Metrics, on_cancel: CancelHere) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        worker_index: int,
+        metrics: Metrics,
+        on_cancel: CancelHere,
+        before_send: Callable[[], None] = lambda: None,
+    ) -> None:
+        """before_send: called before the metrics are sent, to record what is not counted as it happens."""
         self._path = path
         self._worker_index = worker_index
         self._metrics = metrics
         self._on_cancel = on_cancel
+        self._before_send = before_send
         self._state = State(Stage("config"), False)
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -162,6 +173,7 @@ class ControlSupervisor:
             self._send_delta()
 
     def _send_delta(self) -> None:
+        self._before_send()
         delta = self._metrics.drain()
         if delta != MetricsDelta({}, {}, {}):
             self._send(delta)

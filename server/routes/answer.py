@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Protocol, TypeVar
 
@@ -96,7 +96,12 @@ async def answer(
         await cancel(first)
         await source.aclose()
 
-    stream = _stream(generation, writer, source=source, first=first, record=record)
+    def on_error(error: ServiceError) -> None:
+        record.outcome = error.code
+        if not generation.stats().num_output_tokens:
+            service.count_rejected(error)
+
+    stream = _stream(generation, writer, source=source, first=first, record=record, on_error=on_error)
     return EventStreamResponse(stream, headers=headers, on_disconnect=on_disconnect, close=close, ping=writer.ping)
 
 
@@ -112,6 +117,7 @@ async def _stream(
     source: AsyncGenerator[E, None],
     first: "asyncio.Task[E]",
     record: RequestRecord,
+    on_error: Callable[[ServiceError], None],
 ) -> AsyncGenerator[bytes, None]:
     """Yield the whole stream; an error ends it in the writer's own form."""
     num_open = generation.num_choices
@@ -128,7 +134,7 @@ async def _stream(
             event = await anext(source)
         yield writer.closing()
     except ServiceError as error:
-        record.outcome = error.code
+        on_error(error)
         yield writer.failed(error, request_id=record.request_id)
     except Exception:
         logger.exception("stream failed request_id=%s", record.request_id)

@@ -185,6 +185,9 @@ def test_an_engine_that_hangs_is_unhealthy_until_it_goes_on(start: Start) -> Non
     try:
         wait_for(lambda: daemon.get("/health").status_code == 503, timeout_s=20, what="unhealthy")
         assert daemon.get("/health").json()["status"] == "engine stalled"
+        metrics = daemon.metrics()
+        assert metrics["quire_engine_up"] == 0
+        assert metrics["quire_engine_progress_age_seconds"] >= 10
     finally:
         os.kill(engine, signal.SIGCONT)
     wait_for(lambda: daemon.get("/health").status_code == 200, timeout_s=10, what="healthy again")
@@ -201,8 +204,9 @@ def test_a_killed_worker_comes_back(start: Start) -> None:
     wait_for(lambda: not is_alive(first), timeout_s=5, what="worker ended")
     wait_for(lambda: ready_status(daemon) == 200, timeout_s=20, what="ready again")
     assert post(daemon).status_code == 200
-    assert daemon.metrics()["quire_generation_tokens_total"] == tokens + 4
-    assert daemon.metrics()["quire_engine_restarts_total"] == 0
+    metrics = daemon.metrics()
+    assert metrics["quire_generation_tokens_total"] == tokens + 4
+    assert (metrics["quire_engine_restarts_total"], metrics["quire_worker_restarts_total"]) == (0, 1)
 
 
 def test_two_workers_share_the_streams_and_count_exactly(start: Start) -> None:

@@ -203,9 +203,10 @@ class Harness:
         assert blocks.num_used == 0
         assert blocks.num_free == blocks.num_usable
         assert not self.scheduler.requests
+        self.engine.record_state()
         gauges = self.metrics._delta.gauges
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "kv_cache_blocks_used"):
-            assert gauges[name] == 0
+            assert gauges[name, ""] == 0
         for request_id, seen in self.seen.items():
             self._check_seen(request_id, seen)
 

@@ -186,7 +186,7 @@ def test_an_impossible_request_fails_alone(prompt, changes, code):
     (failed,) = [message for _, message in harness.messages if isinstance(message, RequestFailed)]
     assert failed.message[0].isupper()
     assert failed.message.endswith(".")
-    assert counters(harness)["requests_finished_total", "error"] == 1
+    assert ("requests_finished_total", "error") not in counters(harness)  # the worker counts it as rejected
 
 
 def test_a_request_id_in_use_is_refused_for_the_second_client_only():
@@ -231,16 +231,20 @@ def test_metrics_count_requests_tokens_and_times():
     harness.drain()
     delta = harness.metrics.drain()
     assert delta.counters["prompt_tokens_total", ""] == 18
+    assert delta.counters["prompt_tokens_cached_total", ""] == 8
     assert delta.counters["generation_tokens_total", ""] == 7
     assert delta.counters["requests_finished_total", "length"] == 2
     assert delta.counters["prefix_cache_queries_total", ""] == 18
     assert delta.counters["prefix_cache_hits_total", ""] == 8
     assert ("num_preemptions_total", "") not in delta.counters
-    for name in ("queue", "prefill", "decode"):
-        assert sum(delta.histograms[f"request_{name}_time_seconds"].counts) == 2
+    for name in ("queue_time", "prefill_time", "decode_time", "inference_time", "time_per_output_token"):
+        assert sum(delta.histograms[f"request_{name}_seconds"].counts) == 2
+    assert delta.histograms["request_prompt_tokens"].sum == 18
+    assert delta.histograms["request_generation_tokens"].sum == 7
     assert delta.histograms["iteration_tokens"].sum == 9 + 2 + 1 + 3  # the second time 8 of 9 are cached
     assert sum(delta.histograms["step_time_seconds"].counts) == 2 + 3  # between commits, not across idle time
-    assert delta.gauges["kv_cache_blocks_total"] == 32
+    assert delta.histograms["iteration_rows"].sum == sum(delta.histograms["iteration_rows"].counts) == 3 + 4
+    assert delta.gauges["kv_cache_blocks_total", ""] == 32
 
 
 def test_gauges_show_what_is_held():
@@ -248,10 +252,21 @@ def test_gauges_show_what_is_held():
     harness.add("running", range_list(9))
     harness.add("waiting", [1])
     harness.turn()
+    harness.engine.record_state()
     gauges = harness.metrics.drain().gauges
-    assert gauges["num_requests_running"] == gauges["num_requests_waiting"] == 1
-    assert gauges["kv_cache_blocks_used"] == 3
-    assert gauges["kv_cache_usage_ratio"] == 3 / 32
+    assert gauges["num_requests_running", ""] == gauges["num_requests_waiting", ""] == 1
+    assert gauges["num_requests_waiting_by_reason", "capacity"] == 1
+    assert gauges["num_requests_waiting_by_reason", "deferred"] == 0
+    assert gauges["kv_cache_blocks_used", ""] == 3
+    assert gauges["kv_cache_usage_ratio", ""] == 3 / 32
+
+
+def test_cached_blocks_that_are_overwritten_count_as_evictions():
+    harness = Harness(num_blocks=6)
+    for name, token_id in (("a", 1), ("b", 2)):
+        harness.add(name, [token_id] * 16, 1)
+        harness.drain()
+    assert counters(harness)["prefix_cache_evictions_total", ""] == harness.scheduler.blocks.num_evictions > 0
 
 
 def test_preemptions_are_counted():

@@ -15,7 +15,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from engine.config import ServerConfig
 from engine.metrics import Metrics
+from server.access import RequestTracer
 from server.app import create_app
+from server.http_metrics import HttpMetrics
 from server.http_protocol import HttpProtocol
 from server.open_requests import OpenRequests
 from tests.fakes import FakeEngineClient, FakeSupervisor
@@ -85,7 +87,15 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Harness:
     """An app on a FakeEngineClient, and what its tests ask for again and again."""
 
-    def __init__(self, folder: Path, client: FakeEngineClient, supervisor: FakeSupervisor, **config: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        client: FakeEngineClient,
+        supervisor: FakeSupervisor,
+        *,
+        tracer: RequestTracer | None = None,
+        **config: object,
+    ) -> None:
         self.client = client
         self.supervisor = supervisor
         self.metrics = Metrics()
@@ -96,6 +106,8 @@ class Harness:
             supervisor=supervisor,
             metrics=self.metrics,
             open_requests=OpenRequests(),
+            http_metrics=HttpMetrics(self.metrics, num_requests=lambda: 0),
+            tracer=tracer,
         )
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 

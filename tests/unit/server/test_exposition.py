@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.metrics import METRICS, Metrics, MetricsDelta
+from engine.metrics import FAILURES, METRICS, Metrics, MetricsDelta
 from server.exposition import Exposition
 
 
@@ -31,8 +31,9 @@ def test_every_metric_and_label_exists_at_zero_before_anything_happened(expositi
                 assert samples[f"{name}_count", ""] == 0
                 assert samples[f"{name}_bucket", "+Inf"] == 0
             else:
-                for label in metric.label_values or ("",):
+                for label in metric.label_values or (() if metric.labels else ("",)):
                     assert samples[name, label] == 0
+    assert samples["quire_requests_failed_total", FAILURES[0]] == 0
 
 
 def test_deltas_of_two_processes_add_up_under_both_names(exposition: Exposition) -> None:
@@ -60,9 +61,9 @@ def test_counters_survive_the_engine_and_gauges_do_not(exposition: Exposition) -
     metrics = Metrics()
     metrics.count("generation_tokens_total", 5)
     metrics.gauge("num_requests_running", 3)
-    exposition.merge(metrics.drain())
+    exposition.merge(metrics.drain(), source="engine-0")
     assert page(exposition)["vllm:num_requests_running", ""] == 3
-    exposition.reset_gauges()
+    exposition.forget("engine-0")
     exposition.count("engine_restarts_total")
     samples = page(exposition)
     assert samples["vllm:num_requests_running", ""] == 0
@@ -75,7 +76,48 @@ def test_cache_config_and_build_are_told_as_labels(exposition: Exposition) -> No
     exposition.set_cache_config(block_size=16, num_blocks=4096)
     text = exposition.render().decode()
     assert 'vllm:cache_config_info{block_size="16",model_name="tiny",num_gpu_blocks="4096"} 1.0' in text
-    assert 'quire_build_info{version="1.2.3"} 1.0' in text
+    assert 'quire_build_info{cuda="",device="",dtype="",torch="",version="1.2.3"} 1.0' in text
+    exposition.set_build({"torch": "2.11.0", "cuda": "13.0", "device": "cuda", "dtype": "bfloat16"})
+    text = exposition.render().decode()
+    assert text.count("quire_build_info{") == 1
+    assert '{cuda="13.0",device="cuda",dtype="bfloat16",torch="2.11.0",version="1.2.3"} 1.0' in text
+
+
+def test_a_gauge_is_the_sum_over_the_processes_that_live(exposition: Exposition) -> None:
+    for source, connections in (("worker-0", 3), ("worker-1", 4), ("worker-1", 5)):
+        metrics = Metrics()
+        metrics.gauge("http_connections", connections)
+        exposition.merge(metrics.drain(), source=source)
+    assert page(exposition)["quire_http_connections", ""] == 8
+    exposition.forget("worker-0")
+    assert page(exposition)["quire_http_connections", ""] == 5
+
+
+def test_requests_are_counted_by_route_and_class_under_both_names(exposition: Exposition) -> None:
+    metrics = Metrics()
+    metrics.count("http_requests_total", 2, ("/v1/models", "2xx"))
+    metrics.count("http_requests_total", label=("/v1/models", "4xx"))
+    exposition.merge(metrics.drain())
+    text = exposition.render().decode()
+    assert 'quire_http_requests_total{model_name="tiny",route="/v1/models",status="2xx"} 2.0' in text
+    assert '\nhttp_requests_total{handler="/v1/models",model_name="tiny",status="4xx"} 1.0' in text
+
+
+def test_without_compat_there_are_only_our_own_names() -> None:
+    exposition = Exposition(model_name="tiny", version="1", compat="none")
+    exposition.set_cache_config(block_size=16, num_blocks=4096)
+    families = list(text_string_to_metric_families(exposition.render().decode()))
+    assert len(families) == len(METRICS) + 2
+    assert {family.name.split("_")[0] for family in families} == {"quire"}
+
+
+def test_vllms_dashboards_see_a_server_that_is_up_or_not() -> None:
+    sampled = {("engine_up", ""): 1.0}
+    exposition = Exposition(model_name="tiny", version="1", sample=lambda: MetricsDelta(gauges=sampled))
+    assert page(exposition)["vllm:engine_sleep_state", "awake"] == 1
+    sampled["engine_up", ""] = 0.0
+    samples = page(exposition)
+    assert samples["vllm:engine_sleep_state", "awake"] == samples["vllm:engine_sleep_state", "discard_all"] == 0
 
 
 def test_model_name_is_the_only_common_label_and_is_escaped() -> None:
@@ -87,8 +129,11 @@ def test_model_name_is_the_only_common_label_and_is_escaped() -> None:
     "delta",
     [
         MetricsDelta(counters={("no_such_total", ""): 1.0}),
-        MetricsDelta(gauges={"no_such": 1.0}),
+        MetricsDelta(gauges={("no_such", ""): 1.0}),
+        MetricsDelta(gauges={("num_requests_waiting_by_reason", "whim"): 1.0}),
         MetricsDelta(counters={("num_requests_running", ""): 1.0}),
+        MetricsDelta(counters={("http_requests_total", "/v1/models"): 1.0}),
+        MetricsDelta(counters={("generation_tokens_total", "a", "b"): 1.0}),
     ],
 )
 def test_names_outside_the_table_are_refused(exposition: Exposition, delta: MetricsDelta) -> None:

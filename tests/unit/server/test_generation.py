@@ -126,6 +126,7 @@ def test_ten_requests_of_ten_tokens_are_counted_exactly(tokenizer, tokens_per_de
         "time_to_first_token_seconds": 10,
         "inter_token_latency_seconds": 90,
         "e2e_request_latency_seconds": 10,
+        "request_max_num_generation_tokens": 10,
     }
 
 

@@ -25,7 +25,9 @@ class Watched:
         self.now_s = 0.0
         self.timers: list[Timer] = []
         self.changes: list[bool] = []
-        self.watch = HeartbeatWatch(self.changes.append, stall_after_s=10.0, call_later=self._call_later)
+        self.watch = HeartbeatWatch(
+            self.changes.append, stall_after_s=10.0, call_later=self._call_later, clock=lambda: self.now_s
+        )
         self.watch.start()
 
     def beat(self, *, step_id: int = 5, num_running: int = 0, num_waiting: int = 0, after_s: float = 1.0) -> None:
@@ -98,3 +100,16 @@ def test_an_engine_that_ended_is_not_stalled_and_its_last_words_mean_nothing() -
     watched.watch.start()
     watched.beat()
     assert watched.changes == [True]
+
+
+def test_the_age_of_the_last_progress_grows_while_a_busy_loop_computes_nothing() -> None:
+    watched = Watched()
+    watched.beat(step_id=5, num_running=1)
+    assert watched.watch.age_s == 0
+    watched.beat(step_id=5, num_running=1, after_s=3.0)
+    assert watched.watch.age_s == 3
+    watched.beat(step_id=6, num_running=1, after_s=20.0)
+    assert watched.watch.age_s == 0
+    watched.wait(2.0)
+    watched.watch.stop()
+    assert watched.watch.age_s == 0  # nothing is expected of an engine that is gone

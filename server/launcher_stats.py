@@ -1,0 +1,42 @@
+"""What the launcher itself measures, at each scrape: is the daemon ready, does the engine go on, what processes use.
+
+Imports engine's control messages and metrics, server's heartbeat and process_stats.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+
+from engine.control import State
+from engine.metrics import MetricsDelta
+from server.heartbeat import HeartbeatWatch
+from server.process_stats import ProcessStats
+
+
+class LauncherStats:
+    """Reads what the launcher owns and changes nothing of it. children: by role and index, ended ones included."""
+
+    def __init__(
+        self,
+        *,
+        children: Mapping[tuple[str, int], asyncio.subprocess.Process],
+        state: Callable[[], State],
+        watch: HeartbeatWatch,
+    ) -> None:
+        self._children = children
+        self._state = state
+        self._watch = watch
+        self._processes = ProcessStats()
+
+    def sample(self) -> MetricsDelta:
+        """Return what to merge into the page that is about to be rendered."""
+        pids: dict[str, list[int]] = {"launcher": [os.getpid()], "engine": [], "worker": []}
+        for (role, _), process in self._children.items():
+            if process.returncode is None:
+                pids[role].append(process.pid)
+        delta, state = self._processes.sample(pids), self._state()
+        is_up = state.stage.name == "ready" and not state.fault
+        delta.gauges["engine_up", ""] = is_up
+        delta.gauges["ready", ""] = state.stage.name == "ready" and not state.is_draining
+        delta.gauges["engine_progress_age_seconds", ""] = self._watch.age_s
+        return delta

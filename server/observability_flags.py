@@ -1,0 +1,60 @@
+"""Flags of `quire serve` that say what the daemon tells of itself: logs, metrics, traces. Imports argparse."""
+
+import argparse
+from urllib.parse import urlsplit
+
+from engine.errors import StartupError
+from server.flags import text
+
+_TRACES_PATH = "/v1/traces"
+
+
+def add_log_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of the log."""
+    add = group.add_argument
+    add(
+        "--log-format",
+        choices=("auto", "text", "json"),
+        metavar="FMT",
+        default="auto",
+        help="auto (bars on a terminal), text or json",
+    )
+    add(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        metavar="LEVEL",
+        default="info",
+        help="debug, info, warning or error",
+    )
+    add("--debug", action="store_true", help="show tracebacks")
+
+
+def add_metrics_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of metrics and traces."""
+    add = group.add_argument
+    add(
+        "--metrics-compat",
+        choices=("vllm", "none"),
+        metavar="NAMES",
+        default="vllm",
+        help="vllm: /metrics has vLLM's names too; none: only quire_*",
+    )
+    add("--otlp-traces-endpoint", type=text, metavar="URL", help="send a trace per request there, by OTLP over HTTP")
+
+
+def traces_endpoint(url: str | None) -> str | None:
+    """Return the URL that traces are posted to: without a path it is a collector's. Raises StartupError."""
+    if url is None:
+        return None
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise StartupError(f"--otlp-traces-endpoint {url} is not a URL such as http://127.0.0.1:4318.", exit_code=2)
+    from server.tracing import is_available
+
+    if not is_available():
+        raise StartupError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'quire[otel]'.", exit_code=2)
+    return url if parts.path.strip("/") else parts._replace(path=_TRACES_PATH).geturl()

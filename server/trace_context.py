@@ -1,0 +1,62 @@
+"""W3C Trace Context: which trace a request belongs to. https://www.w3.org/TR/trace-context/ §3.2; imports msgspec.
+
+A client's traceparent makes its span the parent of ours. The answer says who we were in `traceresponse`, the header of
+W3C's draft of Trace Response Headers: traceparent and tracestate are defined for requests alone.
+"""
+
+import re
+import secrets
+from collections.abc import Iterable
+
+import msgspec
+
+_TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_SAMPLED = 1
+
+
+class TraceContext(msgspec.Struct, frozen=True):
+    """One request's place in a trace. Ids are lower-case hex; parent_id "": the trace begins here."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str = ""
+    is_sampled: bool = True
+    tracestate: str = ""
+
+    @property
+    def traceresponse(self) -> str:
+        """The value of the answer's header."""
+        return f"00-{self.trace_id}-{self.span_id}-{int(self.is_sampled):02x}"
+
+
+def trace_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
+    """Return the context of a request with these headers; what is not valid in them is as if it were not there."""
+    parents, states = [], []
+    for name, value in headers:
+        if name == b"traceparent":
+            parents.append(value.strip())
+        elif name == b"tracestate":
+            states.append(value)
+    span_id = _random_id(8)
+    match = _TRACEPARENT.fullmatch(parents[0]) if len(parents) == 1 else None
+    if match is None or not _is_valid(match):
+        return TraceContext(_random_id(16), span_id)
+    return TraceContext(
+        match[2].decode(),
+        span_id,
+        parent_id=match[3].decode(),
+        is_sampled=bool(int(match[4], 16) & _SAMPLED),
+        tracestate=b",".join(states).decode("latin-1"),
+    )
+
+
+def _is_valid(match: re.Match[bytes]) -> bool:
+    """Later versions may add fields, version 00 has none; ff and ids of zeros are forbidden."""
+    version, has_more = match[1], match[5] is not None
+    return version != b"ff" and not (version == b"00" and has_more) and bool(int(match[2], 16) and int(match[3], 16))
+
+
+def _random_id(num_bytes: int) -> str:
+    while not int(text := secrets.token_hex(num_bytes), 16):
+        pass
+    return text
