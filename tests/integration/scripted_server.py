@@ -1,0 +1,96 @@
+"""A small HTTP server in a thread of the test, whose every answer the test writes."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+
+class Reply(NamedTuple):
+    """What the server answers. body: JSON, or bytes as they are; a status of 0 closes the connection."""
+
+    status: int = 200
+    body: Any = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Script = Callable[[str, Any], Reply]  # (path, body as JSON or None) → reply
+
+
+class ScriptedServer:
+    """Where it listens, and what it was asked by POST."""
+
+    def __init__(self, server: ThreadingHTTPServer) -> None:
+        self._server = server
+        self.asked: list[Any] = []
+        self.keys: set[str | None] = set()
+        self.num_open = 0
+        self.most_open = 0
+
+    @property
+    def url(self) -> str:
+        """Its URL without /v1."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+
+@contextlib.contextmanager
+def scripted_server(script: Script) -> Iterator[ScriptedServer]:
+    """Serve `script` for the length of a `with`. GET /v1/models is answered unless the script does it."""
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            reply = script(self.path, None)
+            if reply.status == 404 and self.path == "/v1/models":
+                reply = Reply(body={"object": "list", "data": [{"id": "scripted"}]})
+            self._send(reply)
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            with lock:
+                running.asked.append(body)
+                running.keys.add(self.headers["authorization"])
+                running.num_open += 1
+                running.most_open = max(running.most_open, running.num_open)
+            reply = script(self.path, body)
+            with lock:
+                running.num_open -= 1
+            self._send(reply)
+
+        def _send(self, reply: Reply) -> None:
+            if reply.status == 0:
+                self.close_connection = True
+                return
+            data = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body, indent=1).encode()
+            with contextlib.suppress(OSError):
+                self.send_response(reply.status)
+                for name, value in reply.headers:
+                    self.send_header(name, value)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 256
+
+        def handle_error(self, *_: object) -> None:
+            """Clients that leave are what some tests are about."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    running = ScriptedServer(server)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield running
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
