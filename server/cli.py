@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from engine.errors import StartupError
 from server.batch_cli import add_batch
 from server.bench_cli import add_bench
+from server.chat_cli import add_chat
 from server.flags import BACKEND_NAMES, deadline, integer, seconds, share, size, text, workers
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
 
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
+    add_chat(commands)
     add_bench(commands, _HelpFormatter)
     add_batch(commands)
     return parser

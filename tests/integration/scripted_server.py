@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 
 
 class Reply(NamedTuple):
-    """What the server answers. body: JSON, or bytes as they are; a status of 0 closes the connection."""
+    """What the server answers. body: JSON, bytes as they are, or an iterator of some, whose end ends the connection.
+
+    A status of 0 closes the connection.
+    """
 
     status: int = 200
     body: Any = None
@@ -65,6 +68,9 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
             if reply.status == 0:
                 self.close_connection = True
                 return
+            if isinstance(reply.body, Iterator):
+                self._stream(reply.body)
+                return
             data = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body, indent=1).encode()
             with contextlib.suppress(OSError):
                 self.send_response(reply.status)
@@ -73,6 +79,15 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
                 self.send_header("content-length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
+
+        def _stream(self, parts: Iterator[bytes]) -> None:
+            self.close_connection = True
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                for part in parts:
+                    self.wfile.write(part)
+            parts.close()
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""
