@@ -18,6 +18,7 @@ from server.bench_cli import add_bench
 from server.chat_cli import add_chat
 from server.flags import BACKEND_NAMES, deadline, integer, seconds, share, size, text, workers
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
+from server.top_cli import add_top
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig, LaunchConfig
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add_chat(commands)
     add_bench(commands, _HelpFormatter)
     add_batch(commands)
+    add_top(commands)
     return parser
 
 
