@@ -50,7 +50,7 @@ class _Choice(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class Answer:
@@ -106,7 +106,7 @@ class Answer:
             chunk = msgspec.json.decode(payload, type=_Chunk)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise AnswerFailed(f"{self._target.url} sent what is no chunk of a chat: {error}.") from error
-        if chunk.error is not None:
+        if bytes(chunk.error) != b"null":
             raise AnswerFailed(error_message(500, payload))
         if chunk.usage is not None:
             self.prompt_tokens, self.completion_tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens

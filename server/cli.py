@@ -16,6 +16,7 @@ from engine.errors import StartupError
 from server.batch_cli import add_batch
 from server.bench_cli import add_bench
 from server.chat_cli import add_chat
+from server.completion_cli import add_completion
 from server.flags import BACKEND_NAMES, deadline, integer, seconds, share, size, text, workers
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
 from server.top_cli import add_top
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
 
+_ROOT_EXAMPLES = """\
+examples:
+  quire serve                          the demo model, on http://127.0.0.1:8000
+  quire serve Qwen/Qwen3-0.6B          a hub id, or a folder
+  quire chat                           talk to it; echo Hi | quire chat asks once
+  quire batch in.jsonl -o out.jsonl    answer an OpenAI batch file
+  quire top                            watch requests, KV cache and latencies
+"""
 _EXAMPLES = """\
 examples:
   quire serve                                       the built-in demo model, on http://127.0.0.1:8000
@@ -56,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="quire",
         description="An OpenAI-compatible server for large language models.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_ROOT_EXAMPLES,
+        formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
@@ -67,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add_bench(commands, _HelpFormatter)
     add_batch(commands)
     add_top(commands)
+    add_completion(commands, _parser)
     return parser
 
 

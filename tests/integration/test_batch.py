@@ -224,6 +224,7 @@ def test_a_stopped_batch_can_be_gone_on_with(files, number):
         process = subprocess.Popen(
             command(source, "-o", output, "--url", server.url, "--concurrency", "2"),
             cwd=ROOT, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         wait_for(lambda: output.exists() and len(output.read_bytes().splitlines()) >= 4, timeout_s=60, what="answers")
         process.send_signal(number)
