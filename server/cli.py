@@ -31,7 +31,7 @@ _ROOT_EXAMPLES = """\
 examples:
   quire serve                          the demo model, on http://127.0.0.1:8000
   quire serve Qwen/Qwen3-0.6B          a hub id, or a folder
-  quire chat                           talk to it; echo Hi | quire chat asks once
+  quire chat                           talk to it; or: echo Hi | quire chat
   quire batch in.jsonl -o out.jsonl    answer an OpenAI batch file
   quire top                            watch requests, KV cache and latencies
 """

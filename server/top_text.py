@@ -5,7 +5,7 @@ import time
 from server.top_metrics import Percentiles
 from server.top_watch import Frame, KvRow
 
-_BAR_WIDTH = 24
+_BAR_WIDTH = 16
 _NONE = "–"
 
 
@@ -74,15 +74,15 @@ def _columns(percentiles: Percentiles) -> str:
 
 
 def _requests(rows: list[KvRow], num_unlisted: int, *, most: int | None) -> list[str]:
-    lines = [f"{'REQUEST':<26}{'STATE':<10}{'BLOCKS':>7}{'SHARED':>7}{'TOKENS':>15}{'HITS':>7}{'AGE':>8}"]
+    lines = [f"{'REQUEST':<22}{'STATE':<10}{'BLOCKS':>7}{'SHARED':>7}{'TOKENS':>17}{'HITS':>9}{'AGE':>8}"]
     shown = rows if most is None else rows[: max(0, most)]
     for row in shown:
         name = f"{row.id}#{row.index}" if row.index else row.id
         tokens = f"{row.num_computed_tokens:,}/{row.num_tokens:,}"
         state = row.state + (f" p{row.num_preemptions}" if row.num_preemptions else "")
         lines.append(
-            f"{_cut(name, 25):<26}{_cut(state, 9):<10}{row.num_blocks:>7,}{row.num_shared_blocks:>7,}"
-            f"{tokens:>15}{row.num_hit_tokens:>7,}{_duration(row.age_s):>8}"
+            f"{_cut(name, 21):<22}{_cut(state, 9):<10}{row.num_blocks:>7,}{row.num_shared_blocks:>7,}"
+            f"{tokens:>17}{row.num_hit_tokens:>9,}{_duration(row.age_s):>8}"
         )
     rest = len(rows) - len(shown) + num_unlisted
     if rest:
@@ -93,7 +93,7 @@ def _requests(rows: list[KvRow], num_unlisted: int, *, most: int | None) -> list
 
 
 def _duration(seconds: float | None) -> str:
-    """Return a time in three digits or so: 850 µs, 12.3 ms, 1.25 s, 3:05 min."""
+    """Return a time in three digits or so: 850 µs, 12.3 ms, 1.25 s, 3:05 m, 7.2 h."""
     if seconds is None:
         return _NONE
     if seconds < 0.001:
@@ -103,7 +103,7 @@ def _duration(seconds: float | None) -> str:
         return f"{milliseconds:.1f} ms" if milliseconds < 99.95 else f"{milliseconds:.0f} ms"
     if seconds < 60:
         return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02} m"
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02} m" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def _count(n: int) -> str:

@@ -2,10 +2,11 @@
 
 import contextlib
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 
 class Reply(NamedTuple):
@@ -96,6 +97,16 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
         daemon_threads = True
         request_queue_size = 256
 
+        connections: ClassVar[set[socket.socket]] = set()
+
+        def process_request(self, request: socket.socket, client_address: tuple[str, int]) -> None:
+            self.connections.add(request)
+            super().process_request(request, client_address)
+
+        def shutdown_request(self, request: socket.socket) -> None:
+            self.connections.discard(request)
+            super().shutdown_request(request)
+
         def handle_error(self, *_: object) -> None:
             """Clients that leave are what some tests are about."""
 
@@ -108,4 +119,7 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
     finally:
         server.shutdown()
         server.server_close()
+        for connection in list(server.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         thread.join(10)

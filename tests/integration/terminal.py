@@ -76,7 +76,7 @@ class Terminal:
                 self._read_until = match.end()
                 return match
             if not self._read(end_s):
-                raise AssertionError(f"no {pattern!r} in {self.text[self._read_until :]!r} (all: {self.text!r})")
+                raise AssertionError(f"no {pattern!r} in {self.text[self._read_until :][-3000:]!r}")
 
     def wait(self, timeout_s: float = 60.0) -> int:
         """Wait for the end; return the exit code."""

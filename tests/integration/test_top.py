@@ -76,7 +76,7 @@ def test_requests_are_listed_where_the_server_tells_of_them():
     with scripted_server(lambda path, _: pages.get(path, Reply(404))) as server:
         text = top("--once", "--url", server.url).stdout
         frame = json.loads(top("--json", "--url", server.url).stdout)
-    assert "chatcmpl-1                running         7      2         99/100     32  1.50 s" in text
+    assert "chatcmpl-1            running         7      2           99/100       32  1.50 s" in text
     assert "cmpl-2#3" in text
     assert "… 1 more" in text
     assert frame["requests"][0]["num_hit_tokens"] == 32

@@ -119,7 +119,8 @@ def test_lines_fit_80_columns_and_the_height_that_is_there(exposition):
     assert shown >= 5
     assert lines[-1] == f"… {500 - shown + 3} more"
     assert "25,000 of 100,000 blocks of 16 tokens" in "\n".join(lines)
-    assert "[██████··················]  25.0%" in "\n".join(lines)
+    assert "[████············]  25.0%" in "\n".join(lines)
+    assert "131,071/131,072  131,000  23.9 h" in "\n".join(lines)
     assert len(frame_lines(frame(exposition, rows), width=80, height=None)) > 500
 
 
