@@ -126,7 +126,12 @@ class Batch:
         arguments = self._arguments
         if arguments.model is not None:
             with OwnServer(arguments.model, served_names=names, stream=sys.stderr) as own:
-                yield own.target
+                try:
+                    yield own.target
+                except ToolError as error:
+                    if why := own.why_gone():
+                        raise ToolError(f"The server that was started is gone: {why}") from error
+                    raise
             return
         target = make_target(arguments.url or DEFAULT_URL, arguments.api_key, os.environ)
         if served_models(target) is None:

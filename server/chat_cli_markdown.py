@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _GOES_ON = re.compile(r"\s|[-*+] |\d{1,9}[.)] |\|")  # a list, a table, an indented part of one
 
 
@@ -18,7 +19,7 @@ def split_complete(text: str) -> int:
     """Return how much of `text` is complete blocks, whatever comes after: up to a blank line outside of code."""
     fence, end, position = "", 0, 0
     is_after_blank = False
-    for line in text.splitlines(keepends=True):
+    for line in _LINE.findall(text):
         if not line.endswith("\n"):
             if is_after_blank and line and not _may_go_on(line):
                 end = position

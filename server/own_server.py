@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from server.children import PROJECT_ROOT, die_with
+from server.children import PROJECT_ROOT, describe_exit, die_with
 from server.run_dir import RunDir
 from server.target import Target, ToolError
 
@@ -54,7 +54,7 @@ class OwnServer:
         if self._process is None or self._process.poll() is None:
             return None
         errors = [line for line in self._log().splitlines() if line.startswith(_ERROR)]
-        return errors[-1].removeprefix(_ERROR) if errors else f"It ended with exit code {self._process.returncode}."
+        return errors[-1].removeprefix(_ERROR) if errors else f"It {describe_exit(self._process.returncode)}."
 
     def _start(self) -> None:
         started_s = time.monotonic()

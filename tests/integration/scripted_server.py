@@ -6,7 +6,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
+
+from tests.integration.daemon import wait_for
 
 
 class Reply(NamedTuple):
@@ -23,15 +25,50 @@ class Reply(NamedTuple):
 Script = Callable[[str, Any], Reply]  # (path, body as JSON or None) → reply
 
 
+class _Server(ThreadingHTTPServer):
+    """Knows its connections, so that it can cut them."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.connections: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", 0), handler)
+
+    def process_request(self, request: socket.socket, client_address: tuple[str, int]) -> None:
+        self.connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: socket.socket) -> None:
+        self.connections.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, *_: object) -> None:
+        """Clients that leave are what some tests are about."""
+
+
 class ScriptedServer:
     """Where it listens, and what it was asked by POST."""
 
-    def __init__(self, server: ThreadingHTTPServer) -> None:
+    def __init__(self, server: "_Server") -> None:
         self._server = server
         self.asked: list[Any] = []
         self.keys: set[str | None] = set()
         self.num_open = 0
         self.most_open = 0
+
+    def close_after(self, num_asked: int) -> None:
+        """Go away, connections and all, once so many requests have come. Blocks."""
+        wait_for(lambda: len(self.asked) >= num_asked, timeout_s=60, what=f"{num_asked} requests")
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening and cut every connection."""
+        self._server.shutdown()
+        self._server.server_close()
+        for connection in list(self._server.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def url(self) -> str:
@@ -93,33 +130,12 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 256
-
-        connections: ClassVar[set[socket.socket]] = set()
-
-        def process_request(self, request: socket.socket, client_address: tuple[str, int]) -> None:
-            self.connections.add(request)
-            super().process_request(request, client_address)
-
-        def shutdown_request(self, request: socket.socket) -> None:
-            self.connections.discard(request)
-            super().shutdown_request(request)
-
-        def handle_error(self, *_: object) -> None:
-            """Clients that leave are what some tests are about."""
-
-    server = Server(("127.0.0.1", 0), Handler)
+    server = _Server(Handler)
     running = ScriptedServer(server)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
         yield running
     finally:
-        server.shutdown()
-        server.server_close()
-        for connection in list(server.connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        running.close()
         thread.join(10)

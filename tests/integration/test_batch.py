@@ -1,6 +1,7 @@
 """`quire batch` as people run it: real processes against a scripted server, and against the daemon."""
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from tests.integration.daemon import ROOT, Daemon, wait_for
 from tests.integration.scripted_server import Reply, scripted_server
+from tests.integration.terminal import Terminal
 
 TIMEOUT_S = 120
 
@@ -328,3 +330,51 @@ def test_a_model_that_is_none_is_said_in_a_sentence(files, tmp_path: Path):
     assert result.returncode == 3
     assert result.stderr.startswith("quire: error: No server could be started: ")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_server_that_dies_in_the_middle_stops_the_batch_which_can_be_gone_on_with(files):
+    source, output = files
+    write_input(source, 8)
+    with scripted_server(echo) as server:
+        url = server.url
+        process = subprocess.Popen(
+            command(source, "-o", output, "--url", url, "--concurrency", "1", "--retries", "1"),
+            cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        server.close_after(3)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert f"No server answers at {url}" in stderr
+    assert "Stopped: " in stderr
+    assert len(records(output)) >= 3
+
+
+def test_a_bar_on_a_terminal(files):
+    source, output = files
+    write_input(source, 3)
+    with (
+        scripted_server(echo) as server,
+        Terminal("batch", str(source), "-o", str(output), "--url", server.url) as terminal,
+    ):
+        terminal.expect("Batch")
+        terminal.expect("3 answered, 0 failed")
+        assert terminal.wait() == 0
+        assert b"\x1b[?25h" in terminal.raw  # the cursor is back
+
+
+def test_a_server_of_its_own_that_dies_is_said(files, tmp_path: Path):
+    source, output = files
+    write_input(source, 400, max_tokens=200)
+    env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        command(source, "-o", output, "--model", ROOT / "models" / "demo" / "checkpoint", "--retries", "1"),
+        cwd=ROOT, stderr=subprocess.PIPE, text=True, env=env,
+    )  # fmt: skip
+    wait_for(lambda: output.exists() and output.stat().st_size > 0, timeout_s=90, what="an answer")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "The server that was started is gone: It was killed by SIGKILL" in stderr
+    assert "Traceback" not in stderr
+    assert len(records(output)) >= 1
