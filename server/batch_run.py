@@ -10,7 +10,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import BinaryIO
 
 import httpx
@@ -23,6 +23,7 @@ from server.batch_send import Sender
 from server.own_server import OwnServer
 from server.target import Target, ToolError, make_target, served_models
 from server.tool_flags import DEFAULT_URL
+from server.tool_signals import handled, stopping_signals
 
 _MAX_SERVED_NAMES = 32
 _CONNECT_TIMEOUT_S = 10.0
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         names = _index_input(source, index)
         output = stack.enter_context(contextlib.closing(OutputFile(path)))
         _keep_answers(output, index)
-        stack.enter_context(_signals_like_ctrl_c())
+        stack.enter_context(handled(signal.default_int_handler))
         return Batch(arguments, source, output, index).run(names)
 
 
@@ -67,7 +68,7 @@ class Batch:
             try:
                 asyncio.run(self._answer_all(target, progress))
                 self._put_in_order()
-            except (KeyboardInterrupt, ToolError) as error:
+            except (KeyboardInterrupt, asyncio.CancelledError, ToolError) as error:
                 progress.close()
                 print(f"Stopped: {progress.summary()}. Run the same command to go on.", file=sys.stderr)
                 if isinstance(error, ToolError):
@@ -90,7 +91,7 @@ class Batch:
         async with client:
             sender = Sender(client, target, retries=self._arguments.retries, timeout_s=self._arguments.timeout)
             try:
-                async with asyncio.TaskGroup() as group:
+                async with _cancelled_by_signals(), asyncio.TaskGroup() as group:
                     for _ in range(concurrency):
                         group.create_task(self._work(sender, progress))
             except ExceptionGroup as errors:
@@ -192,13 +193,17 @@ def _find_answers(output: OutputFile, index: BatchIndex) -> int:
     return num_records
 
 
-@contextlib.contextmanager
-def _signals_like_ctrl_c() -> Iterator[None]:
-    """Let a polite kill or a closed terminal stop the batch as Ctrl-C does."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGINT)) for number in numbers]
+@contextlib.asynccontextmanager
+async def _cancelled_by_signals() -> AsyncIterator[None]:
+    """Let the stopping signals cancel the current task: raised as anything else, they would break the loop itself."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    numbers = stopping_signals()
+    for number in numbers:
+        loop.add_signal_handler(number, task.cancel)
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        for number in numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.default_int_handler)

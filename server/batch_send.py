@@ -53,7 +53,8 @@ class Sender:
                 await asyncio.sleep(_backoff_s(attempt))
             else:
                 if response.status_code in (401, 403):
-                    raise ToolError(f"The server refuses: {error_message(response.status_code, response.content)}")
+                    message = error_message(response.status_code, response.content)
+                    raise ToolError(f"The server refuses: {message}", exit_code=2)
                 if attempt >= self._retries or not _is_worth_again(response):
                     return _record_of(request, response)
                 self._pause(retry_after_s(response.headers.get("retry-after"), now_s=time.time(), attempt=attempt))

@@ -13,6 +13,7 @@ from server.chat_cli_screen import PlainScreen, Screen, make_screen, silence_bro
 from server.chat_cli_server import chat_server
 from server.chat_cli_session import ChatError, Session, parse_setting
 from server.target import Target, ToolError, make_client
+from server.tool_signals import handled, leave
 
 _SILENCE_S = 600.0  # Quire sends a comment every 15 s; other servers may think for long
 
@@ -25,7 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
         question = clean(sys.stdin.buffer.read().decode("utf-8", "surrogateescape"))
         if not question:
             raise ToolError("There is nothing to ask: standard input is empty.", exit_code=2)
-    with chat_server(arguments, sys.stderr) as (target, model), make_client(target, timeout_s=_SILENCE_S) as client:
+    with (
+        handled(leave),
+        chat_server(arguments, sys.stderr) as (target, model),
+        make_client(target, timeout_s=_SILENCE_S) as client,
+    ):
         session = Session(model, system=arguments.system, settings=settings)
         if question is not None:
             return _answer_once(session, client, target, question)

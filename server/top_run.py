@@ -15,6 +15,7 @@ import msgspec
 
 from server.target import ToolError, make_target
 from server.tool_flags import DEFAULT_URL
+from server.tool_signals import handled, leave
 from server.top_text import frame_lines
 from server.top_watch import Frame, Watch
 
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 print("\n".join(frame_lines(frame, width=_PLAIN_WIDTH, height=None)))
             return 0
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), handled(leave):
             _live(watch, watch.look(), interval_s=arguments.interval)
     return 0
 

@@ -211,8 +211,11 @@ def test_a_slow_answer_is_given_up_and_the_rest_goes_on(files):
     assert (slow["error"]["code"], fine["error"]) == ("timeout", None)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_batch_can_be_gone_on_with(files, number):
+@pytest.mark.parametrize(
+    ("number", "ignored"),
+    [(signal.SIGINT, None), (signal.SIGTERM, None), (signal.SIGHUP, None), (signal.SIGTERM, signal.SIGINT)],
+)
+def test_a_stopped_batch_can_be_gone_on_with(files, number, ignored):
     source, output = files
     write_input(source, 50)
     slow = True
@@ -226,7 +229,10 @@ def test_a_stopped_batch_can_be_gone_on_with(files, number):
         process = subprocess.Popen(
             command(source, "-o", output, "--url", server.url, "--concurrency", "2"),
             cwd=ROOT, stderr=subprocess.PIPE, text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=lambda: [
+                signal.signal(each, signal.SIG_IGN if each == ignored else signal.SIG_DFL)
+                for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            ],
         )  # fmt: skip
         wait_for(lambda: output.exists() and len(output.read_bytes().splitlines()) >= 4, timeout_s=60, what="answers")
         process.send_signal(number)
@@ -239,6 +245,27 @@ def test_a_stopped_batch_can_be_gone_on_with(files, number):
         slow = False
         assert batch(source, "-o", output, "--url", server.url).returncode == 0
     assert [record["custom_id"] for record in records(output)] == [f"r{i}" for i in range(50)]
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing(files):
+    source, output = files
+    write_input(source, 6)
+
+    def script(path, body):
+        if body is not None:
+            time.sleep(0.1)
+        return echo(path, body)
+
+    with scripted_server(script) as server:
+        process = subprocess.Popen(
+            command(source, "-o", output, "--url", server.url, "--concurrency", "1"),
+            cwd=ROOT, stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        )  # fmt: skip
+        wait_for(lambda: server.asked, timeout_s=60, what="a request")
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert len(records(output)) == 6
 
 
 def test_a_full_disk_stops_it_with_whole_lines_only(files):

@@ -253,6 +253,18 @@ def test_a_server_of_its_own_is_started_told_in_a_line_and_stopped(env, tmp_path
     assert list(tmp_path.glob("quire-*")) == []
 
 
+def test_a_closed_terminal_leaves_nothing_behind(env, tmp_path: Path):
+    model = str(ROOT / "models" / "demo" / "checkpoint")
+    with Terminal("chat", model, env={**env, "TMPDIR": str(tmp_path)}) as terminal:
+        terminal.expect("Started", timeout_s=90)
+        terminal.expect("> ")
+        server = _children(terminal.process.pid)[0]
+        os.kill(terminal.process.pid, signal.SIGHUP)
+        assert terminal.wait() == 128 + signal.SIGHUP
+    assert not Path(f"/proc/{server}").exists()
+    assert list(tmp_path.glob("quire-*")) == []
+
+
 def test_a_killed_chat_takes_its_server_along(env, tmp_path: Path):
     model = str(ROOT / "models" / "demo" / "checkpoint")
     with Terminal("chat", model, env={**env, "TMPDIR": str(tmp_path)}) as terminal:

@@ -1,6 +1,7 @@
 """`quire top` as people run it: one look, and live in a real terminal."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -68,6 +69,17 @@ def test_ctrl_c_quits_as_well_and_a_server_that_goes_away_is_said():
         terminal.send(CTRL_C)
         assert terminal.wait() == 0
         assert "Traceback" not in terminal.text
+
+
+def test_a_killed_view_gives_the_terminal_back():
+    with (
+        scripted_server(lambda path, _: Reply(body=PAGE) if path == "/metrics" else Reply(404)) as server,
+        Terminal("top", "--interval", "0.1", "--url", server.url) as terminal,
+    ):
+        terminal.expect("3 running")
+        terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.wait() == 128 + signal.SIGTERM
+        assert b"\x1b[?1049l" in terminal.raw
 
 
 def test_requests_are_listed_where_the_server_tells_of_them():
