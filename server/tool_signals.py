@@ -24,9 +24,12 @@ def handled(handler: Handler) -> Iterator[None]:
         yield
     finally:
         for number, old in zip(numbers, before, strict=True):
-            signal.signal(number, old)
+            if signal.getsignal(number) == handler:  # else the process is leaving
+                signal.signal(number, old)
 
 
 def leave(number: int, _: FrameType | None) -> None:
-    """End the process as a shell expects of one that a signal ended, after every clean-up."""
+    """End the process as a shell expects of one that a signal ended, after every clean-up, which nothing cuts short."""
+    for other in _STOPPING:
+        signal.signal(other, signal.SIG_IGN)
     raise SystemExit(128 + number)

@@ -78,6 +78,15 @@ class Terminal:
             if not self._read(end_s):
                 raise AssertionError(f"no {pattern!r} in {self.text[self._read_until :][-3000:]!r}")
 
+    def press(self, key: str, pattern: str) -> None:
+        """Press a key until something new matches: one pressed just before a program waits for keys can be lost."""
+        for _ in range(30):
+            self.send(key)
+            with contextlib.suppress(AssertionError):
+                self.expect(pattern, timeout_s=2)
+                return
+        raise AssertionError(f"no {pattern!r} after {key!r}")
+
     def wait(self, timeout_s: float = 60.0) -> int:
         """Wait for the end; return the exit code."""
         end_s = time.monotonic() + timeout_s
