@@ -65,7 +65,7 @@ async def start_child(module: str, config: Path, *, pass_fds: Sequence[int] = ()
         stdin=asyncio.subprocess.DEVNULL,
         pass_fds=pass_fds,
         process_group=0,
-        preexec_fn=lambda: _die_with(launcher_pid),
+        preexec_fn=lambda: die_with(launcher_pid),
     )
 
 
@@ -93,7 +93,7 @@ def describe_exit(returncode: int) -> str:
     return f"ended with exit code {returncode}"
 
 
-def _die_with(launcher_pid: int) -> None:
+def die_with(launcher_pid: int) -> None:
     """In the child, before exec: ask for SIGTERM when the launcher dies; it may have died already."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
+from server.batch_cli import add_batch
 from server.bench_cli import add_bench
+from server.chat_cli import add_chat
+from server.completion_cli import add_completion
 from server.doctor_cli import add_doctor
-from server.flags import (
-    deadline,
-    seconds,
-    workers,
-)
+from server.flags import deadline, seconds, workers
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
 from server.loras import resolve_loras
 from server.model_flags import add_memory_flags, add_model_flags
 from server.observability_flags import add_log_flags, add_metrics_flags, traces_endpoint
 from server.speculative_flags import add_speculative_flags, speculative_of
+from server.top_cli import add_top
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig, LaunchConfig, LoraSource
@@ -32,13 +32,18 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
 
+_ROOT_EXAMPLES = """\
+examples:
+  quire serve [MODEL]                  a hub id or a folder, else the demo model
+  quire chat                           talk to it; or: echo Hi | quire chat
+  quire batch in.jsonl -o out.jsonl    answer an OpenAI batch file
+  quire top                            watch requests, KV cache and latencies
+"""
 _EXAMPLES = """\
 examples:
   quire serve                                       the built-in demo model, on http://127.0.0.1:8000
   quire serve ./my-model --port 8080                a folder in Hugging Face layout
   quire serve Qwen/Qwen3-0.6B --max-model-len 8192  a hub id
-  quire doctor ./my-model                           whether it can be served here, and what fits
-  quire bench serve --concurrency 64                the latencies that clients of a running server see
 """
 
 
@@ -63,15 +68,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="quire",
         description="An OpenAI-compatible server for large language models.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_ROOT_EXAMPLES,
+        formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
+    add_chat(commands)
     add_bench(commands, _HelpFormatter)
     add_doctor(commands, _HelpFormatter)
+    add_batch(commands)
+    add_top(commands)
+    add_completion(commands, _parser)
     return parser
 
 
