@@ -14,6 +14,8 @@ TEMPLATE_PACKAGES := trl==1.16.0 llama-cpp-python==0.3.36
 CLIENT_VENVS := .venv-clients .venv-clients-openai2
 ARGS ?=
 PIP_ARGS ?=
+# processes that run the tests, each some of the files; JOBS=0: one, in which a debugger works
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-clients test-templates models-page test-browser fuzz lint format clean
@@ -34,7 +36,7 @@ serve: $(STAMP)
 	@exec $(BIN)/python -m server serve $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-clients: $(STAMP) $(CLIENT_VENVS:=/.installed) $(CLIENTS)/node/.installed
 	.venv-clients/bin/python -m pytest $(CLIENTS) --ignore $(CLIENTS)/openai2 $(ARGS)
