@@ -284,6 +284,7 @@ def _merge(first: Delta, second: Delta) -> None:
         )
     first.token_ids += second.token_ids
     first.prompt_logprobs += second.prompt_logprobs
+    first.embedding += second.embedding
     if second.logprobs is not None:
         first.logprobs = (first.logprobs or []) + second.logprobs
     first.arrival_s = second.arrival_s

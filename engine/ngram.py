@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 
 _MAX_CANDIDATES = 16  # occurrences compared, the latest ones
-_MAX_INDEXED = 4096  # tokens per call: about a millisecond
+_MAX_INDEXED = 1024  # tokens per call, of which there is one for each row of a step: about a quarter of a millisecond
 
 
 class NgramIndex:

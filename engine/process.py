@@ -95,6 +95,8 @@ class EngineProcess:
         self._control.send(Stage("self_test"))
         offline.self_test()
         sizes, limits = loaded.scheduler_config, self._config.engine
+        # by default no burst is refused that could all run at once
+        most_tokens = limits.max_queued_tokens or max(_MIN_QUEUED_PROMPTS, sizes.max_num_seqs) * sizes.max_model_len
         ready = EngineReady(
             max_model_len=sizes.max_model_len,
             max_num_seqs=sizes.max_num_seqs,
@@ -104,13 +106,12 @@ class EngineProcess:
             vocab_size=loaded.vocab_size,
             max_waiting=limits.max_waiting,
             hidden_size=loaded.hidden_size,
+            max_queued_tokens=most_tokens,
             can_generate=loaded.has_lm_head,
         )
         transport = SocketTransport(
             self._config.engine_socket, ready, control=self._control, on_control=self._on_control
         )
-        # by default no burst is refused that could all run at once
-        most_tokens = limits.max_queued_tokens or max(_MIN_QUEUED_PROMPTS, sizes.max_num_seqs) * sizes.max_model_len
         engine = loaded.engine(transport, self._metrics, max_waiting=limits.max_waiting, max_queued_tokens=most_tokens)
         self._measure_memory = loaded.measure_gpu_memory
         self._metrics.gauge("kv_cache_bytes", loaded.kv_cache_bytes)

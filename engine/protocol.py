@@ -113,6 +113,7 @@ class EngineReady(msgspec.Struct, tag=True):
     vocab_size: int
     max_waiting: int  # requests
     hidden_size: int  # numbers in an embedding
+    max_queued_tokens: int  # of prompts that wait; an empty queue takes any
     can_generate: bool = True  # False: the model has no language-model head, so that it only embeds
 
 

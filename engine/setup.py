@@ -35,7 +35,7 @@ _GRAPHS_BYTES = GIB
 _MANY_SAMPLES = 256  # positions of a step
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadedEngine:
     """What the loop needs, and what the panel shows."""
 
@@ -232,19 +232,19 @@ class Setup:
             scheduler_config = msgspec.structs.replace(scheduler_config, max_num_samples=most)
         depth = config.depth or (2 if device.type == "cuda" else 1)
         return LoadedEngine(
-            runner,
-            scheduler_config,
-            depth,
-            self.model_config.vocab_size,
-            facts,
-            self.compiler_loader,
-            self.model_config.hidden_size,
-            self.model_config.has_lm_head,
-            plan.bytes_per_block,
-            self.dtype,
-            plan.num_blocks * plan.bytes_per_block,
-            self.num_loras,
-            config.speculative,
+            runner=runner,
+            scheduler_config=scheduler_config,
+            depth=depth,
+            vocab_size=self.model_config.vocab_size,
+            facts=facts,
+            compiler_loader=self.compiler_loader,
+            hidden_size=self.model_config.hidden_size,
+            has_lm_head=self.model_config.has_lm_head,
+            bytes_per_block=plan.bytes_per_block,
+            dtype=self.dtype,
+            kv_cache_bytes=plan.num_blocks * plan.bytes_per_block,
+            num_loras=self.num_loras,
+            speculative=config.speculative,
         )
 
 

@@ -34,10 +34,13 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 def encode_answer(run: EmbeddingRun, *, model: str, is_base64: bool) -> bytes:
     """Return the JSON of a run that is over. Numbers are float32s to their last digit. Raises EngineError."""
     stats = run.stats()
-    data = [
-        Embedding(index=index, embedding=to_base64(vector) if is_base64 else vector.tolist())
+    written = [  # one by one, since no other thread runs while msgspec encodes
+        msgspec.Raw(
+            msgspec.json.encode(Embedding(index=index, embedding=to_base64(vector) if is_base64 else vector.tolist()))
+        )
         for index, vector in enumerate(run.vectors())
     ]
     num_tokens = stats.num_prompt_tokens
     usage = EmbeddingUsage(num_tokens, num_tokens, PromptTokensDetails(stats.num_cached_tokens))
-    return msgspec.json.encode(EmbeddingList(data=data, model=model, usage=usage))
+    answer = EmbeddingList(data=[], model=model, usage=usage)
+    return msgspec.json.encode(msgspec.structs.asdict(answer) | {"data": written})

@@ -8,7 +8,8 @@ Closing it early, by an error, a deadline or a client that left, aborts every en
 import asyncio
 import time
 from base64 import b64encode
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
 import msgspec
 import numpy as np
@@ -29,12 +30,42 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True):
     inputs: list[list[int]]
     pooling: PoolingKind
     dimensions: int  # at most the model's
-    window: int  # inputs that the engine has at once; more could be too many for its queue
+    max_inputs_at_once: int  # that the engine has; more could be too many for its queue
+    max_tokens_at_once: int  # of these inputs, but for one that is longer
     cache_salt: str = ""
     lora_index: int = 0  # as in AddRequest
     priority: int = 0
     timeout_s: float | None = None  # from arrival
     arrival_s: float  # time.monotonic()
+
+
+class _Window:
+    """Lets so many inputs through at once that an idle engine's queue takes them."""
+
+    def __init__(self, *, max_inputs: int, max_tokens: int) -> None:
+        self._max_inputs = max_inputs
+        self._max_tokens = max_tokens
+        self._num_inputs = self._num_tokens = 0
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def place(self, num_tokens: int) -> AsyncIterator[None]:
+        """Wait for a place, and hold it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._has_place(num_tokens))
+            self._num_inputs += 1
+            self._num_tokens += num_tokens
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._num_inputs -= 1
+                self._num_tokens -= num_tokens
+                self._changed.notify_all()
+
+    def _has_place(self, num_tokens: int) -> bool:
+        fits = self._num_inputs < self._max_inputs and self._num_tokens + num_tokens <= self._max_tokens
+        return fits or not self._num_inputs
 
 
 class EmbeddingRun:
@@ -53,7 +84,7 @@ class EmbeddingRun:
         """Have every input embedded. Raises ServiceErrors."""
         spec = self.spec
         deadline = None if spec.timeout_s is None else spec.arrival_s + spec.timeout_s - time.monotonic()
-        window = asyncio.Semaphore(spec.window)
+        window = _Window(max_inputs=spec.max_inputs_at_once, max_tokens=spec.max_tokens_at_once)
         tasks = [asyncio.create_task(self._embed(index, window)) for index in range(len(spec.inputs))]
         try:
             async with asyncio.timeout(deadline):
@@ -88,10 +119,10 @@ class EmbeddingRun:
             finish_reasons=["stop"] if len(self._ends) == len(self.spec.inputs) else [],
         )
 
-    async def _embed(self, index: int, window: asyncio.Semaphore) -> None:
+    async def _embed(self, index: int, window: "_Window") -> None:
         spec = self.spec
         request_id = f"{self.request_id}-{index}"
-        async with window:
+        async with window.place(len(spec.inputs[index])):
             if self._is_cancelled:
                 raise RequestAborted("The request was cancelled.")
             request = AddRequest(

@@ -31,6 +31,7 @@ READY = EngineReady(
     vocab_size=512,
     max_waiting=2048,
     hidden_size=8,
+    max_queued_tokens=64 * 256,
 )
 
 

@@ -77,7 +77,7 @@ class LoraConfig:
             raise ModelError(f"{folder}: no {CONFIG_FILE}, so this is not a folder that PEFT saved an adapter to")
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ModelError(f"{path}: malformed JSON: {error}") from error
         if not isinstance(raw, Mapping):
             raise ModelError(f"{path}: expected a JSON object, found {type(raw).__name__}")
@@ -198,13 +198,17 @@ def _pattern(fields: Fields, name: str, read: Callable[[Fields, str], Any]) -> d
     section = fields.section(name)
     for pattern in section.raw:
         try:
-            re.compile(pattern)
+            re.compile(_ending(pattern))
         except re.error as error:
             raise ModelError(f"{fields.where}: {name} has {pattern!r}, no regular expression: {error}") from error
     return {pattern: read(section, pattern) for pattern in section.raw}
 
 
+def _ending(pattern: str) -> str:
+    return rf"(.*\.)?({pattern})$"
+
+
 def _first_match(values: Mapping[str, Any], module: str) -> Any:
     """The value of the first pattern that matches the end of a module's name; None if none does."""
-    found = (value for pattern, value in values.items() if re.match(rf"(.*\.)?({pattern})$", module))
+    found = (value for pattern, value in values.items() if re.match(_ending(pattern), module))
     return next(found, None)

@@ -284,6 +284,25 @@ def test_no_more_inputs_are_sent_than_the_engine_holds(app):
     assert asyncio.run(watch()) == 2 * READY.max_num_seqs
 
 
+@pytest.mark.parametrize(("num_tokens", "most"), [(2, 3), (3, 2), (7, 1), (9, 1)])
+def test_no_more_tokens_are_sent_than_the_queue_takes(app, num_tokens, most):
+    running = app(hold=asyncio.Event())
+    running.client.ready = msgspec.structs.replace(READY, max_queued_tokens=7)
+
+    async def watch() -> int:
+        async with running.http() as http:
+            post = asyncio.create_task(http.post(EMBEDDINGS, json={"input": [[1] * num_tokens] * 9}))
+            while not running.client.submitted:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)
+            num_sent = len(running.client.submitted)
+            running.client.hold.set()
+            assert len((await post).json()["data"]) == 9
+            return num_sent
+
+    assert asyncio.run(watch()) == most
+
+
 def test_a_timeout_and_a_cancel_end_every_input(app):
     running = app(hold=asyncio.Event())
     check_error(embed(running, timeout=0.05), 408, "deadline_exceeded")
