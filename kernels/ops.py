@@ -11,19 +11,16 @@ import functools
 import torch
 from torch.nn import functional
 
-from kernels import batch_inputs, elementwise, moe, quant_int, sampling
+from kernels import batch_inputs, elementwise, moe, sampling
 from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
 from kernels.kv_write import UNSCALED, KVScales, write_kv
 from kernels.lora import LoraWeights, add_lora, gather_loras
-from kernels.quant_int import IntWeight
 
 try:
     from kernels import (
         triton_adjust,
         triton_batch_inputs,
         triton_elementwise,
-        triton_int_dequantize,
-        triton_int_gemm,
         triton_lora,
         triton_moe,
         triton_sampling,
@@ -41,7 +38,7 @@ except ImportError:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See kernels.elementwise.rms_norm."""
     if HAS_TRITON and x.is_cuda:
-        return triton_elementwise.rms_norm(x, weight, eps, pdl=_has_pdl(x.device))
+        return triton_elementwise.rms_norm(x, weight, eps, pdl=has_pdl(x.device))
     return elementwise.rms_norm(x, weight, eps)
 
 
@@ -50,21 +47,21 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.elementwise.add_rms_norm."""
     if HAS_TRITON and x.is_cuda:
-        return triton_elementwise.add_rms_norm(x, residual, weight, eps, pdl=_has_pdl(x.device))
+        return triton_elementwise.add_rms_norm(x, residual, weight, eps, pdl=has_pdl(x.device))
     return elementwise.add_rms_norm(x, residual, weight, eps)
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """See kernels.elementwise.silu_and_mul."""
     if HAS_TRITON and x.is_cuda:
-        return triton_elementwise.silu_and_mul(x, pdl=_has_pdl(x.device))
+        return triton_elementwise.silu_and_mul(x, pdl=has_pdl(x.device))
     return elementwise.silu_and_mul(x)
 
 
 def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     """See kernels.elementwise.gelu_tanh_and_mul."""
     if HAS_TRITON and x.is_cuda:
-        return triton_elementwise.gelu_tanh_and_mul(x, pdl=_has_pdl(x.device))
+        return triton_elementwise.gelu_tanh_and_mul(x, pdl=has_pdl(x.device))
     return elementwise.gelu_tanh_and_mul(x)
 
 
@@ -83,7 +80,7 @@ def mix_experts(
     if HAS_TRITON and x.is_cuda:
         return triton_moe.mix_experts(
             x, logits, gate_up, down, top_k=top_k, renormalize=renormalize, round_weights=round_weights, shared=shared,
-            pdl=_has_pdl(x.device),
+            pdl=has_pdl(x.device),
         )  # fmt: skip
     return moe.mix_experts(
         x,
@@ -120,7 +117,7 @@ def norm_rope_write_kv(
     if HAS_TRITON and qkv.is_cuda:
         return triton_elementwise.norm_rope_write_kv(
             qkv, q_weight, k_weight, eps, positions, cos_sin_cache, k_cache, v_cache, slot_mapping,
-            num_heads=num_heads, kv_scales=kv_scales, pdl=_has_pdl(qkv.device),
+            num_heads=num_heads, kv_scales=kv_scales, pdl=has_pdl(qkv.device),
         )  # fmt: skip
     num_kv_heads, head_dim = k_cache.shape[2:]
     q, k, v = qkv.unflatten(-1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
@@ -238,7 +235,7 @@ class TokenSampler:
             scratch=self._scratch,
             has_truncation=has_truncation,
             out=out,
-            pdl=_has_pdl(logits.device),
+            pdl=has_pdl(logits.device),
         )
         return out
 
@@ -255,26 +252,7 @@ class DenseLinear:
             return functional.linear(x, w, bias)
         if self._scratch is None:
             self._scratch = GemvScratch.allocate(x.device)
-        return gemv(x, w, bias, self._scratch, pdl=_has_pdl(x.device))
-
-
-class IntLinear:
-    """See kernels.quant_int.int_linear. Dequantises in registers, or once for cuBLAS. Owns scratch: one stream."""
-
-    def __init__(self) -> None:
-        self._scratch: GemvScratch | None = None
-
-    def __call__(self, x: torch.Tensor, weight: IntWeight, bias: torch.Tensor | None) -> torch.Tensor:
-        """x: [T, K]; bias: [N] or None; returns [T, N]."""
-        if not (HAS_TRITON and x.is_cuda):
-            return quant_int.int_linear(x, weight, bias)
-        if weight.order is not None:
-            x = x.index_select(1, weight.order)
-        if not triton_int_gemm.can_int_gemm(x, weight):
-            return functional.linear(x, triton_int_dequantize.dequantize(weight, x.dtype), bias)
-        if self._scratch is None:
-            self._scratch = triton_int_gemm.allocate_scratch(x.device)
-        return triton_int_gemm.int_gemm(x, weight, bias, self._scratch, pdl=_has_pdl(x.device))
+        return gemv(x, w, bias, self._scratch, pdl=has_pdl(x.device))
 
 
 class LoraTokens:
@@ -299,11 +277,12 @@ class LoraTokens:
     def add(self, out: torch.Tensor, x: torch.Tensor, weights: LoraWeights) -> None:
         """Add to out what the adapters make of x, of all tokens gathered last; see kernels.lora.add_lora."""
         if self._tiles is not None:
-            triton_lora.add_lora(out, x, weights, self._tiles, pdl=_has_pdl(x.device))
+            triton_lora.add_lora(out, x, weights, self._tiles, pdl=has_pdl(x.device))
         else:
             add_lora(out, x, weights, self._loras[: x.shape[0]])
 
 
 @functools.cache
-def _has_pdl(device: torch.device) -> bool:
+def has_pdl(device: torch.device) -> bool:
+    """True if a kernel may begin before the one before it ends (programmatic dependent launch: Hopper on)."""
     return torch.cuda.get_device_capability(device) >= (9, 0)

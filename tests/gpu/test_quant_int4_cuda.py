@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from engine.config import EngineConfig
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
-from kernels.ops import IntLinear
+from kernels.int_ops import IntLinear
 from kernels.quant_int import dequantize
 from models.config import ModelConfig
 from tests.unit.kernels.triton_cases.int_problem import int_problem

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.ops import IntLinear
+from kernels.int_ops import IntLinear
 from kernels.quant_int import dequantize, int_weight_bytes, make_int_weight, unpack
 from tests.unit.kernels.triton_cases.int_problem import int_problem
 

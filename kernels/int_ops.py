@@ -1,0 +1,37 @@
+"""Products with integer weights, as models call them: Triton on CUDA, else torch. See kernels/quant_int.py."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from kernels import quant_int
+from kernels.ops import has_pdl
+from kernels.quant_int import IntWeight
+
+try:
+    from kernels import triton_int_dequantize, triton_int_gemm
+    from kernels.triton_gemv import GemvScratch
+
+    HAS_TRITON = True
+except ImportError:
+    HAS_TRITON = False
+
+
+class IntLinear:
+    """See kernels.quant_int.int_linear. Dequantises in registers, or once for cuBLAS. Owns scratch: one stream."""
+
+    def __init__(self) -> None:
+        self._scratch: GemvScratch | None = None
+
+    def __call__(self, x: torch.Tensor, weight: IntWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """x: [T, K]; bias: [N] or None; returns [T, N]."""
+        if not (HAS_TRITON and x.is_cuda):
+            return quant_int.int_linear(x, weight, bias)
+        if weight.order is not None:
+            x = x.index_select(1, weight.order)
+        if not triton_int_gemm.can_int_gemm(x, weight):
+            return functional.linear(x, triton_int_dequantize.dequantize(weight, x.dtype), bias)
+        if self._scratch is None:
+            self._scratch = triton_int_gemm.allocate_scratch(x.device)
+        return triton_int_gemm.int_gemm(x, weight, bias, self._scratch, pdl=has_pdl(x.device))
