@@ -12,6 +12,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     folder: str | None = None  # of the model; config.json is enough
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    quantization: str = "auto"
     device: str = "auto"
     gpu_memory: int | None = None  # of a GPU that need not be here
     gpu_memory_utilization: float = 0.9
@@ -69,10 +70,11 @@ class ModelReport(msgspec.Struct, kw_only=True):
     architecture: str
     is_supported: bool = True  # the architecture is
     problem: str | None = None  # one sentence: why it cannot be served
-    quantization: str | None = None
+    quantization: str | None = None  # for people
     stored: Stored | None = None  # None: no weights in the folder
     num_parameters: int | None = None
     checkpoint_dtype: str | None = None
+    checkpoint_bytes: int | None = None  # about what its files take, whether they are here or not
     dtype: str | None = None  # in which it would be served
     has_lm_head: bool | None = None
     weights: int | None = None  # of one GPU where it is split over several, as kv_bytes_per_token

@@ -35,6 +35,7 @@ from models.stored import stored_weights
 
 # Tokens of a request whose number at once is told, as far as the context goes, which is told as well
 _TYPICAL_LENS = (512, 2048, 8192, 32_768, 131_072)
+_CPU = torch.device("cpu")
 SERVED_GPUS = 1  # over which the daemon can split a model
 
 
@@ -52,7 +53,11 @@ def _examine_model(ask: Ask, folder: Path) -> ModelReport:
     if isinstance(quantization, dict):
         report.quantization = str(quantization.get("quant_method", "unknown"))
     try:
-        model = ModelConfig.from_folder(folder)
+        checkpoint = ModelConfig.from_folder(folder)
+        report.checkpoint_dtype = checkpoint.dtype
+        report.checkpoint_bytes = checkpoint.weight_bytes(resolve_dtype(checkpoint.dtype, checkpoint, _CPU))
+        model = checkpoint.quantized(ask.quantization)
+        report.quantization = None if model.quantization is None else model.quantization.describe()
         _fill_in(report, ask, model, folder)
     except ModelError as error:
         report.problem = _sentence(error)
@@ -78,20 +83,20 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
         device=ask.device,
         dtype=ask.dtype,
         kv_cache_dtype=ask.kv_cache_dtype,
+        quantization=ask.quantization,
         max_model_len=ask.max_model_len,
         gpu_memory_utilization=ask.gpu_memory_utilization,
     )
     device = resolve_device(ask.device) if ask.gpu_memory is None else torch.device("cuda")
     dtype = resolve_dtype(ask.dtype, model, device)
     # A GPU that is not here may be of any kind
-    kv_dtype = resolve_kv_dtype(ask.kv_cache_dtype, dtype, device if ask.gpu_memory is None else torch.device("cpu"))
+    kv_dtype = resolve_kv_dtype(ask.kv_cache_dtype, dtype, device if ask.gpu_memory is None else _CPU)
     report.num_parameters, report.has_lm_head = model.num_parameters, model.has_lm_head
-    report.checkpoint_dtype, report.dtype = model.dtype, str(dtype).removeprefix("torch.")
-    report.max_context_len = model.max_context_len
+    report.dtype, report.max_context_len = str(dtype).removeprefix("torch."), model.max_context_len
     report.stored = _stored(folder, model)
     model.check_tensor_parallel(ask.num_gpus)
     share = model.share_of_rank(ask.num_gpus)
-    limits, backend = choose_limits(config, device), _backend(share, dtype, device)
+    limits, backend = choose_limits(config, device), _backend(share, dtype, device, kv_dtype=kv_dtype)
     setup = Setup(config, share, device, dtype, kv_dtype, limits, backend, CompilerLoader(folder))
     report.weights, report.kv_bytes_per_token = setup.weight_bytes, share.kv_bytes_per_token(1, setup.kv_dtype)
     memory = _memory(ask, config, device)
@@ -132,11 +137,13 @@ def _memory(ask: Ask, config: EngineConfig, device: torch.device) -> DeviceMemor
     return memory
 
 
-def _backend(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
+def _backend(
+    model: ModelConfig, dtype: torch.dtype, device: torch.device, *, kv_dtype: torch.dtype
+) -> AttentionBackend:
     if device.type == "cuda" and not torch.cuda.is_available():
         return TorchAttention()  # for a GPU that is not here; only the size of blocks depends on it
     try:
-        return select_backend(model.attention_spec(1, dtype, device), BACKENDS)
+        return select_backend(model.attention_spec(1, dtype, device, kv_dtype=kv_dtype), BACKENDS)
     except ValueError as error:
         raise StartupError(sentence(str(error))) from error
 

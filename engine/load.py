@@ -98,13 +98,15 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None) -> Loade
     loader.start()  # beside the weights, and after the rehearsal, which forks
     started = time.monotonic()
     model, num_bytes = _load_weights(setup, on_stage, detail)
+    quantization = model_config.quantization
+    kind = _name(dtype) if quantization is None else quantization.describe()
     facts = {
         "Model": _describe_model(model_config),
         "Device": describe_device(device),
-        "Weights": f"{format_size(num_bytes)} {_name(dtype)} in {time.monotonic() - started:.1f} s",
+        "Weights": f"{format_size(num_bytes)} {kind} in {time.monotonic() - started:.1f} s",
     }
-    if model_config.quantization is not None:
-        facts["Quantization"] = model_config.quantization.describe()
+    if quantization is not None:
+        facts["Quantization"] = quantization.describe()
     if adapters is not None:
         facts["Adapters"] = adapters.describe()
     if compilation is not None:

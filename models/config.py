@@ -24,7 +24,7 @@ from models.quantization.config import QuantizationConfig
 from models.quantization.parse import choose_quantization, parse_quantization
 from models.quantization.sizes import saved_bytes
 from models.registry import Architecture, find_architecture
-from models.rope_config import RopeConfig, parse_ropes
+from models.rope_config import RopeConfig, find_context_len, parse_ropes
 from models.scales import Scales, parse_scales
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -106,8 +106,9 @@ class ModelConfig:
             head_dim=head_dim,
             max_position_embeddings=max_positions,
         )
-        max_context_len = _max_context_len(ropes, architecture, max_positions)
-        experts, sparse_layers = parse_experts(config, architecture, num_layers)
+        max_context_len = find_context_len(ropes, architecture, max_positions)
+        quantization = parse_quantization(config)
+        experts, sparse_layers = parse_experts(config, architecture, num_layers, quantization)
         return cls(
             architecture=name,
             vocab_size=config.count("vocab_size"),
@@ -136,7 +137,7 @@ class ModelConfig:
             dtype=_dtype(config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
             eos_token_ids=config.token_ids("eos_token_id"),
-            quantization=parse_quantization(config),
+            quantization=quantization,
         )
 
     def quantized(self, wanted: str) -> ModelConfig:
@@ -278,12 +279,6 @@ def _qkv_bias(config: Fields, architecture: Architecture) -> bool:
     if isinstance(architecture.qkv_bias, bool):
         return architecture.qkv_bias
     return config.flag("attention_bias" if architecture.qkv_bias == "config" else "qkv_bias")
-
-
-def _max_context_len(ropes: tuple[RopeConfig | None, ...], architecture: Architecture, max_positions: int) -> int:
-    if architecture.rope == "gemma3":  # it states the stretched length, whatever the rope's type
-        return max_positions
-    return max((rope.reach(max_positions) for rope in ropes if rope is not None), default=max_positions)
 
 
 def _activation(config: Fields, architecture: Architecture) -> Literal["silu", "gelu_tanh"]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from models.config_fields import Fields
 from models.errors import ModelError
+from models.quantization.config import QuantizationConfig
 from models.registry import Architecture
 
 
@@ -37,9 +38,9 @@ class ExpertsConfig:
 
 
 def parse_experts(
-    config: Fields, architecture: Architecture, num_layers: int
+    config: Fields, architecture: Architecture, num_layers: int, quantization: QuantizationConfig | None
 ) -> tuple[ExpertsConfig | None, tuple[bool, ...]]:
-    """The experts, and which layers have them; None if none has. Raises ModelError."""
+    """The experts, and which layers have them; None if none has. Raises ModelError, too if they are quantised."""
     kind = architecture.experts
     if kind == "none":
         return None, (False,) * num_layers
@@ -59,7 +60,14 @@ def parse_experts(
             f" {count} {experts.num_experts}"
         )
     is_sparse = (True,) * num_layers if kind == "mixtral" else _sparse_layers(config, num_layers)
-    return (experts if any(is_sparse) else None), is_sparse
+    expert = "block_sparse_moe.experts.0.w1" if kind == "mixtral" else "mlp.experts.0.gate_proj"
+    sparse = [layer for layer in range(num_layers) if is_sparse[layer]]
+    if quantization is not None and any(quantization.scheme_of(f"model.layers.{i}.{expert}") for i in sparse):
+        raise ModelError(
+            f"{config.where}: its experts are quantized ({quantization.name}), and experts are served unquantized only:"
+            " use the bf16 checkpoint"
+        )
+    return (experts if sparse else None), is_sparse
 
 
 def _sparse_layers(config: Fields, num_layers: int) -> tuple[bool, ...]:

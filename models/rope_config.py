@@ -76,6 +76,13 @@ def parse_ropes(
     return tuple(rope if rotates else None for rotates in has_rope)
 
 
+def find_context_len(ropes: Sequence[RopeConfig | None], architecture: Architecture, max_positions: int) -> int:
+    """Tokens that the positions of a model's layers reach."""
+    if architecture.rope == "gemma3":  # it states the stretched length, whatever the rope's type
+        return max_positions
+    return max((rope.reach(max_positions) for rope in ropes if rope is not None), default=max_positions)
+
+
 @dataclass(frozen=True)
 class _Shape:
     """What the rest of the config says about positions."""

@@ -21,7 +21,6 @@ from server.embedding_model import load_embedding_model
 from server.resolve import PROJECT_ROOT
 
 _TIMEOUT_S = 180.0
-_DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Question(NamedTuple):
@@ -137,9 +136,9 @@ def _judge(report: Report, *, needs_download: bool) -> None:
 
 def _judge_disk(report: Report) -> None:
     model, free = report.model, report.host.cache_free
-    if model is None or model.num_parameters is None:
+    if model is None or model.checkpoint_bytes is None:
         return
-    needed = model.num_parameters * _DTYPE_BYTES.get(model.checkpoint_dtype or "", 2)
+    needed = model.checkpoint_bytes
     if needed > free:
         report.problems.append(
             f"Its weights take about {format_size(needed)} to download, and {report.host.cache} has"

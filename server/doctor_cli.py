@@ -5,13 +5,13 @@ Exit codes: 0 the model can be served, 2 it cannot, or wrong usage.
 
 import argparse
 
-from server.flags import KV_CACHE_DTYPES, gibibytes, integer, share, text
+from server.flags import KV_CACHE_DTYPES, QUANTIZATION_NAMES, gibibytes, integer, share, text
 
 _EXAMPLES = """\
 examples:
   quire doctor                                  what this machine has, without a model
   quire doctor ./my-model                       whether it can be served here, and how many requests at once
-  quire doctor Qwen/Qwen3-8B --gpu-memory 24    the same on a GPU that is not here; fetches config.json alone
+  quire doctor Qwen/Qwen3-8B --gpu-memory 24    the same on a GPU that is not here; fetches no weights
   quire doctor ./my-model --max-model-len 8192 --json
 """
 
@@ -41,6 +41,7 @@ def add_doctor(
     for flag, names in choices.items():
         add(flag, choices=names, default="auto", metavar=flag[2:5].upper(), help=", ".join(names))
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", metavar="KIND", help=", ".join(KV_CACHE_DTYPES))
+    add("--quantization", choices=QUANTIZATION_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--pooling", choices=("auto", "last", "mean"), default="auto", metavar="KIND", help="as of quire serve")
     add("--host", type=text, default="127.0.0.1", help="address to look for a free port on (127.0.0.1)")
     add("--port", type=integer(0, 65_535), default=8000, metavar="N", help="the port (8000)")
@@ -59,6 +60,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     ask = Ask(
         dtype=arguments.dtype,
         kv_cache_dtype=arguments.kv_cache_dtype,
+        quantization=arguments.quantization,
         device=arguments.device,
         gpu_memory=arguments.gpu_memory,
         gpu_memory_utilization=arguments.gpu_memory_utilization,

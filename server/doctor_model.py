@@ -1,10 +1,13 @@
-"""From the MODEL of `quire doctor` to a folder with its config.json: local, cached, or fetched alone. Never torch."""
+"""From the MODEL of `quire doctor` to a folder with its configuration: here, cached, or fetched alone. Never torch."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import StartupError
 from server.resolve import HUB_ID, TOKENIZER_FILES, check_folder, fetch, look_at
+
+# Of the model, and of what makes it an embedding model (server/embedding_model.py)
+_CONFIG_FILES = ["config.json", "modules.json", "config_sentence_transformers.json", "[0-9]*/config.json"]
 
 
 class FoundModel(NamedTuple):
@@ -20,7 +23,7 @@ class FoundModel(NamedTuple):
 def find_model(model: str, *, revision: str | None, scratch: Path) -> FoundModel:
     """Find a model. Raises StartupError: exit code 2 for a wrong argument, 3 where nothing is found.
 
-    scratch: a folder that takes the config.json of a hub id which is not in the cache; no weights are ever fetched.
+    scratch: a folder that takes the configuration files of a hub id which is not cached; weights are never fetched.
     """
     path, kind = look_at(model)
     if kind == "folder":
@@ -42,7 +45,7 @@ def find_model(model: str, *, revision: str | None, scratch: Path) -> FoundModel
         origin = "Hugging Face cache" if is_whole else "Hugging Face cache, without all of its files"
         return FoundModel(cached, model, origin, is_hub=True, needs_download=not is_whole)
     folder = _fetch_config(model, revision, scratch)
-    return FoundModel(folder, model, "Hugging Face hub, config.json alone", is_hub=True, needs_download=True)
+    return FoundModel(folder, model, "Hugging Face hub, configuration files alone", is_hub=True, needs_download=True)
 
 
 def check_files(found: FoundModel) -> list[str]:
@@ -81,7 +84,7 @@ def _fetch_config(repo_id: str, revision: str | None, scratch: Path) -> Path:
 
     def download() -> str:  # not hf_hub_download, which offline tries for half a minute
         return huggingface_hub.snapshot_download(
-            repo_id, revision=revision, allow_patterns=["config.json"], cache_dir=scratch
+            repo_id, revision=revision, allow_patterns=_CONFIG_FILES, cache_dir=scratch
         )
 
     folder = fetch(download, repo_id, revision=revision)

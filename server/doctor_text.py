@@ -63,7 +63,8 @@ def _weight_rows(model: ModelReport) -> Iterator[Row]:
     stored = model.stored
     on_disk = "not here" if stored is None else f"{format_size(stored.num_bytes)} of {', '.join(stored.dtypes)} on disk"
     if model.weights is not None:
-        yield "Weights", f"{format_size(model.weights)} in {model.dtype}; {on_disk}"
+        kind = model.dtype if model.quantization is None else f"{model.quantization}, the rest {model.dtype}"
+        yield "Weights", f"{format_size(model.weights)} in {kind}; {on_disk}"
     elif stored is not None:
         yield "Weights", on_disk
 

@@ -107,6 +107,25 @@ def test_more_gpus_than_kv_heads_hold_one_each() -> None:
     assert config.share_of_rank(4).num_kv_heads == config.num_kv_heads_per_rank(4) == 1
 
 
+def test_what_flags_would_make_of_it_is_told(llama: Path) -> None:
+    plain = look(llama, gpu_memory=80 * GIB)
+    report = look(llama, gpu_memory=80 * GIB, quantization="fp8", kv_cache_dtype="fp8")
+    assert report.problem is None
+    assert report.weights < 0.6 * plain.weights
+    assert report.kv_bytes_per_token * 2 == plain.kv_bytes_per_token
+    assert report.checkpoint_bytes == plain.checkpoint_bytes == 2 * PARAMETERS
+    assert "quantized on load" in report.quantization
+    refused = look(llama, gpu_memory=80 * GIB, quantization="awq")
+    assert refused.problem.startswith("--quantization awq: ")
+
+
+def test_the_start_says_what_quantised_weights_are(checkpoint: Path) -> None:  # noqa: F811
+    config = EngineConfig(model=str(checkpoint), device="cpu", quantization="fp8")
+    facts = OfflineEngine.load(config).loaded.facts
+    assert facts["Quantization"] in facts["Weights"]
+    assert "float32" not in facts["Weights"]
+
+
 @pytest.mark.parametrize(
     ("changes", "words", "is_supported"),
     [

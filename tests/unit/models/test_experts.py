@@ -1,5 +1,7 @@
 """Experts are read from every layout that checkpoints have, each rank its share, and routed as config.json says."""
 
+import dataclasses
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +18,11 @@ from tests.unit.models.harness import CPU, PagedRunner, load
 from tests.unit.models.reference import reference_logits, save_checkpoint
 
 KINDS = ("mixtral", "qwen2_moe", "qwen3_moe")
+ARCHITECTURES = {
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
 BLOCK = {"mixtral": "model.layers.0.block_sparse_moe", "qwen2_moe": "model.layers.0.mlp"}
 PROMPT = [3, 90, 17, 4, 55, 8, 8, 61]
 
@@ -50,6 +57,35 @@ def test_merged_experts_give_the_logits_of_published_ones(kind, tmp_path):
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     # and it is what transformers itself reads there
     torch.testing.assert_close(reference_logits(tmp_path, PROMPT), expected, atol=1e-5, rtol=0)
+
+
+FP8 = {"quant_method": "fp8"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_of_quantised_experts_is_refused_by_its_config(kind):
+    raw = make_configs()[kind].to_dict() | {"architectures": [ARCHITECTURES[kind]]}
+    with pytest.raises(ModelError, match=r"experts are quantized \(fp8\).*use the bf16 checkpoint"):
+        ModelConfig.from_json(raw | {"quantization_config": FP8})
+    ignored = FP8 | {"ignored_layers": ["experts", "re:.*mlp.gate$"]}
+    config = ModelConfig.from_json(raw | {"quantization_config": ignored})
+    assert config.quantization.scheme_of("model.layers.0.self_attn.q_proj") is not None
+    assert ModelConfig.from_json(raw).quantized("fp8").quantization.is_on_load
+
+
+def test_a_shared_expert_is_counted_as_quantised_and_routed_ones_are_not():
+    raw = make_configs()["qwen2_moe"].to_dict() | {"architectures": [ARCHITECTURES["qwen2_moe"]]}
+    config = ModelConfig.from_json(raw)
+    fp8 = config.quantized("fp8")
+    saved = config.weight_bytes(torch.bfloat16) - fp8.weight_bytes(torch.bfloat16)
+    shared_only = dataclasses.replace(
+        fp8, experts=dataclasses.replace(fp8.experts, shared_intermediate_size=0, num_experts=2)
+    )
+    plain = dataclasses.replace(shared_only, quantization=None)
+    without_shared = plain.weight_bytes(torch.bfloat16) - shared_only.weight_bytes(torch.bfloat16)
+    shared, hidden, num_sparse = 40, config.hidden_size, config.sparse_layers.count(True)
+    assert num_sparse > 0
+    assert saved - without_shared == num_sparse * (3 * shared * hidden - 4 * (2 * shared + hidden))
 
 
 @pytest.mark.parametrize("is_merged", [False, True])

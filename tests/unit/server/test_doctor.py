@@ -1,6 +1,8 @@
 """`quire doctor`: what it finds, what it judges, how it says it. The engine's part mostly runs in this process."""
 
 import json
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -130,7 +132,32 @@ def test_of_a_hub_id_nothing_but_the_configuration_is_fetched(here, capsys, llam
     assert report["sentence"] == "owner/model can be served on a GPU of 80 GiB."
     assert report["notes"] == ["Serving it downloads its weights first."]
     assert asked[0]["local_files_only"] is True
-    assert [options["allow_patterns"] for options in asked[1:]] == ([] if is_cached else [["config.json"]])
+    fetched = ["config.json", "modules.json", "config_sentence_transformers.json", "[0-9]*/config.json"]
+    assert [options["allow_patterns"] for options in asked[1:]] == ([] if is_cached else [fetched])
+
+
+def test_an_embedding_model_of_the_hub_is_judged_as_its_folder_would_be(here, capsys, llama, tmp_path, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.utils import filter_repo_objects
+
+    write_embedding_files(llama, pooling="lasttoken")
+    (llama / "model.safetensors").write_bytes(b"")
+
+    def snapshot_download(repo_id, *, cache_dir=None, allow_patterns=None, **options):
+        if options.get("local_files_only"):
+            raise LocalEntryNotFoundError("not cached")
+        names = [str(path.relative_to(llama)) for path in llama.rglob("*") if path.is_file()]
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns):
+            (cache_dir / name).parent.mkdir(exist_ok=True)
+            shutil.copy(llama / name, cache_dir / name)
+        assert not (cache_dir / "model.safetensors").exists()
+        return str(cache_dir)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    code, report = run(capsys, "owner/model", "--gpu-memory", "80")
+    assert (code, report["serves"]) == (0, "embeddings (of the last token)")
+    assert report["model"]["has_lm_head"] is False
 
 
 def test_offline_an_unknown_hub_id_is_one_sentence(here, capsys, monkeypatch):
@@ -155,6 +182,28 @@ def test_weights_larger_than_the_disk_are_refused_before_the_download(here, caps
     code, report = run(capsys, "owner/model", "--gpu-memory", "80")
     assert code == 2
     assert "15 GiB to download" in report["sentence"]
+
+
+def test_a_quantised_checkpoint_is_downloaded_as_small_as_it_is(here, capsys, llama, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo_id, **options: str(llama))
+    monkeypatch.setattr(doctor_host, "_free_bytes", lambda folder: 10 * 2**30)
+    code, report = run(capsys, "owner/model", "--gpu-memory", "80", "--quantization", "fp8")
+    assert (code, report["problems"][0].split(" to ")[0]) == (2, "Its weights take about 15 GiB")
+    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    (llama / "config.json").write_text(json.dumps({**LLAMA_3_1_8B, "quantization_config": quantization}))
+    code, report = run(capsys, "owner/model", "--gpu-memory", "80")
+    assert (code, report["problems"]) == (0, [])
+
+
+def test_weights_are_said_to_be_as_they_are_served(here, capsys, llama):
+    command = ["doctor", "--port", "0", str(llama), "--gpu-memory", "80"]
+    assert main(command) == 0
+    assert re.search(r"^Weights +15 GiB in bfloat16; not here$", capsys.readouterr().out, re.MULTILINE)
+    assert main([*command, "--quantization", "fp8"]) == 0
+    quantized = r"^Weights .* GiB in fp8 \(.*\), quantized on load, the rest bfloat16; not here$"
+    assert re.search(quantized, capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_port_in_use_is_a_note(here, capsys):
