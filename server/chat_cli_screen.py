@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from server.chat_cli_client import Answer, Piece
 from server.chat_cli_markdown import MarkdownStream
+from server.tool_text import printable
 
 if TYPE_CHECKING:
     from rich.status import Status
-
-_CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {0x09: "\t", 0x0A: "\n"}
 
 
 class Screen(Protocol):
@@ -161,11 +160,6 @@ class TerminalScreen:
         if self._status is not None:
             self._status.stop()
             self._status = None
-
-
-def printable(text: str) -> str:
-    """Return text without control characters but tab and newline: an escape sequence could rewrite the screen."""
-    return text.translate(_CONTROLS)
 
 
 def figures(answer: Answer, *, is_stopped: bool) -> str:

@@ -32,7 +32,8 @@ class PreparedEmbeddings(msgspec.Struct, frozen=True):
 async def prepare_embeddings(service: Service, body: EmbeddingBody, request: Request) -> PreparedEmbeddings:
     """Check and encode a request. Raises ServiceErrors."""
     limits, embedding = service.limits(), service.embedding_model()
-    model = service.model_name(body.model)
+    record = record_of(request.scope)
+    record.model = model = service.model_name(body.model)
     headers = service.ignored_header(sorted(body.model_extra or {}))
     dimensions = body.dimensions or limits.hidden_size
     if dimensions > limits.hidden_size:
@@ -47,7 +48,7 @@ async def prepare_embeddings(service: Service, body: EmbeddingBody, request: Req
             raise InvalidParameter("prompt_name is for texts: token ids are taken as they are.", param="prompt_name")
         inputs = body.input
     _check_inputs(inputs, limits)
-    moment = service.moment(record_of(request.scope))
+    moment = service.moment(record)
     spec = EmbeddingSpec(
         inputs=inputs,
         pooling=embedding.pooling,

@@ -170,6 +170,7 @@ def state_of(snapshot: KvSnapshot, *, model: str, wall_s: float) -> KvState:
 
 def _holder(row: KvRequest, runs: list[int], bytes_per_block: int) -> KvHolder:
     public_id, _, index = row.request_id.rpartition("-")
+    num_tokens = row.num_prompt_tokens + row.num_output_tokens
     return KvHolder(
         id=public_id,
         index=int(index),
@@ -177,8 +178,8 @@ def _holder(row: KvRequest, runs: list[int], bytes_per_block: int) -> KvHolder:
         num_blocks=row.num_blocks,
         num_shared_blocks=row.num_shared_blocks,
         bytes=row.num_blocks * bytes_per_block,
-        num_tokens=row.num_prompt_tokens + row.num_output_tokens,
-        num_computed_tokens=row.num_computed_tokens,
+        num_tokens=num_tokens,
+        num_computed_tokens=min(row.num_computed_tokens, num_tokens),  # guesses in flight are no tokens yet
         num_prompt_tokens=row.num_prompt_tokens,
         num_hit_tokens=row.num_hit_tokens,
         age_s=round(row.age_s, 3),

@@ -1,7 +1,7 @@
 """Which POST requests this worker is serving, so that one can be cancelled by its id. Imports server.access.
 
-AccessLog adds a request's record when it arrives and removes it when its answer is over; routes/answer.py notes in the
-record what its answer's id is and how to end it.
+AccessLog adds a request's record when it arrives and removes it when its answer is over. How to end it is noted there
+by grammar_wait.py first; then, with the answer's id, by routes/answer.py (generations) or routes/embeddings.py.
 """
 
 from server.access import RequestRecord

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
@@ -22,6 +23,7 @@ from server.target import Target, ToolError
 _POLL_S = 0.05
 _STOP_S = 10.0
 _ERROR = "quire: error: "
+_MAX_NAME_CHARACTERS = 512
 
 
 class OwnServer:
@@ -59,8 +61,7 @@ class OwnServer:
     def _start(self) -> None:
         started_s = time.monotonic()
         command = [sys.executable, "-m", "server", "serve", "--port", "0", "--log-format", "json"]
-        for name in self._served_names:
-            command += ["--served-model-name", name]
+        command += served_name_flags(self._served_names)
         if self._model is not None:
             folder = Path(self._model).expanduser()
             command.append(str(folder.resolve()) if folder.exists() else self._model)
@@ -122,6 +123,16 @@ class OwnServer:
                 _end(process)
         finally:
             self._run_dir.remove()
+
+
+def served_name_flags(names: Iterable[str]) -> list[str]:
+    """Return the flags that serve these names; one that no command line can carry is left out, and not found later."""
+    return [f"--served-model-name={name}" for name in names if _can_be_served(name)]
+
+
+def _can_be_served(name: str) -> bool:
+    is_unicode = not any("\ud800" <= character <= "\udfff" for character in name)
+    return bool(name.strip()) and len(name) <= _MAX_NAME_CHARACTERS and "\0" not in name and is_unicode
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

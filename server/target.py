@@ -10,6 +10,7 @@ import httpx
 import msgspec
 
 from engine.errors import StartupError
+from server.tool_text import one_line
 
 EXIT_NO_SERVER = 3
 _MAX_ERROR_CHARACTERS = 500
@@ -94,13 +95,14 @@ def served_models(target: Target) -> list[str] | None:
 
 
 def error_message(status: int, body: bytes) -> str:
-    """Return what an error answer says, in OpenAI's form or any other."""
+    """Return what an error answer says, in OpenAI's form or any other: one printable line."""
     try:
         error = msgspec.json.decode(body, type=_ErrorBody).error
         message = error if isinstance(error, str) else error.message
     except (msgspec.DecodeError, UnicodeDecodeError):
         message = " ".join(body[: 4 * _MAX_ERROR_CHARACTERS].decode(errors="replace").split())
         message = f"HTTP {status}: {message}" if message else f"The server answered {status} without a word."
+    message = one_line(message)
     return message if len(message) <= _MAX_ERROR_CHARACTERS else message[:_MAX_ERROR_CHARACTERS] + "…"
 
 

@@ -2,6 +2,7 @@
 
 import time
 
+from server.tool_text import one_line
 from server.top_metrics import Percentiles
 from server.top_watch import Frame, KvRow
 
@@ -10,12 +11,12 @@ _NONE = "–"
 
 
 def frame_lines(frame: Frame, *, width: int, height: int | None) -> list[str]:
-    """Return the whole frame. height: None for as many lines as it takes."""
+    """Return the whole frame, whose names, states and ids are the server's own text. height: None for no limit."""
     lines = [_title(frame, width), "", *_state(frame), "", *_latencies(frame)]
     if frame.requests is not None:
         rest = None if height is None else height - len(lines) - 3
         lines += ["", *_requests(frame.requests, frame.num_unlisted, most=rest)]
-    return [line[:width].rstrip() for line in lines]
+    return [one_line(line)[:width].rstrip() for line in lines]
 
 
 def _title(frame: Frame, width: int) -> str:

@@ -10,6 +10,7 @@ import httpx
 import msgspec
 
 from server.target import Target, ToolError, error_message, make_client, transport_message
+from server.tool_text import one_line
 from server.top_metrics import Activity, Reading, activity, read_metrics
 
 _TIMEOUT_S = 5.0
@@ -81,7 +82,7 @@ class Watch:
         try:
             new = read_metrics(response.text, time_s=time.monotonic())
         except ValueError as error:
-            raise ToolError(f"{self._target.url}/metrics cannot be read: {error}.") from error
+            raise ToolError(f"{self._target.url}/metrics cannot be read: {one_line(str(error))}.") from error
         self._readings.append(new)
         while len(self._readings) > 2 and new.time_s - self._readings[1].time_s >= self._window_s:
             self._readings.popleft()

@@ -12,6 +12,12 @@ import msgspec
 
 _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
+_MEMBER = re.compile(  # §3.3.1.3: key=value, the key with or without a tenant
+    r"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+    r"=[ -+\--<>-~]{0,255}[!-+\--<>-~]"
+)
+_MAX_MEMBERS = 32
+_MAX_STATE_CHARACTERS = 512
 
 
 class TraceContext(msgspec.Struct, frozen=True):
@@ -46,7 +52,7 @@ def trace_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
         span_id,
         parent_id=match[3].decode(),
         is_sampled=bool(int(match[4], 16) & _SAMPLED),
-        tracestate=b",".join(states).decode("latin-1"),
+        tracestate=_valid_state(b",".join(states).decode("latin-1")),
     )
 
 
@@ -54,6 +60,19 @@ def _is_valid(match: re.Match[bytes]) -> bool:
     """Later versions may add fields, version 00 has none; ff and ids of zeros are forbidden."""
     version, has_more = match[1], match[5] is not None
     return version != b"ff" and not (version == b"00" and has_more) and bool(int(match[2], 16) and int(match[3], 16))
+
+
+def _valid_state(state: str) -> str:
+    """Return a tracestate, or "" for one that is too long, has a key twice, or a member that is none.
+
+    The SDK would drop it as well, but with a line in our log that has the client's text.
+    """
+    if len(state) > _MAX_STATE_CHARACTERS:
+        return ""
+    members = [member for part in state.split(",") if (member := part.strip(" \t"))]
+    matches = [_MEMBER.fullmatch(member) for member in members]
+    keys = {match[1] for match in matches if match is not None}
+    return state if len(keys) == len(members) <= _MAX_MEMBERS else ""
 
 
 def _random_id(num_bytes: int) -> str:

@@ -150,7 +150,7 @@ def _attributes(scope: Scope, record: RequestRecord, stats: Stats | None, *, ser
         attributes["gen_ai.provider.name"] = "quire"
         attributes["gen_ai.request.model"] = record.model or served
     if stats is not None:
-        attributes["gen_ai.response.model"] = served
+        attributes["gen_ai.response.model"] = record.model or served
         attributes["gen_ai.response.id"] = record.answer_id
         attributes["gen_ai.response.finish_reasons"] = stats.finish_reasons
         attributes["gen_ai.usage.input_tokens"] = stats.num_prompt_tokens
@@ -161,14 +161,15 @@ def _attributes(scope: Scope, record: RequestRecord, stats: Stats | None, *, ser
 
 def _phases(arrival_s: float, stats: Stats | None) -> list[tuple[str, float, float]]:
     """Return name, start and end of what a request went through, as far as it came."""
-    if stats is None or stats.queue_s is None or stats.prefill_s is None or stats.ttft_s is None:
+    if stats is None or stats.queue_s is None:
         return []
     scheduled_s = arrival_s + stats.queue_s
-    return [
-        ("queue", arrival_s, scheduled_s),
-        ("prefill", scheduled_s, scheduled_s + stats.prefill_s),
-        ("decode", arrival_s + stats.ttft_s, arrival_s + stats.total_s),
-    ]
+    phases = [("queue", arrival_s, scheduled_s)]
+    if stats.prefill_s is not None:
+        phases.append(("prefill", scheduled_s, scheduled_s + stats.prefill_s))
+    if stats.ttft_s is not None:  # an embedding has no tokens
+        phases.append(("decode", arrival_s + stats.ttft_s, arrival_s + stats.total_s))
+    return phases
 
 
 def _ns(seconds: float) -> int:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from server.chat_cli_client import data_lines
 from server.chat_cli_commands import COMMANDS, follow
 from server.chat_cli_markdown import split_complete
-from server.chat_cli_screen import printable
 from server.chat_cli_session import ChatError, Message, Session
+from server.tool_text import printable
 
 
 @pytest.fixture

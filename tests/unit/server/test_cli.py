@@ -13,6 +13,7 @@ from engine.errors import StartupError
 from server import launch, listener
 from server.cli import main
 from server.flags import size
+from server.own_server import served_name_flags
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,6 +36,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
     monkeypatch.setattr(launch, "launch", fake_launch)
     monkeypatch.setattr(listener, "bind", lambda config: [])
     return calls
+
+
+def test_names_from_a_file_are_served_whatever_they_look_like(launched: list[Launched]) -> None:
+    names = ["--debug", "a b", "-p", "größe", "x" * 512]
+    unfit = ["", " ", "a\0b", "x" * 513, "\ud800"]
+    assert main(["serve", *served_name_flags([*unfit, *names])]) == 0
+    assert launched[0].server.served_model_names == names
 
 
 def test_serve_without_flags_has_the_documented_defaults(launched: list[Launched]) -> None:

@@ -110,6 +110,14 @@ def test_a_snapshot_is_the_engines_in_the_apis_words(app):
     }  # fmt: skip
 
 
+def test_guesses_in_flight_are_not_counted_as_computed(app):
+    app.client.kv = make_snapshot(
+        requests=[KvRequest("cmpl-a-0", "running", 0, 0, 0, 105, 40, 61, 0, 1.0, 0)], runs=b""
+    )
+    row = app.get("/kv/snapshot").json()["requests"][0]
+    assert (row["num_computed_tokens"], row["num_tokens"]) == (101, 101)
+
+
 def test_ids_are_those_of_the_answers_and_choices_are_numbered(app):
     rows = app.get("/kv/snapshot").json()["requests"]
     assert [(row["id"], row["index"]) for row in rows] == [("chatcmpl-aa", 0), ("cmpl-b-b", 11), ("chatcmpl-cc", 0)]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.metrics import Metrics
 from server.exposition import Exposition
+from server.target import error_message
 from server.top_metrics import Histogram, activity, quantile, read_metrics
 from server.top_text import frame_lines
 from server.top_watch import Frame, KvRow
@@ -122,6 +123,23 @@ def test_lines_fit_80_columns_and_the_height_that_is_there(exposition):
     assert "[████············]  25.0%" in "\n".join(lines)
     assert "131,071/131,072  131,000  23.9 h" in "\n".join(lines)
     assert len(frame_lines(frame(exposition, rows), width=80, height=None)) > 500
+
+
+def test_what_a_server_says_can_rewrite_no_screen(exposition):
+    record(exposition)
+    evil = "\x1b[2J\x07\x9b\r\nx"
+    rows = [KvRow(evil, evil)]
+    lines = frame_lines(frame(exposition, rows, model=evil, version=evil, url="u"), width=200, height=None)
+    assert all(character.isprintable() for line in lines for character in line)
+    assert lines[0].startswith("[2J x · [2J x · u")
+
+
+@pytest.mark.parametrize("body", ['{"error": {"message": "%s"}}', '{"error": "%s"}', "%s"])
+def test_an_error_of_a_server_is_one_printable_line(body):
+    evil = "\\u001b[2J\\u0007a\\nb" if "error" in body else "\x1b[2J\x07a\nb"
+    message = error_message(500, (body % evil).encode())
+    assert message.isprintable()
+    assert message.endswith("[2Ja b")
 
 
 def test_without_a_table_of_requests_there_is_none(exposition):

@@ -55,6 +55,29 @@ def test_two_parents_are_none():
     assert trace_context([(b"traceparent", value), (b"traceparent", value)]).parent_id == ""
 
 
+def with_state(*values):
+    headers = [(b"tracestate", value.encode("latin-1")) for value in values]
+    return trace_context([(b"traceparent", f"00-{TRACE}-{SPAN}-01".encode()), *headers])
+
+
+@pytest.mark.parametrize("value", ["a=1", "1t@v=x y", "a=1, b=2,\t,c/*-_9=!~", "k=" + "v" * 256, ""])
+def test_a_state_is_kept_as_it_came(value):
+    assert with_state(value).tracestate == value
+    assert with_state("first=1", value).tracestate == f"first=1,{value}"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "secret", "a=1,secret", "A=1", "1=1", "a=", "a=b=c", "a=\xe9", "a=1\n", "a=1,a=2", "@v=1", "a@=1",
+        "k=" + "v" * 257, ",".join(f"k{i}=1" for i in range(33)), "a=1" + "," * 510,
+    ],
+)  # fmt: skip
+def test_a_state_that_is_not_valid_is_dropped_and_the_parent_stays(value):
+    context = with_state(value)
+    assert (context.tracestate, context.parent_id) == ("", SPAN)
+
+
 @given(st.lists(st.tuples(st.sampled_from([b"traceparent", b"tracestate"]), st.binary(max_size=80)), max_size=3))
 def test_whatever_comes_the_answer_has_a_valid_context(headers):
     context = trace_context(headers)

@@ -10,6 +10,8 @@ from engine.errors import StartupError
 from server import tracing
 from server.observability_flags import traces_endpoint
 from tests.fakes import FakeEngineClient
+from tests.unit.models.embedding_folder import write_embedding_files
+from tests.unit.server.conftest import write_model_folder
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs quire[otel]")
 from tests.otlp_collector import Collector
@@ -56,7 +58,7 @@ def test_a_request_is_a_span_with_its_phases_below(traced, stream):
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "quire",
         "gen_ai.request.model": "alias/tiny",
-        "gen_ai.response.model": "tiny",
+        "gen_ai.response.model": "alias/tiny",
         "gen_ai.response.finish_reasons": ["length"],
         "gen_ai.usage.input_tokens": num_in,
         "gen_ai.usage.cache_read.input_tokens": 2,
@@ -71,6 +73,35 @@ def test_a_request_is_a_span_with_its_phases_below(traced, stream):
     assert queue.end_s == pytest.approx(prefill.start_s, abs=1e-6)
     assert decode.end_s <= span.end_s + 1e-6
     assert span.end_s <= time.time() + 0.05
+
+
+def test_embeddings_have_a_span_with_their_adapter_and_no_decode(harness, tmp_path):
+    folder = write_model_folder(tmp_path)
+    write_embedding_files(folder)
+    with Collector() as collector:
+        tracer = tracing.Tracer(f"{collector.url}/v1/traces", model_name="tiny", version="1", instance="worker-0")
+        app = harness(folder=folder, tracer=tracer, lora_names=["sql"])
+        assert app.post("/v1/embeddings", {"model": "sql", "input": ["a", "b"]}).status_code == 200
+        tracer.close()
+        spans = {span.name: span for span in collector.spans}
+    assert set(spans) == {"embeddings sql", "queue", "prefill"}
+    span = spans["embeddings sql"]
+    assert (span.attributes["gen_ai.request.model"], span.attributes["gen_ai.response.model"]) == ("sql", "sql")
+    assert span.attributes["gen_ai.usage.input_tokens"] > 0
+    for name in ("queue", "prefill"):
+        assert spans[name].parent_id == span.span_id
+        assert spans[name].start_s <= spans[name].end_s
+
+
+def test_a_state_that_is_none_is_in_no_log(traced, caplog):
+    app, _, finish = traced
+    app.post(
+        "/v1/completions",
+        {"prompt": "Hello"},
+        headers={"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": SECRET},
+    )
+    assert finish()["text_completion tiny"].parent_id == SPAN
+    assert SECRET not in caplog.text
 
 
 def test_without_a_parent_a_trace_begins_and_others_have_their_own(traced):
