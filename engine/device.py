@@ -8,13 +8,13 @@ import warnings
 import torch
 
 from engine.errors import StartupError
+from engine.sizes import GIB
 from kernels.kv_write import FP8
 from kernels.ops import HAS_TRITON
 from models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
-_GIB = 1024**3
 _KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 _FP8_CAPABILITY = (8, 9)  # the first that converts fp8 in hardware, and the first for which Triton does it at all
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -68,7 +68,7 @@ def describe_device(device: torch.device) -> str:
     """Return the device's name and size for people."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        return f"{properties.name}, {properties.total_memory / _GIB:.0f} GiB"
+        return f"{properties.name}, {properties.total_memory / GIB:.0f} GiB"
     if device.type == "mps":
         return "mps (Apple GPU; untested path)"
     num_threads = torch.get_num_threads()

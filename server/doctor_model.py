@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import StartupError
-from server.resolve import HUB_ID, TOKENIZER_FILES, check_folder, fetch, look_at
+from server.resolve import TOKENIZER_FILES, check_folder, fetch, local_folder
 
 # Of the model, and of what makes it an embedding model (server/embedding_model.py)
 _CONFIG_FILES = ["config.json", "modules.json", "config_sentence_transformers.json", "[0-9]*/config.json"]
@@ -25,20 +25,11 @@ def find_model(model: str, *, revision: str | None, scratch: Path) -> FoundModel
 
     scratch: a folder that takes the configuration files of a hub id which is not cached; weights are never fetched.
     """
-    path, kind = look_at(model)
-    if kind == "folder":
-        if revision is not None:
-            raise StartupError(f"--revision {revision}: {model} is a local folder, which has none.", exit_code=2)
-        path = path.resolve()
+    path = local_folder(model, revision=revision)
+    if path is not None:
         if not (path / "config.json").is_file():
             raise StartupError(f"No config.json in {path}: is this a model folder in Hugging Face layout?")
         return FoundModel(path, path.name or "model", f"folder {path}", is_hub=False, needs_download=False)
-    if kind == "file":
-        raise StartupError(f"MODEL {model} is a file, but a folder in Hugging Face layout is needed.", exit_code=2)
-    if not HUB_ID.fullmatch(model):
-        raise StartupError(
-            f"MODEL {model!r} is no folder here, and no hub id either (those have the form owner/name).", exit_code=2
-        )
     cached = _find_cached(model, revision)
     if cached is not None:
         is_whole = _is_whole(cached)

@@ -20,7 +20,7 @@ PROJECT_ROOT = Path(__file__).resolve().parent.parent
 DEMO_FOLDER = PROJECT_ROOT / "models" / "demo" / "checkpoint"
 _DEMO_NOTE = "a tiny model to try the server with: knows Quire, capitals, small sums; often wrong, not for real work"
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer*", "*.model", "merges.txt"]
 # Other formats of the same weights; 1_Pooling/config.json is none of them
 _HUB_SKIPPED = ["[!0-9]*/*", "[0-9]*/*.safetensors", "consolidated*"]
@@ -43,21 +43,11 @@ def resolve_model(model: str | None, *, revision: str | None = None, load_format
     if model is None:
         resolved = ResolvedModel(DEMO_FOLDER, DEMO_NAME)
     else:
-        path, kind = look_at(model)
-        if kind == "folder":
-            if revision is not None:
-                raise StartupError(f"--revision {revision}: {model} is a local folder, which has none.", exit_code=2)
-            path = path.resolve()
-            resolved = ResolvedModel(path, path.name or "model")
-        elif kind == "file":
-            raise StartupError(f"MODEL {model} is a file, but a folder in Hugging Face layout is needed.", exit_code=2)
-        elif HUB_ID.fullmatch(model):
-            resolved = ResolvedModel(_download(model, revision), model)
+        folder = local_folder(model, revision=revision)
+        if folder is not None:
+            resolved = ResolvedModel(folder, folder.name or "model")
         else:
-            raise StartupError(
-                f"MODEL {model!r} is no folder here, and no hub id either (those have the form owner/name).",
-                exit_code=2,
-            )
+            resolved = ResolvedModel(_download(model, revision), model)
     check_folder(resolved.folder, load_format=load_format)
     return resolved
 
@@ -93,15 +83,23 @@ def check_kernels_package() -> None:
     )
 
 
-def look_at(model: str) -> tuple[Path, str]:
-    """Return the path that `model` would be, and "folder", "file" or "" for none."""
+def local_folder(model: str, *, revision: str | None) -> Path | None:
+    """Return the folder that `model` is, None if it is a hub id. Raises StartupError (exit code 2) if it is neither."""
     try:
         path = Path(model).expanduser()
-        if not model or not path.exists():
-            return path, ""
-        return path, "folder" if path.is_dir() else "file"
+        is_there, is_folder = bool(model) and path.exists(), path.is_dir()
+        path = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise StartupError(f"MODEL {model[:200]!r}: {error}.", exit_code=2) from error
+    if is_there and not is_folder:
+        raise StartupError(f"MODEL {model} is a file, but a folder in Hugging Face layout is needed.", exit_code=2)
+    if is_there and revision is not None:
+        raise StartupError(f"--revision {revision}: {model} is a local folder, which has none.", exit_code=2)
+    if not is_there and not _HUB_ID.fullmatch(model):
+        raise StartupError(
+            f"MODEL {model!r} is no folder here, and no hub id either (those have the form owner/name).", exit_code=2
+        )
+    return path if is_there else None
 
 
 def fetch(download: Callable[[], str], repo_id: str, *, revision: str | None) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.demo_score import choose, encode
 from engine.config import EngineConfig
@@ -21,7 +21,8 @@ from server.cli import main
 from server.flags import KV_CACHE_DTYPES
 from server.resolve import DEMO_FOLDER
 from server.tokenizer import load_tokenizer
-from tests.unit.engine.test_real_model import VOCAB_SIZE, make_engine, mixed_params, prompts, tokens
+from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
+from tests.unit.engine.tiny_llama import save_tiny_llama
 
 LENGTHS = (5, 17, 30, 61, 12, 40, 23, 35)
 BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 4  # k and v, layers, KV heads, head_dim, tokens
@@ -30,21 +31,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """That of test_real_model."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.15,
-    )
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig, LoraSource
@@ -14,7 +14,8 @@ from engine.generate import LocalTransport, generate
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
 from engine.request import Request
-from tests.unit.engine.test_real_model import VOCAB_SIZE, make_engine, prompts, tokens
+from tests.unit.engine.test_real_model import make_engine, prompts, tokens
+from tests.unit.engine.tiny_llama import save_tiny_llama
 from tests.unit.models.lora_adapters import (
     ATTENTION,
     MLP,
@@ -30,21 +31,7 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random Llama."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.15,
-    )
-    folder = tmp_path_factory.mktemp("base")
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
 @pytest.fixture(scope="module")

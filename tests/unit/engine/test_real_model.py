@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -12,28 +12,14 @@ from engine.errors import StartupError
 from engine.generate import Generation, LocalTransport, generate
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
+from tests.unit.engine.tiny_llama import VOCAB_SIZE, save_tiny_llama
 
-VOCAB_SIZE = 320
 KV_BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 4 * 4  # k and v, layers, KV heads, head_dim, float32, tokens
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random Llama in Hugging Face layout, with weights large enough that its text depends on its context."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.15,
-    )
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
 def make_engine(checkpoint: Path, **changes: object) -> tuple[Engine, LocalTransport]:
