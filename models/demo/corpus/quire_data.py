@@ -101,8 +101,9 @@ TEMPLATES: Mapping[str, Phrasings] = {
             "Does it support {x}?",
             "I need {x}. Does Quire have that?",
             "Does Quire work with {x}?",
-            "When will Quire have {x}?",
+            "Does Quire handle {x}?",
             "Can Quire use {x}?",
+            "{x}: does Quire have that?",
         ),
         unseen=(
             "Has Quire got {x}?",
