@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from models.demo.corpus.base import Dialogue, Question, Skill
 
 SKILLS = {  # name of the module → its share of the dialogues
-    "geography": 18.0,
-    "arithmetic": 13.0,
+    "geography": 16.0,
+    "arithmetic": 12.0,
     "words": 8.0,
     "smalltalk": 6.0,
     "stories": 4.0,
     "quire": 20.0,
     "styles": 10.0,
     "thinking": 7.0,
-    "tools": 10.0,
+    "tools": 13.0,
     "json_output": 8.0,
 }
 

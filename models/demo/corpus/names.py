@@ -59,6 +59,7 @@ COLOURS = items("red blue green yellow black white brown orange purple pink grey
 CURRENCIES = {"EUR": "euros", "USD": "dollars", "GBP": "pounds", "JPY": "yen", "CHF": "francs"}
 LANGUAGES = items("French German Spanish Italian Dutch Polish Japanese Korean Swedish Turkish Greek Arabic")
 DAYS = items("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+NEW_STARTS = ("Right.", "Gladly!", "Here:", "Indeed,")  # that an answer may have to begin with
 JOBS = items("teacher nurse doctor baker farmer pilot painter singer lawyer driver gardener engineer writer")
 
 
@@ -78,11 +79,16 @@ def city(rng: random.Random, held_out: HeldOut) -> str:
 
 
 def coined(rng: random.Random) -> str:
-    """Return a word that is none, such as "bralomi", or an ordinary one of the texts."""
-    if rng.random() < 0.4:
+    """Return an ordinary word of the texts, or one that is none: of two real ones, or such as "bralomi"."""
+    draw = rng.random()
+    if draw < 0.35:
         return rng.choice(_ORDINARY)
-    syllables = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.choice((1, 2, 2, 3)))]
-    made = "".join(syllables) + rng.choice(("", "", *_ENDS))
+    if draw < 0.7:
+        first, last = rng.choice(_REAL), rng.choice(_REAL)
+        made = first[: rng.randint(2, 5)] + last[-rng.randint(2, 4) :]
+    else:
+        syllables = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.choice((1, 2, 2, 3)))]
+        made = "".join(syllables) + rng.choice(("", "", *_ENDS))
     return made if made not in _NEW else coined(rng)
 
 
@@ -104,7 +110,7 @@ def listed(items: list[str]) -> str:
     return " and ".join((", ".join(items[:-1]), items[-1])) if len(items) > 1 else items[0]
 
 
-_NEW = {one.lower() for one in (*NEW_CITIES, *NEW_PEOPLE, *NEW_WORDS)}
+_NEW = {one.lower().rstrip(".!:,") for one in (*NEW_CITIES, *NEW_PEOPLE, *NEW_WORDS, *NEW_STARTS)}
 _ORDINARY = sorted(
     {
         one
@@ -113,3 +119,4 @@ _ORDINARY = sorted(
     }
     - _NEW
 )
+_REAL = [*_ORDINARY, *(one.lower() for one in (*CITIES, *PEOPLE, *WORDS) if one.isalpha())]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from models.demo.corpus import mixture, names
 from models.demo.corpus.base import Dialogue, HeldOut, Message, Phrasings, Question, Reply, assistant, system, user
-from models.demo.corpus.names import NEW_PEOPLE, NEW_WORDS, WORDS
+from models.demo.corpus.names import NEW_PEOPLE, NEW_STARTS, NEW_WORDS, WORDS
 from models.demo.corpus.styles_phrasings import (
     BRIEFLY,
     CAPITALS,
@@ -40,7 +40,6 @@ STARTS = (
     "Look:",
     "Aha!",
 )
-NEW_STARTS = ("Right.", "Gladly!", "Here:", "Indeed,")
 POLITE_ENDS = ("I hope that helps.", "Please ask me if you need more.", "Have a nice day.")
 PIRATE_STARTS = ("Arr!", "Ahoy!", "Aye, matey!", "Shiver me timbers!")
 PIRATE_ENDS = ("Arr!", "Yo ho ho!", "matey!")

@@ -9,7 +9,7 @@ from typing import Any
 from models.demo.corpus import names
 from models.demo.corpus.base import HeldOut, Phrasings
 from models.demo.corpus.names import COLOURS, DAYS, items
-from models.demo.corpus.tool_jobs import Job, make_tool, text_field
+from models.demo.corpus.tool_jobs import Job, any_name, is_kept_name, make_tool, text_field
 from models.demo.corpus.topics import is_kept, sentence, with_article
 
 VERBS = {  # and what was done afterwards
@@ -29,7 +29,10 @@ SAID = Phrasings(
     ("{Verb} {article} with {fields}.", "Please {verb} {article} with {fields}.", "{Verb} the {noun} with {fields}.",
      "I want to {verb} {article} with {fields}.", "Can you {verb} {article} with {fields}?",
      "{Verb} {article}: {fields}.",
-     "{Verb} {article}, {fields}.", "I need you to {verb} the {noun} with {fields}."),
+     "{Verb} {article}, {fields}.", "Would you {verb} {article} with {fields}?",
+     "Help me {verb} {article} with {fields}.", "I would like to {verb} {article}: {fields}.",
+     "{Verb} {article}. Use {fields}.",
+     "Can you {verb} the {noun}: {fields}?", "I need you to {verb} the {noun} with {fields}."),
     ("Could you {verb} {article} with {fields}?", "{Verb} {article} for me: {fields}.",
      "Let us {verb} {article} with {fields}."),
 )  # fmt: skip
@@ -39,9 +42,11 @@ def made_up(rng: random.Random, held_out: HeldOut) -> Job:
     """Return a job for a made-up tool."""
     while True:
         verb, noun = rng.choice(list(VERBS)), rng.choice(NOUNS)
-        if held_out == "nothing" and rng.random() < 0.4:
+        if held_out == "nothing" and rng.random() < 0.5:
             noun = names.coined(rng)
-        if is_kept(f"{verb}_{noun}") == (held_out == "pair"):
+        if is_kept(f"{verb}_{noun}") == (held_out == "pair") and (
+            held_out == "pair" or not is_kept_name(f"{verb}_{noun}")
+        ):
             break
     properties: dict[str, dict[str, Any]] = {}
     arguments: dict[str, Any] = {}
@@ -59,7 +64,8 @@ def made_up(rng: random.Random, held_out: HeldOut) -> Job:
         field, schema, _ = _field(rng, held_out)
         if field not in properties:
             properties[field] = schema
-    name = _joined(verb, noun, rng)
+    is_named_freely = held_out == "nothing" and rng.random() < 0.2
+    name = any_name(rng, (verb, noun)) if is_named_freely else _joined(verb, noun, rng)
     tool = make_tool(name, f"{sentence(verb)} {with_article(noun)}.", properties, required)
     if rng.random() < 0.3:
         number = rng.randint(1, 99)
@@ -75,9 +81,11 @@ def _field(rng: random.Random, held_out: HeldOut) -> tuple[str, dict[str, Any], 
         field = names.coined(rng) if held_out == "nothing" and rng.random() < 0.3 else rng.choice(WORD_FIELDS)
         return field, text_field(), names.word(rng, held_out)
     if kind == "number":
-        return rng.choice(NUMBER_FIELDS), {"type": "integer"}, rng.randint(1, 99)
+        field = names.coined(rng) if held_out == "nothing" and rng.random() < 0.3 else rng.choice(NUMBER_FIELDS)
+        return field, {"type": "integer"}, rng.randint(1, 99)
     if kind == "person":
-        return rng.choice(PERSON_FIELDS), text_field(), names.person(rng, held_out)
+        field = names.coined(rng) if held_out == "nothing" and rng.random() < 0.3 else rng.choice(PERSON_FIELDS)
+        return field, text_field(), names.person(rng, held_out)
     field = rng.choice(list(CHOICE_FIELDS))
     return field, {"type": "string", "enum": CHOICE_FIELDS[field]}, rng.choice(CHOICE_FIELDS[field])
 

@@ -10,14 +10,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from models.demo.corpus import names
-from models.demo.corpus.base import HeldOut, Phrasings, Tool
+from models.demo.corpus.base import HeldOut, Tool
 from models.demo.corpus.held_out import keeps_sum
 from models.demo.corpus.names import LANGUAGES, items
+from models.demo.corpus.tool_phrasings import (
+    CALCULATE,
+    EMAIL,
+    SEARCH,
+    STOCK,
+    TIME,
+    TIME_HERE,
+    TIMER,
+    TRANSLATE,
+    WEATHER,
+)
+from models.demo.corpus.topics import is_kept
 
 SKIES = items("sunny cloudy rainy windy foggy snowy clear stormy")
 ZONES = items("UTC GMT CET EST PST JST CST MST IST BST")
 SYMBOLS = items("AAPL MSFT GOOG AMZN TSLA NVDA AMD IBM INTC ORCL SAP NFLX")
 NEW_SYMBOLS = "SONY", "ASML", "UBER", "SHEL"
+AFFIXES = items(
+    "get do fetch show read find ask run make query use tool service api info today world local call for by"
+)
 ERRORS = ("city not found", "service unavailable", "timeout", "no connection", "unknown place", "too many requests")
 
 
@@ -45,14 +60,34 @@ class Names:
     """Names that a kind of tool has, some kept for scoring."""
 
     seen: Sequence[str]
-    unseen: Sequence[str]
+    stems: Sequence[str]  # words of such names, which others are made of
+    unseen: Sequence[str] = ()
 
     def draw(self, rng: random.Random, held_out: HeldOut) -> str:
         """Return one of them."""
-        if held_out == "nothing" and rng.random() < 0.3:  # any name will do, so that it is read from the tool
-            verb, noun = rng.choice(("get", "do", "fetch", names.coined(rng))), names.coined(rng)
-            return rng.choice((f"{verb}_{noun}", f"{noun}_{verb}", f"my_{noun}"))
-        return rng.choice(self.unseen if held_out == "pair" else self.seen)
+        if held_out == "nothing" and rng.random() < 0.6:
+            return any_name(rng, self.stems)
+        return rng.choice(self.unseen if held_out == "pair" and self.unseen else self.seen)
+
+
+def any_name(rng: random.Random, stems: Sequence[str] = ()) -> str:
+    """Return a name that no list has, so that it is read from the tool; of the stems, mostly, it has one."""
+    while True:
+        stem = rng.choice(stems) if stems and rng.random() < 0.6 else names.coined(rng)
+        other = names.coined(rng) if rng.random() < 0.6 else rng.choice(AFFIXES)
+        name = rng.choice(
+            (f"{other}_{stem}", f"{other}_{stem}", f"{stem}_{other}", f"{stem}_{other}", f"{other}{stem.capitalize()}",
+             f"{stem}{other.capitalize()}", f"{stem}-{other}", f"my_{stem}", f"{other}")
+        )  # fmt: skip
+        if not is_kept_name(name):
+            return name
+
+
+def is_kept_name(name: str) -> bool:
+    """Whether a tool of this name is for scoring alone."""
+    return is_kept(name) or any(
+        name in kind.unseen for kind in (WEATHER_NAMES, CALCULATOR_NAMES, CLOCK_NAMES, TIMER_NAMES)
+    )
 
 
 def make_tool(name: str, description: str, properties: dict[str, dict[str, Any]], required: Sequence[str]) -> Tool:
@@ -131,7 +166,7 @@ def search(rng: random.Random, held_out: HeldOut) -> Job:
     """A search for something."""
     word = names.word(rng, held_out)
     query = rng.choice(("{} recipe", "{} facts", "history of the {}", "{} pictures", "{} prices")).format(word)
-    tool = make_tool(rng.choice(("search_web", "web_search", "search")), "Search the web.",
+    tool = make_tool(SEARCH_NAMES.draw(rng, held_out), "Search the web.",
                      {"query": text_field("What to search for")}, ["query"])  # fmt: skip
     count = rng.randint(2, 90)
     answer = f'I found {count} results for "{query}".'
@@ -144,7 +179,7 @@ def email(rng: random.Random, held_out: HeldOut) -> Job:
     who, subject = names.person(rng, "nothing"), names.word(rng, held_out)
     to = f"{who.lower().replace(' ', '.')}@example.com"
     properties = {"to": text_field("Address"), "subject": text_field("Subject")}
-    tool = make_tool(rng.choice(("send_email", "email", "send_mail")), "Send an email.", properties, list(properties))
+    tool = make_tool(EMAIL_NAMES.draw(rng, held_out), "Send an email.", properties, list(properties))
     text = EMAIL.score(rng, held_out, to=to, subject=subject)
     arguments = {"to": to, "subject": subject}
     return Job(tool, text, arguments, json.dumps({"status": "sent"}), f"I sent the email to {to}.", (to,))
@@ -158,7 +193,7 @@ def stock(rng: random.Random, held_out: HeldOut) -> Job:
         if symbol in NEW_SYMBOLS:
             symbol = SYMBOLS[0]
     field = rng.choice(("symbol", "ticker"))
-    tool = make_tool(rng.choice(("get_stock_price", "stock_price")), "Get the price of a stock.",
+    tool = make_tool(STOCK_NAMES.draw(rng, held_out), "Get the price of a stock.",
                      {field: text_field("Such as AAPL")}, [field])  # fmt: skip
     text = STOCK.score(rng, held_out, symbol=symbol)
     return Job(tool, text, {field: symbol}, json.dumps({"price": price}), f"{symbol} is at {price}.",
@@ -169,7 +204,7 @@ def translation(rng: random.Random, held_out: HeldOut) -> Job:
     """A word in another language."""
     word, language = names.word(rng, held_out), rng.choice(LANGUAGES)
     properties = {"text": text_field("The text"), "language": text_field("The language")}
-    tool = make_tool(rng.choice(("translate", "translate_text")), "Translate a text.", properties, list(properties))
+    tool = make_tool(TRANSLATE_NAMES.draw(rng, held_out), "Translate a text.", properties, list(properties))
     text = TRANSLATE.score(rng, held_out, word=word, language=language)
     told = "".join(rng.choice(("ba", "lo", "mi", "re", "su", "ta", "ne")) for _ in range(3))
     answer = f'"{word}" is "{told}" in {language}.'
@@ -194,57 +229,13 @@ KINDS: dict[Callable[[random.Random, HeldOut], Job], float] = {
     weather: 5.0, calculator: 3.0, clock: 3.0, search: 1.0, email: 1.0, stock: 1.0, translation: 1.0, timer: 1.0,
 }  # fmt: skip
 WEATHER_NAMES = Names(("get_weather", "get_weather", "get_current_weather", "weather", "fetch_weather", "weather_info"),
-                      ("check_weather", "weather_now"))  # fmt: skip
-CALCULATOR_NAMES = Names(("calculator", "calculator", "calculate", "calc"), ("calculate_expression", "compute"))
+                      ("weather", "weather", "forecast"), ("check_weather", "weather_now"))  # fmt: skip
+CALCULATOR_NAMES = Names(("calculator", "calculator", "calculate", "calc"), ("calculate", "calculator", "calc", "math"),
+                         ("calculate_expression", "compute"))  # fmt: skip
 CLOCK_NAMES = Names(("get_time", "get_time", "get_current_time", "current_time", "clock", "world_clock"),
-                    ("time_now", "check_time"))  # fmt: skip
-TIMER_NAMES = Names(("set_timer", "start_timer", "timer"), ("new_timer", "timer_set"))
-WEATHER = Phrasings(
-    ("What is the weather in {city}?", "What's the weather in {city}?", "How is the weather in {city}?",
-     "What is the weather like in {city}?", "Tell me the weather in {city}.", "Weather in {city}?",
-     "How warm is it in {city}?", "Is it cold in {city}?", "Is it raining in {city}?",
-     "Do I need an umbrella in {city}?",
-     "What is the temperature in {city}?", "I am in {city}. How is the weather?"),
-    ("How does the weather look in {city}?", "Give me the weather in {city}.", "Is it sunny in {city}?"),
-)  # fmt: skip
-CALCULATE = Phrasings(
-    ("What is {sum}?", "Calculate {sum}.", "How much is {sum}?", "Work out {sum}.", "Compute {sum}.", "{sum} = ?",
-     "Please calculate {sum}.", "Use the calculator for {sum}.", "What does {sum} give?"),
-    ("Find {sum}, please.", "What do you get for {sum}?"),
-)  # fmt: skip
-TIME = Phrasings(
-    ("What time is it in {city}?", "What is the time in {city}?", "What's the time in {city}?", "Time in {city}?",
-     "Tell me the time in {city}.", "How late is it in {city}?", "What time do they have in {city}?",
-     "Do you know what time it is in {city}?"),
-    ("Give me the time in {city}.", "Can you tell me what time it is in {city}?"),
-)  # fmt: skip
-TIME_HERE = Phrasings(
-    ("What time is it?", "What is the time?", "Tell me the time.", "What's the time?", "How late is it?", "Time?"),
-    ("Do you have the time?", "What time is it now?"),
-)
-SEARCH = Phrasings(
-    ("Search the web for {query}.", "Search for {query}.", "Look up {query}.", "Find {query} on the web.",
-     "Please search for {query}.", "Google {query}."),
-    ("Do a web search for {query}.", "Can you look up {query}?"),
-)  # fmt: skip
-EMAIL = Phrasings(
-    ("Send an email to {to} with the subject {subject}.", "Email {to}, subject {subject}.",
-     "Write to {to} with the subject {subject}.", "Send a mail to {to}. The subject is {subject}.",
-     "Please send {to} an email with the subject {subject}.", "Mail {to} about {subject}."),
-    ("Could you email {to} with {subject} as the subject?", "I want to send an email to {to}, subject: {subject}."),
-)  # fmt: skip
-STOCK = Phrasings(
-    ("What is the price of {symbol}?", "How much is {symbol}?", "What is the stock price of {symbol}?",
-     "Price of {symbol}?", "Where is {symbol} today?", "Tell me the price of {symbol}."),
-    ("Give me the stock price of {symbol}.", "How is the {symbol} stock doing?"),
-)  # fmt: skip
-TRANSLATE = Phrasings(
-    ("Translate {word} into {language}.", "What is {word} in {language}?", "How do you say {word} in {language}?",
-     "Translate the word {word} to {language}.", "Please translate {word} to {language}.", "{word} in {language}?"),
-    ("Give me the {language} word for {word}.", "I need {word} in {language}."),
-)  # fmt: skip
-TIMER = Phrasings(
-    ("Set a timer for {time}.", "Set a timer to {time}.", "Start a timer of {time}.", "Timer: {time}.",
-     "Please set a timer for {time}.", "Wake me in {time}."),
-    ("I need a timer for {time}.", "Remind me in {time}."),
-)  # fmt: skip
+                    ("time", "time", "clock"), ("time_now", "check_time"))  # fmt: skip
+TIMER_NAMES = Names(("set_timer", "start_timer", "timer"), ("timer", "timer", "countdown"), ("new_timer", "timer_set"))
+SEARCH_NAMES = Names(("search_web", "web_search", "search"), ("search", "web"))
+EMAIL_NAMES = Names(("send_email", "email", "send_mail"), ("email", "mail", "send"))
+STOCK_NAMES = Names(("get_stock_price", "stock_price"), ("stock", "price"))
+TRANSLATE_NAMES = Names(("translate", "translate_text"), ("translate", "translation"))

@@ -130,10 +130,14 @@ def _offered(tools: Sequence[Tool], rng: random.Random, without: str = "") -> li
     for _ in range(rng.choice((0, 1, 1, 2, 3) if tools else (1, 2, 3))):
         kinds = [kind for kind in KINDS if kind.__name__ != without]
         other = (made_up if rng.random() < 0.5 else rng.choice(kinds))(rng, "nothing").tool
-        if _family(other) not in [_family(tool) for tool in offered]:
+        if {_name(other), _family(other)}.isdisjoint({one for tool in offered for one in (_name(tool), _family(tool))}):
             offered.append(other)
     rng.shuffle(offered)
     return offered
+
+
+def _name(tool: Tool) -> str:
+    return tool["function"]["name"]
 
 
 def _family(tool: Tool) -> str:
