@@ -56,8 +56,8 @@ class PairsConfig:
 _GROUPED: tuple[tuple[float, GroupedConfig], ...] = (
     (8, GroupedConfig(16, Tile(64, 128, 4, 5, group_m=1), Tile(128, 128, 4, 5, group_m=1), swaps=True)),
     (24, GroupedConfig(32, Tile(64, 128, 4, 5, group_m=1), Tile(256, 128, 4, 3, group_m=1), swaps=True)),
-    (128, GroupedConfig(64, Tile(128, 64, 4, 4, group_m=1), Tile(256, 64, 4, 5, group_m=1), chunk_tokens=64)),
-    (float("inf"), GroupedConfig(128, Tile(128, 64, 8, 4), Tile(256, 64, 8, 4, group_m=1), chunk_tokens=64)),
+    (128, GroupedConfig(64, Tile(128, 64, 4, 4), Tile(256, 64, 4, 5), chunk_tokens=64)),
+    (float("inf"), GroupedConfig(128, Tile(128, 64, 8, 4), Tile(256, 64, 8, 4), chunk_tokens=64)),
 )
 # fp32 is for tests: small tiles, exact products
 _GROUPED_FP32 = GroupedConfig(16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2))
