@@ -20,6 +20,9 @@ try:
 except ImportError:
     HAS_TRITON = False
 
+# Rows of x up to which looking up codes for each product costs no more than making the matrix dense on an H100
+_FEW_ROWS_4BIT = 8
+
 
 def linear_4bit(
     x: torch.Tensor,
@@ -33,7 +36,7 @@ def linear_4bit(
     """See kernels.quant_bnb.linear_4bit. rounded_table: the table in x's dtype."""
     if not (HAS_TRITON and x.is_cuda):
         return quant_bnb.linear_4bit(x, packed, scales, table, bias)
-    if _streams(x):
+    if _streams(x, _FEW_ROWS_4BIT):
         return triton_quant_bnb.linear_4bit(x, packed, scales, rounded_table, bias, pdl=_has_pdl(x.device))
     return functional.linear(x, triton_quant_bnb.dequantize_4bit(packed, scales, table, x.dtype), bias)
 
@@ -44,13 +47,13 @@ def linear_int8(
     """See kernels.quant_bnb.linear_int8."""
     if not (HAS_TRITON and x.is_cuda):
         return quant_bnb.linear_int8(x, values, largest, bias)
-    if _streams(x):
+    if _streams(x, triton_quant_bnb.MAX_ROWS):
         return triton_quant_bnb.linear_int8(x, values, largest, bias, pdl=_has_pdl(x.device))
     return functional.linear(x, triton_quant_bnb.dequantize_int8(values, largest, x.dtype), bias)
 
 
-def _streams(x: torch.Tensor) -> bool:
-    return x.dtype in (torch.bfloat16, torch.float16) and x.shape[0] <= triton_quant_bnb.MAX_ROWS
+def _streams(x: torch.Tensor, most: int) -> bool:
+    return x.dtype in (torch.bfloat16, torch.float16) and x.shape[0] <= most
 
 
 @functools.cache

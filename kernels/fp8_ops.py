@@ -19,6 +19,8 @@ try:
 except ImportError:
     HAS_TRITON = False
 
+_FEW_ROWS = 16  # of x, up to which streaming the weights beats torch's product on an H100
+
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See kernels.quant_fp8.quantize_rows."""
@@ -50,7 +52,8 @@ def rows_linear(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """See kernels.quant_fp8.rows_linear."""
-    if _has_twin(x) and x.shape[0] <= triton_quant_fp8.MAX_ROWS:
+    most = _FEW_ROWS if _has_rowwise_product(w) else triton_quant_fp8.MAX_ROWS
+    if _has_twin(x) and x.shape[0] <= most:
         return triton_quant_fp8.rows_linear(x, x_scales, w, w_scales, bias, dtype, pdl=_has_pdl(x))
     if _has_rowwise_product(w):
         return _scaled_mm(x, x_scales, w, w_scales, bias, dtype)

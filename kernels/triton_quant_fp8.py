@@ -25,10 +25,10 @@ def quantize_rows(x: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Tensor, 
     """See kernels.quant_fp8.quantize_rows."""
     num_rows, k = x.shape
     values, scales = torch.empty(num_rows, k, dtype=FP8, device=x.device), _row_scales(x)
-    block = min(triton.next_power_of_2(k), 4096)
+    block = triton.next_power_of_2(k) if k <= 4096 else 2048  # a row of up to 4096 is read once
     _quantize_rows_kernel[(num_rows,)](
         x, values, scales, k, x.stride(0), BLOCK=block, EVEN=k % block == 0, PDL=pdl,
-        num_warps=8 if block > 1024 else 4, launch_pdl=pdl,
+        num_warps=16 if block > 1024 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return values, scales
 
