@@ -58,7 +58,7 @@ def test_every_chosen_expert_is_counted_once() -> None:
 
 def test_the_table_names_the_cut_that_serving_takes() -> None:
     shape = SHAPES["qwen3-30b-a3b"]
-    assert [describe_cut(shape, tokens) for tokens in (1, 8, 64, 8192)] == ["pairs", "pairs", "16 rows", "128 rows"]
+    assert [describe_cut(shape, tokens) for tokens in (1, 4, 64, 8192)] == ["pairs", "pairs", "16 rows", "128 rows"]
     numbers = {"experts_hit": 8.0, "us": 30.0, "floor_us": 22.5, "of_floor": 0.75, "torch_us": 900.0}
     result = {"shape": "qwen3-30b-a3b", "tokens": 1, "config": "pairs", "bound": "memory", "torch_grouped_us": 50.0}
     assert "75%" in make_table([result | numbers])
