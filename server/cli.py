@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
 
+_SEEN_KEY = "--api-key: other users of this machine see the key in ps: better --api-key-file, or QUIRE_API_KEY"
 _ROOT_EXAMPLES = """\
 examples:
   quire serve [MODEL]                  a hub id or a folder, else the demo model
@@ -130,6 +131,7 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
     add("--request-timeout", type=deadline, metavar="S", help="deadline of every request in seconds (none)")
     add("--drain-timeout", type=seconds, default=25.0, metavar="S", help="how long SIGTERM waits for streams (25)")
+    add("--stall-timeout", type=seconds, default=300.0, metavar="S", help="restart a hung engine; 0: never (300)")
 
 
 def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
@@ -151,9 +153,10 @@ def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
     if arguments.chat_template is not None:
         chat_template = _readable_file("--chat-template", arguments.chat_template)
     endpoint = traces_endpoint(arguments.otlp_traces_endpoint)
-    key_hashes = read_key_hashes(arguments.api_key, file=arguments.api_key_file, environment=os.environ)
+    given_hashes = read_key_hashes(arguments.api_key, file=None, environment=os.environ)
+    key_hashes = read_key_hashes([], file=arguments.api_key_file, environment={})
     check_kernels_package()
-    launch_config = _launch_config(arguments)
+    launch_config = _launch_config(arguments, given_hashes)
     listeners = bind(launch_config)
     model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
     load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
@@ -167,7 +170,7 @@ def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
         pooling=arguments.pooling,
         strict=arguments.strict,
         request_timeout_s=arguments.request_timeout,
-        api_key_hashes=key_hashes,
+        api_key_hashes=list(dict.fromkeys([*given_hashes, *key_hashes])),
         cors_origins=arguments.cors_origin,
         root_path=arguments.root_path,
         otlp_traces_endpoint=endpoint,
@@ -188,7 +191,7 @@ def _check_together(arguments: argparse.Namespace) -> None:
         raise StartupError(f"--revision {arguments.revision} needs a hub id as MODEL.", exit_code=EXIT_USAGE)
 
 
-def _launch_config(arguments: argparse.Namespace) -> "LaunchConfig":
+def _launch_config(arguments: argparse.Namespace, given_key_hashes: list[str]) -> "LaunchConfig":
     from engine.config import LaunchConfig
 
     address, tls = address_of(arguments), tls_of(arguments)
@@ -204,6 +207,10 @@ def _launch_config(arguments: argparse.Namespace) -> "LaunchConfig":
         log_level=arguments.log_level,
         debug=arguments.debug,
         metrics_compat=arguments.metrics_compat,
+        stall_timeout_s=arguments.stall_timeout,
+        api_key_file=arguments.api_key_file,
+        given_key_hashes=given_key_hashes,
+        notices=[_SEEN_KEY] if arguments.api_key else [],
     )
 
 

@@ -12,6 +12,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from engine.logs import configure_logging
 from engine.metrics import Metrics
 from server.app import create_app
 from server.children import WorkerConfig
+from server.file_limits import ConnectionLimit
 from server.http_metrics import HttpMetrics
 from server.http_protocol import HttpProtocol
 from server.open_requests import OpenRequests
@@ -129,7 +131,7 @@ def _tracer(config: ServerConfig) -> "Tracer | None":
 def _uvicorn_config(app: FastAPI, config: WorkerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=HttpProtocol,
+        http=partial(HttpProtocol, limit=ConnectionLimit()),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,
