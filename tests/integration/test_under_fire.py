@@ -179,7 +179,7 @@ def test_closing_the_terminal_ends_it_as_sigterm_does() -> None:
         children = Path(f"/proc/{terminal.process.pid}/task/{terminal.process.pid}/children").read_text().split()
         assert len(children) >= 2
         terminal.hang_up()
-        terminal.process.wait(20)
+        assert terminal.process.wait(20) == 0
         wait_for(lambda: not any(is_alive(int(pid)) for pid in children), timeout_s=5, what="children ended")
 
 
@@ -241,3 +241,34 @@ def test_a_killed_daemons_directory_is_removed_by_the_next(tmp_path: Path) -> No
             assert not left.exists()
             assert len(list(Path(parent).glob("quire-*"))) == 1
             daemon.wait_ready()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the pids of children, theirs, and so on."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")  # by the thread that started them
+    children = [int(child) for file in files for child in file.read_text().split()]
+    return children + [pid for child in children for pid in descendants(child)]
+
+
+def test_a_launcher_killed_while_the_model_loads_leaves_no_orphans(start: Start) -> None:
+    daemon = start()
+    wait_for(lambda: len(descendants(daemon.process.pid)) == 2, timeout_s=20, what="children")
+    children = descendants(daemon.process.pid)
+    daemon.process.kill()
+    wait_for(lambda: not any(is_alive(pid) for pid in children), timeout_s=10, what="children ended")
+
+
+def test_no_helper_of_a_worker_outlives_the_launcher_or_the_worker(start: Start) -> None:
+    daemon = start().wait_ready()
+    worker = daemon.child("server.worker")
+    assert post(daemon, response_format={"type": "json_object"}).status_code == 200
+    helpers = descendants(worker)
+    assert helpers  # it tries grammars
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: not any(is_alive(pid) for pid in helpers), timeout_s=10, what="helpers ended")
+    wait_for(lambda: ready_status(daemon) == 200, timeout_s=30, what="served again")
+    assert post(daemon, response_format={"type": "json_object"}).status_code == 200
+    everybody = descendants(daemon.process.pid)
+    assert len(everybody) == 3
+    daemon.process.kill()
+    wait_for(lambda: not any(is_alive(pid) for pid in everybody), timeout_s=10, what="all ended")
