@@ -18,7 +18,7 @@ PIP_ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients test-templates models-page test-browser fuzz lint format clean
+.PHONY: help serve test test-clients test-templates models-page configuration-page test-browser fuzz lint format clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
@@ -26,6 +26,7 @@ help:
 	@echo 'make test-clients   drive the server with other people'"'"'s clients, in Python and on Node'
 	@echo 'make test-templates   render published chat templates, and compare with transformers'
 	@echo 'make models-page   run what docs/models.md shows, and write it'
+	@echo 'make configuration-page   write the tables of docs/configuration.md'
 	@echo 'make test-browser   look at the pages in an installed Chromium'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
 	@echo 'make lint    check the style'
@@ -47,6 +48,9 @@ test-templates: $(STAMP) $(TEMPLATES)/.installed
 
 models-page: $(STAMP) $(TEMPLATES)/.installed
 	$(BIN)/python -m tests.models_page
+
+configuration-page: $(STAMP)
+	$(BIN)/python -m tests.configuration_page
 
 test-browser: $(VENV)/.installed-browser
 	$(BIN)/python -m pytest tests/browser $(ARGS)

@@ -102,6 +102,7 @@ METRICS: dict[str, Metric] = {
         Metric("engine_up", "gauge", "1 if the engine serves and its loop makes progress."),
         Metric("engine_progress_age_seconds", "gauge", "Time since the engine's loop last made progress; about a second while idle."),
         Metric("engine_restarts_total", "counter", "Times the engine process was started again."),
+        Metric("engine_restart_seconds", "gauge", "How long the engine was gone when it last ended: until the next one was ready."),
         Metric("worker_restarts_total", "counter", "Times an HTTP worker was started again."),
         Metric("process_cpu_seconds_total", "counter", "CPU time, by role of process.", label="role", label_values=_ROLES),
         Metric("process_resident_memory_bytes", "gauge", "Resident memory, by role of process.", label="role", label_values=_ROLES),

@@ -6,9 +6,8 @@ Exit codes: 0 done, 2 wrong usage, 3 the start failed.
 
 import argparse
 import os
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,11 +17,12 @@ from server.bench_cli import add_bench
 from server.chat_cli import add_chat
 from server.completion_cli import add_completion
 from server.doctor_cli import add_doctor
-from server.flags import deadline, seconds, workers
+from server.flags import deadline, seconds, text, workers
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
 from server.loras import resolve_loras
 from server.model_flags import add_memory_flags, add_model_flags
 from server.observability_flags import add_log_flags, add_metrics_flags, traces_endpoint
+from server.settings import SettingsParser, places_of
 from server.speculative_flags import add_speculative_flags, speculative_of
 from server.top_cli import add_top
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
 
+_SEEN_KEY = "--api-key: other users of this machine see the key in ps: better --api-key-file, or QUIRE_API_KEY"
 _ROOT_EXAMPLES = """\
 examples:
   quire serve [MODEL]                  a hub id or a folder, else the demo model
@@ -58,14 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.debug:
             raise
         if isinstance(error, StartupError):
-            print(f"quire: error: {error.message}", file=sys.stderr)
+            print(f"quire: error: {error.message}{places_of(error.message, arguments)}", file=sys.stderr)
             return error.exit_code
         print(f"quire: internal error: {type(error).__name__}: {error} (--debug shows more)", file=sys.stderr)
         return EXIT_START_FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> SettingsParser:
+    parser = SettingsParser(
         prog="quire",
         description="An OpenAI-compatible server for large language models.",
         epilog=_ROOT_EXAMPLES,
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_serve(commands)
+    _add_serve(commands, os.environ)
     add_chat(commands)
     add_bench(commands, _HelpFormatter)
     add_doctor(commands, _HelpFormatter)
@@ -84,7 +85,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def serve_parser(environment: Mapping[str, str]) -> SettingsParser:
+    """Return the parser of `quire serve` alone, whose settings are the model of docs/configuration.md."""
+    return _add_serve(SettingsParser(prog="quire").add_subparsers(), environment)
+
+
+def _add_serve(
+    commands: "argparse._SubParsersAction[SettingsParser]", environment: Mapping[str, str]
+) -> SettingsParser:
     parser = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
@@ -94,7 +102,7 @@ def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(run=_serve)
+    parser.set_defaults(run=lambda arguments: _serve(arguments, parser))
     add_model_flags(parser.add_argument_group("model"))
     add_memory_flags(parser.add_argument_group("memory and batching (default: from the model and the free memory)"))
     add_speculative_flags(parser.add_argument_group("speculation (default: one token per request and step)"))
@@ -104,18 +112,35 @@ def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
     add_access_flags(parser.add_argument_group("access"))
     add_metrics_flags(parser.add_argument_group("metrics and traces"))
     add_log_flags(parser.add_argument_group("log"))
+    _add_config_flags(parser.add_argument_group("configuration (command line > environment > file > default)"))
+    parser.take_settings(environment)
+    return parser
+
+
+def _add_config_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--config", type=text, metavar="FILE", help="YAML file with these flags as keys, e.g. port: 8000 (QUIRE_CONFIG)"
+    )
+    add("--show-config", action="store_true", help="print every value and where it is from, and exit")
 
 
 def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--http-workers", type=workers, default=workers("auto"), metavar="N", help="HTTP processes (auto: by cores)")
+    add("--http-workers", type=workers, default="auto", metavar="N", help="HTTP processes (auto: by cores)")
     add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
     add("--request-timeout", type=deadline, metavar="S", help="deadline of every request in seconds (none)")
     add("--drain-timeout", type=seconds, default=25.0, metavar="S", help="how long SIGTERM waits for streams (25)")
+    add("--stall-timeout", type=seconds, default=300.0, metavar="S", help="restart a hung engine; 0: never (300)")
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
     """Bind the port, find the model, launch. The port comes first: a taken one must not cost a download."""
+    if arguments.show_config:
+        from server.settings_show import show_config
+
+        print(show_config(parser.settings, arguments, environment=os.environ))
+        return 0
     from engine.config import ServerConfig
     from server.api_keys import read_key_hashes
     from server.embedding_model import load_embedding_model
@@ -128,9 +153,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     if arguments.chat_template is not None:
         chat_template = _readable_file("--chat-template", arguments.chat_template)
     endpoint = traces_endpoint(arguments.otlp_traces_endpoint)
-    key_hashes = read_key_hashes(arguments.api_key, file=arguments.api_key_file, environment=os.environ)
+    given_hashes = read_key_hashes(arguments.api_key, file=None, environment=os.environ)
+    key_hashes = read_key_hashes([], file=arguments.api_key_file, environment={})
     check_kernels_package()
-    launch_config = _launch_config(arguments)
+    launch_config = _launch_config(arguments, given_hashes)
     listeners = bind(launch_config)
     model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
     load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
@@ -144,7 +170,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         pooling=arguments.pooling,
         strict=arguments.strict,
         request_timeout_s=arguments.request_timeout,
-        api_key_hashes=key_hashes,
+        api_key_hashes=list(dict.fromkeys([*given_hashes, *key_hashes])),
         cors_origins=arguments.cors_origin,
         root_path=arguments.root_path,
         otlp_traces_endpoint=endpoint,
@@ -165,7 +191,7 @@ def _check_together(arguments: argparse.Namespace) -> None:
         raise StartupError(f"--revision {arguments.revision} needs a hub id as MODEL.", exit_code=EXIT_USAGE)
 
 
-def _launch_config(arguments: argparse.Namespace) -> "LaunchConfig":
+def _launch_config(arguments: argparse.Namespace, given_key_hashes: list[str]) -> "LaunchConfig":
     from engine.config import LaunchConfig
 
     address, tls = address_of(arguments), tls_of(arguments)
@@ -181,6 +207,10 @@ def _launch_config(arguments: argparse.Namespace) -> "LaunchConfig":
         log_level=arguments.log_level,
         debug=arguments.debug,
         metrics_compat=arguments.metrics_compat,
+        stall_timeout_s=arguments.stall_timeout,
+        api_key_file=arguments.api_key_file,
+        given_key_hashes=given_key_hashes,
+        notices=[_SEEN_KEY] if arguments.api_key else [],
     )
 
 
@@ -221,15 +251,6 @@ def _readable_file(flag: str, name: str) -> str:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise StartupError(f"{flag} {path} cannot be read: {reason}.", exit_code=EXIT_USAGE) from error
     return str(path.resolve())
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports a wrong flag in one sentence, without the usage text."""
-
-    def error(self, message: str) -> NoReturn:
-        message = re.sub(r"^argument ", "", message)
-        message = message.replace("the following arguments are required: COMMAND", "a command is needed, e.g. serve")
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):

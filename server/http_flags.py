@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import StartupError
-from server.flags import integer, text
+from server.flags import integer, limited, text
 
 _DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8000
 _MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its end; 103 on macOS
@@ -62,6 +62,7 @@ def add_access_flags(group: argparse._ArgumentGroup) -> None:
     add("--root-path", type=root_path, default="", metavar="PATH", help="prefix under which a proxy shows the server")
 
 
+@limited("scheme://host[:port], or *")
 def origin(value: str) -> str:
     """Parse a browser's origin: scheme and host, a port where it is not the usual one, and no path."""
     if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.\-_\[\]:]+", value):
@@ -69,6 +70,7 @@ def origin(value: str) -> str:
     return value
 
 
+@limited("a path such as /llm")
 def root_path(value: str) -> str:
     """Parse a path prefix; none is the default."""
     if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", value):

@@ -1,6 +1,6 @@
 """What the launcher itself measures, at each scrape: is the daemon ready, does the engine go on, what processes use.
 
-Imports engine's control messages and metrics, server's heartbeat and process_stats.
+Imports engine's control messages and metrics, server's heartbeat, outage and process_stats.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from engine.control import State
 from engine.metrics import MetricsDelta
 from server.heartbeat import HeartbeatWatch
+from server.outage import Outage
 from server.process_stats import ProcessStats
 
 
@@ -22,10 +23,12 @@ class LauncherStats:
         children: Mapping[tuple[str, int], asyncio.subprocess.Process],
         state: Callable[[], State],
         watch: HeartbeatWatch,
+        outage: Outage,
     ) -> None:
         self._children = children
         self._state = state
         self._watch = watch
+        self._outage = outage
         self._processes = ProcessStats()
 
     def sample(self) -> MetricsDelta:
@@ -39,4 +42,5 @@ class LauncherStats:
         delta.gauges["engine_up", ""] = is_up
         delta.gauges["ready", ""] = state.stage.name == "ready" and not state.is_draining
         delta.gauges["engine_progress_age_seconds", ""] = self._watch.age_s
+        delta.gauges["engine_restart_seconds", ""] = self._outage.last_s
         return delta

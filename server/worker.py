@@ -12,6 +12,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from engine.logs import configure_logging
 from engine.metrics import Metrics
 from server.app import create_app
 from server.children import WorkerConfig
+from server.file_limits import ConnectionLimit
 from server.http_metrics import HttpMetrics
 from server.http_protocol import HttpProtocol
 from server.open_requests import OpenRequests
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 75  # above the 60 s of common proxies, so that they close idle connections first
 _POLL_S = 0.05
+_GREETING_S = 5.0  # the engine greets between two steps
 _LAST_WORDS_S = 2.0  # for the error events of requests that did not finish in time
 
 
@@ -85,6 +88,8 @@ async def serve(config: WorkerConfig) -> int:
         if config.debug:
             traceback.print_exc()
         return await _fail(supervisor, f"HTTP worker: {type(error).__name__}: {sentence(_first_line(error))}", 3)
+    if supervisor.state.stage.name == "ready":  # one that comes later refuses nobody for want of a greeting
+        await client.wait_ready(timeout_s=_GREETING_S)
     server = _Server(_uvicorn_config(app, config))
     http_metrics.num_connections = lambda: len(server.server_state.connections)
     lag = asyncio.create_task(http_metrics.watch_lag())
@@ -129,7 +134,7 @@ def _tracer(config: ServerConfig) -> "Tracer | None":
 def _uvicorn_config(app: FastAPI, config: WorkerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=HttpProtocol,
+        http=partial(HttpProtocol, limit=ConnectionLimit()),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,
