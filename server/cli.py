@@ -23,6 +23,7 @@ from server.http_flags import add_access_flags, add_address_flags, address_of, t
 from server.loras import resolve_loras
 from server.model_flags import add_memory_flags, add_model_flags
 from server.observability_flags import add_log_flags, add_metrics_flags, traces_endpoint
+from server.short_help import HelpFormatter, add_short_help
 from server.speculative_flags import add_speculative_flags, speculative_of
 from server.top_cli import add_top
 
@@ -41,10 +42,14 @@ examples:
 """
 _EXAMPLES = """\
 examples:
-  quire serve                                       the built-in demo model, on http://127.0.0.1:8000
-  quire serve ./my-model --port 8080                a folder in Hugging Face layout
-  quire serve Qwen/Qwen3-0.6B --max-model-len 8192  a hub id
+  quire serve ./my-model --port 8080
+  quire serve Qwen/Qwen3-0.6B --max-model-len 8192
 """
+_MOST_USED = {
+    "model": ("model", "--served-model-name", "--device"),
+    "memory and batching": ("--max-model-len", "--max-num-seqs", "--gpu-memory-utilization"),
+    "http and access": ("--host", "--port", "--api-key-file"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,15 +74,15 @@ def _parser() -> argparse.ArgumentParser:
         prog="quire",
         description="An OpenAI-compatible server for large language models.",
         epilog=_ROOT_EXAMPLES,
-        formatter_class=_HelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
     _add_serve(commands)
     add_chat(commands)
-    add_bench(commands, _HelpFormatter)
-    add_doctor(commands, _HelpFormatter)
+    add_bench(commands, HelpFormatter)
+    add_doctor(commands, HelpFormatter)
     add_batch(commands)
     add_top(commands)
     add_completion(commands, _parser)
@@ -91,9 +96,11 @@ def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
         description="Serve a model with an OpenAI-compatible API.",
         usage="quire serve [MODEL] [flags]",
         epilog=_EXAMPLES,
-        formatter_class=_HelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
+    add_short_help(parser, _MOST_USED)
     parser.set_defaults(run=_serve)
     add_model_flags(parser.add_argument_group("model"))
     add_memory_flags(parser.add_argument_group("memory and batching (default: from the model and the free memory)"))
@@ -230,13 +237,6 @@ class _Parser(argparse.ArgumentParser):
         message = re.sub(r"^argument ", "", message)
         message = message.replace("the following arguments are required: COMMAND", "a command is needed, e.g. serve")
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """One line per flag."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=110)
 
 
 class _Version(argparse.Action):

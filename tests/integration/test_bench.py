@@ -158,16 +158,6 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(arguments: tuple[str, ...],
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("kind", [[], ["offline"], ["serve"], ["kernels"]])
-def test_help_fits_a_screen_and_shows_an_example(kind: list[str]) -> None:
-    result = bench(*kind, "--help")
-    assert result.returncode == 0
-    lines = result.stdout.splitlines()
-    assert len(lines) <= 40
-    assert max(len(line) for line in lines) <= 120
-    assert f"  quire bench {' '.join(kind)}" in result.stdout
-
-
 def test_offline_runs_a_workload_on_the_demo_model(tmp_path: Path) -> None:
     report_path = tmp_path / "offline.json"
     arguments = ("offline", "single", "--device", "cpu", "--runs", "1")
