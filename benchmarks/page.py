@@ -61,7 +61,7 @@ def write_page(
 
 
 def _figures(source: Source, *, is_alone: bool) -> list[Table]:
-    suffix = "" if is_alone else f" of {source.label}"
+    suffix = "" if is_alone else f": {source.label}"
     if source.kind == "serve":
         heading = ["load", "completed", "failed", "tok/s", "requests/s"]
         heading += [f"{name.removesuffix('_ms').upper()} {q}" for name in _UNITS for q in ("p50", "p99")]

@@ -71,8 +71,6 @@ class Plot:
 
 def write_picture(path: str, headline: str, plots: Sequence[Plot]) -> None:
     """Draw all plots below each other, as PNG or SVG by the file's suffix. Raises BenchError."""
-    if not plots:
-        raise BenchError(f"--plot {path}: the report holds nothing that can be drawn.", exit_code=2)
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a box is drawn for it
         figure = Figure(figsize=(_WIDTH_IN, 0.5 + sum(plot.height_in + 0.35 for plot in plots)))

@@ -28,7 +28,7 @@ def choose_plots(sources: Sequence[Source]) -> tuple[list[Plot], list[str]]:
     elif sources[0].kind == "offline":
         plots = [plot_offline("Workloads", {source.label: source.workloads for source in sources})]
     else:
-        plots = [plot for source in sources[-1:] for plot in _kernels(source)]
+        plots = list(_kernels(sources[-1]))
     for source in sources[1:]:
         plots += _changes(sources[0], source, remarks)
     return plots, remarks
@@ -75,7 +75,10 @@ def _histograms(sources: Sequence[Source], remarks: list[str]) -> Iterable[Plot]
             for run in source.runs:
                 if run.histograms:
                     by_name[_legend(run)][source.label] = run
-        groups = {f"Latencies, {name}": runs for name, runs in by_name.items() if runs}
+        alone = [name for name, runs in by_name.items() if len(runs) == 1]
+        if alone:
+            remarks.append(f"In one of the files alone, so without a histogram: {', '.join(alone)}.")
+        groups = {f"Latencies, {name}": runs for name, runs in by_name.items() if len(runs) > 1}
         groups = {name: groups[name] for name in _spread(list(groups), _MAX_HISTOGRAMS, remarks)}
     for title, runs in groups.items():
         if runs:

@@ -16,7 +16,7 @@ TITLES = {
     "itl_ms": "Inter-token latency",
     "e2el_ms": "End-to-end latency",
 }
-_MAX_BARS = 40
+_MIN_BARS, _MAX_BARS = 12, 40
 _LOG_FROM = 4.0  # longest over shortest
 Runs = Mapping[str, ServeRun]  # by what the legend calls them
 
@@ -32,13 +32,14 @@ def plot_histograms(title: str, runs: Runs) -> Plot:
     def draw(figure: FigureBase) -> None:
         for axes, metric in zip(figure.subplots(2, 2).flat, TITLES, strict=True):
             _draw_histogram(axes, metric, runs)
-        if len(runs) > 1:
-            handles, labels = next(
-                (a.get_legend_handles_labels() for a in figure.axes if a.patches or a.lines), ([], [])
-            )
-            figure.legend(handles, labels, loc="outside lower center", ncols=min(len(runs), 6))
+        entries = {
+            label: handle
+            for axes in figure.axes
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=len(COLOURS))
 
-    return Plot(title, words, 5.4 if len(runs) == 1 else 5.7, draw)
+    return Plot(title, words, 5.7, draw)
 
 
 def plot_sweep(title: str, sweeps: Mapping[str, Sequence[ServeRun]]) -> Plot:
@@ -75,7 +76,8 @@ def _draw_histogram(axes: Axes, metric: str, runs: Runs) -> None:
     if not histograms:
         axes.text(0.5, 0.5, "no value", transform=axes.transAxes, ha="center", color=MUTED)
         return
-    bars = to_bars(histograms, max_bars=_MAX_BARS)
+    num_values = max(sum(histogram.counts) for histogram in histograms)
+    bars = to_bars(histograms, max_bars=min(_MAX_BARS, max(_MIN_BARS, round(2 * num_values**0.5))))
     shares = iter(bars.shares)
     for colour, (label, histogram) in zip(COLOURS, found.items(), strict=False):
         if histogram is None:
@@ -101,7 +103,6 @@ def _mark(axes: Axes, metric: str, run: ServeRun) -> None:
         if value is not None:
             axes.axvline(value, color=INK, linewidth=1.2, linestyle=style, label=name)
     axes.set_title(f"{TITLES[metric]}: median {_ms(marks['median'])}, p99 {_ms(marks['p99'])}")
-    axes.legend(loc="upper right")
 
 
 def _draw_line(axes: Axes, metric: str, runs: Sequence[ServeRun], colour: str, *, label: str) -> None:

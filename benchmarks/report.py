@@ -47,12 +47,19 @@ def command_line(arguments: Sequence[str]) -> str:
     """A command as a shell would take it, without the keys and passwords in it."""
     words = ["quire", *arguments]
     for i, word in enumerate(words):
-        if word == "--api-key" and i + 1 < len(words):
-            words[i + 1] = "…"
-        elif word.startswith("--api-key="):
-            words[i] = "--api-key=…"
+        flag, separator, value = word.partition("=")
+        if not separator and i + 1 < len(words):
+            value = words[i + 1]
+        if flag == "--api-key":
+            value = "HIDDEN"
+        elif flag == "--url":
+            value = re.sub(r"^([A-Za-z]+://)?[^/@]*@", r"\1HIDDEN@", value)
         else:
-            words[i] = re.sub(r"(?<=://)[^/@]*@", "…@", word)
+            continue
+        if separator:
+            words[i] = f"{flag}={value}"
+        elif i + 1 < len(words):
+            words[i + 1] = value
     return shlex.join(words)
 
 

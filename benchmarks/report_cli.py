@@ -32,12 +32,12 @@ def read_old(path: str, kind: str) -> Source:
 
 
 def show(report: Report, old: Source | None, arguments: argparse.Namespace) -> None:
-    """Draw a new report as the flags ask, and print what changed since the old one. Raises BenchError."""
+    """Print what changed since the old report, and draw both as the flags ask. Raises BenchError."""
     new = to_source(report, "now", "the new report")
     sources = [new] if old is None else [old, new]
-    _draw(sources, plot_path=arguments.plot, html_path=arguments.html)
     if old is not None:
-        print(f"\n{compare(old.report, report)}")
+        print(f"\n{compare(old.report, report)}", flush=True)
+    _draw(sources, plot_path=arguments.plot, html_path=arguments.html)
 
 
 def _draw(sources: Sequence[Source], *, plot_path: str | None, html_path: str | None) -> None:
@@ -48,7 +48,10 @@ def _draw(sources: Sequence[Source], *, plot_path: str | None, html_path: str | 
     from benchmarks.plots_choice import choose_plots, headline
 
     plots, remarks = choose_plots(sources)
-    if plot_path:
-        write_picture(plot_path, headline(sources), plots)
     if html_path:
         write_page(html_path, headline(sources), plots, remarks, sources)
+    if plot_path and not plots:
+        reason = "" if sources[0].kind != "serve" else ": no request was completed, or an older version saved it"
+        raise BenchError(f"--plot {plot_path}: the report holds no histogram{reason}.")
+    if plot_path:
+        write_picture(plot_path, headline(sources), plots)

@@ -14,7 +14,7 @@ from benchmarks.histogram import Histogram
 from benchmarks.report import BenchError, Report, load_json
 
 MAX_SOURCES = 6  # as many as a plot keeps apart
-_MAX_LABEL = 40
+_MAX_LABEL = 60
 
 _Number = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]

@@ -1,5 +1,7 @@
 """What a server tells of itself: versions and device. Never imports torch."""
 
+import ssl
+
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -24,8 +26,9 @@ def _get(config: LoadConfig, path: str) -> str:
     root = config.path.removesuffix("/chat/completions").removesuffix("/completions").removesuffix("/v1")
     url = f"{'https' if config.is_tls else 'http'}://{host}:{config.port}{root}{path}"
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+    tls = ssl.create_default_context()  # as the load's own connections have
     try:
-        reply = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+        reply = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=tls)
     except httpx.HTTPError:
         return ""
     return reply.text if reply.status_code == 200 and len(reply.content) <= _MAX_BYTES else ""
