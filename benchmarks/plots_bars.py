@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import FigureBase
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from benchmarks.compare import Change
 from benchmarks.plots import BETTER, COLOURS, INK, SAME, WORSE, Plot, plain
@@ -60,6 +61,8 @@ def plot_offline(title: str, sources: Mapping[str, Mapping[str, OfflineResult]])
             axes.set_yticks(range(len(workloads)), workloads)
             axes.set_ylim(len(workloads) - 0.45, -0.55)
             axes.margins(x=0.25)
+            axes.xaxis.set_major_locator(MaxNLocator(4))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
             axes.grid(axis="y", visible=False)
         if len(sources) > 1:
             handles, labels = figure.axes[0].get_legend_handles_labels()

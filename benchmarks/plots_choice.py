@@ -40,7 +40,10 @@ def headline(sources: Sequence[Source]) -> str:
     date = str(last.report.get("date", ""))[:10] or "no date"
     if last.kind == "serve":
         load = last.runs[0].load
-        return f"Load on {load.model}: {load.input_len} in, {load.output_len} out, {date}"
+        server = last.report.get("server")
+        device = (server.get("gpus") or server.get("device")) if isinstance(server, dict) else None
+        where = f" ({device})" if device else ""
+        return f"Load on {load.model}{where}: {load.input_len} in, {load.output_len} out, {date}"
     if last.kind == "offline":
         return f"Offline workloads of {last.report.get('model', 'a model')}, {date}"
     machine = last.report.get("machine")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from benchmarks.histogram import Histogram, to_bars
 from benchmarks.plots import COLOURS, INK, MUTED, Plot, log_axis, plain
@@ -123,6 +123,7 @@ def _scale(axes: Axes, concurrencies: Sequence[int], *, is_latency: bool) -> Non
         log_axis(axes, "y")
     else:
         axes.set_ylim(0, 1.15 * max(values, default=1.0))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
     if len(concurrencies) > 1:
         log_axis(axes, "x", ticks=concurrencies)
     else:
