@@ -12,6 +12,8 @@ from benchmarks.titles import figure_title
 
 _MAX_HISTOGRAMS = 4  # of one picture
 _MAX_CHANGES = 30
+_MAX_BATCHES = 6
+_MAX_HEADLINE = 110
 _MOST_TELLING = (
     "output_throughput_tok_per_s", "request_goodput_per_s", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms",
     "median_itl_ms", "p99_itl_ms", "median_e2el_ms", "p99_e2el_ms",
@@ -28,7 +30,7 @@ def choose_plots(sources: Sequence[Source]) -> tuple[list[Plot], list[str]]:
     elif sources[0].kind == "offline":
         plots = [plot_offline("Workloads", {source.label: source.workloads for source in sources})]
     else:
-        plots = list(_kernels(sources[-1]))
+        plots = list(_kernels(sources[-1], remarks))
     for source in sources[1:]:
         plots += _changes(sources[0], source, remarks)
     return plots, remarks
@@ -36,7 +38,11 @@ def choose_plots(sources: Sequence[Source]) -> tuple[list[Plot], list[str]]:
 
 def headline(sources: Sequence[Source]) -> str:
     """What was measured, in a line."""
-    last = sources[-1]
+    line = _describe(sources[-1])
+    return line if len(line) <= _MAX_HEADLINE else f"{line[: _MAX_HEADLINE - 1]}…"
+
+
+def _describe(last: Source) -> str:
     date = str(last.report.get("date", ""))[:10] or "no date"
     if last.kind == "serve":
         load = last.runs[0].load
@@ -103,11 +109,18 @@ def _legend(run: ServeRun) -> str:
     return f"{run.load.rate_per_s:g} a second" if run.load.rate_per_s else f"{run.load.concurrency} at once"
 
 
-def _kernels(source: Source) -> Iterable[Plot]:
-    for part, plot in (("prefill", plot_prefill), ("decode", plot_decode)):
-        cells = [cell for cell in source.cells if cell.part == part]
-        if cells:
-            yield plot(cells)
+def _kernels(source: Source, remarks: list[str]) -> Iterable[Plot]:
+    prefill, decode = (
+        [cell for cell in source.cells if cell.part == part and cell.us] for part in ("prefill", "decode")
+    )
+    if prefill:
+        yield plot_prefill(prefill)
+    batches = sorted({cell.num_rows for cell in decode})
+    if len(batches) > _MAX_BATCHES:
+        batches = batches[:: -(-len(batches) // _MAX_BATCHES)]
+        remarks.append(f"Decode is drawn for {', '.join(map(str, batches))} rows; the table has all.")
+    if decode:
+        yield plot_decode([cell for cell in decode if cell.num_rows in batches])
 
 
 def _changes(old: Source, new: Source, remarks: list[str]) -> Iterable[Plot]:

@@ -51,7 +51,8 @@ def _draw(sources: Sequence[Source], *, plot_path: str | None, html_path: str | 
     if html_path:
         write_page(html_path, headline(sources), plots, remarks, sources)
     if plot_path and not plots:
-        reason = "" if sources[0].kind != "serve" else ": no request was completed, or an older version saved it"
-        raise BenchError(f"--plot {plot_path}: the report holds no histogram{reason}.")
+        raise BenchError(
+            f"--plot {plot_path}: there is nothing to draw: {' '.join(remarks) or 'nothing was measured.'}"
+        )
     if plot_path:
         write_picture(plot_path, headline(sources), plots)

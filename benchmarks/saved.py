@@ -16,6 +16,9 @@ from benchmarks.report import BenchError, Report, load_json
 MAX_SOURCES = 6  # as many as a plot keeps apart
 _MAX_LABEL = 60
 
+_MAX_CELLS = 4096
+
+_Name = Annotated[str, msgspec.Meta(max_length=200)]
 _Number = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
@@ -23,7 +26,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 class Load(msgspec.Struct, frozen=True):
     """What was sent. rate_per_s: 0 in a closed loop of `concurrency`."""
 
-    model: str
+    model: _Name
     concurrency: Annotated[int, msgspec.Meta(ge=1, le=2**24)]
     rate_per_s: _Number
     input_len: _Count
@@ -76,9 +79,9 @@ class OfflineResult(msgspec.Struct, frozen=True):
 class KernelResult(msgspec.Struct, frozen=True):
     """One cell of `quire bench kernels`; `us` is None where nothing was timed."""
 
-    part: str
-    case: str
-    implementation: str
+    part: _Name
+    case: _Name
+    implementation: _Name
     num_rows: _Count
     num_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     us: _Number | None
@@ -120,10 +123,10 @@ def to_source(report: object, label: str, path: str) -> Source:
             runs = report.get("sweep", [report])
             return Source(label, kind, report, msgspec.convert(runs, Annotated[list[ServeRun], _SOME]), {}, [])
         if kind == "offline":
-            workloads = msgspec.convert(report["workloads"], Annotated[dict[str, OfflineResult], _SOME])
+            workloads = msgspec.convert(report["workloads"], Annotated[dict[_Name, OfflineResult], _SOME])
             return Source(label, kind, report, [], workloads, [])
         if kind == "kernels":
-            return Source(label, kind, report, [], {}, msgspec.convert(report["results"], list[KernelResult]))
+            return Source(label, kind, report, [], {}, msgspec.convert(report["results"], _Cells))
     except (msgspec.ValidationError, KeyError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
         raise BenchError(f"{path} is not a whole report of quire bench {kind}: {reason}.", exit_code=2) from error
@@ -135,7 +138,8 @@ def run_name(load: Report) -> str:
     return f"{load['rate_per_s']:g}/s" if load["rate_per_s"] else f"c{load['concurrency']}"
 
 
-_SOME = msgspec.Meta(min_length=1)
+_SOME = msgspec.Meta(min_length=1, max_length=64)
+_Cells = Annotated[list[KernelResult], msgspec.Meta(min_length=1, max_length=_MAX_CELLS)]
 
 
 def _values(runs: object) -> object:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import warnings
 import xml.etree.ElementTree
 from html.parser import HTMLParser
@@ -57,7 +58,7 @@ def test_a_sweep_shows_throughput_histograms_and_facts(tmp_path: Path) -> None:
     facts = {"host": {"cpu": "A Processor", "cpu_count": 2}, "server": {"version": "1.2.3", "gpus": "H100"}}
     page = draw(tmp_path, sweep_report(1, 8, 64) | facts | {"command": "quire bench serve --concurrency 1,8,64"})
     assert page.headings == [
-        "Load on m: 16 in, 8 out, 2026-11-22",
+        "Load on m (H100): 16 in, 8 out, 2026-11-22",
         "Figures, latencies in ms",
         "Throughput and latency over the number of requests at once",
         "Latencies",
@@ -99,7 +100,9 @@ def test_a_file_without_histograms_says_so(tmp_path: Path) -> None:
     page = draw(tmp_path, old, serve_report())
     assert "Not in the latency histograms, because the file holds none: old c8." in page.text
     assert "Latencies" in page.headings
-    with pytest.raises(BenchError, match="holds no histogram"):
+    with pytest.raises(
+        BenchError, match="nothing to draw: Not in the latency histograms, because the file holds none: old c8"
+    ):
         draw(tmp_path, old)
     page = Page((tmp_path / "page.html").read_text())
     assert "old c8" in page.text
@@ -147,6 +150,21 @@ def test_a_picture_may_be_svg(tmp_path: Path) -> None:
 def test_more_than_fits_is_said(tmp_path: Path) -> None:
     page = draw(tmp_path, sweep_report(*range(1, 11)))
     assert "Without a histogram of their own, for want of room:" in page.text
+
+
+def test_kernels_without_a_single_time_are_a_table(tmp_path: Path) -> None:
+    report = kernels_report()
+    with pytest.raises(BenchError, match="there is nothing to draw"):
+        draw(tmp_path, report | {"results": [cell | {"us": None} for cell in report["results"]]})
+    assert "prefill 1 × 128" in Page((tmp_path / "page.html").read_text()).text
+
+
+def test_decode_of_many_batches_is_thinned_out(tmp_path: Path) -> None:
+    report = kernels_report()
+    page = draw(
+        tmp_path, report | {"results": [cell | {"num_rows": i} for i, cell in enumerate(report["results"] * 6)]}
+    )
+    assert re.search(r"Decode is drawn for (\d+, ){3,5}\d+ rows; the table has all", page.text)
 
 
 def test_a_missing_matplotlib_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
