@@ -23,6 +23,7 @@ from server.loras import resolve_loras
 from server.model_flags import add_memory_flags, add_model_flags
 from server.observability_flags import add_log_flags, add_metrics_flags, traces_endpoint
 from server.settings import SettingsParser, places_of
+from server.short_help import HelpFormatter, add_short_help
 from server.speculative_flags import add_speculative_flags, speculative_of
 from server.top_cli import add_top
 
@@ -42,10 +43,14 @@ examples:
 """
 _EXAMPLES = """\
 examples:
-  quire serve                                       the built-in demo model, on http://127.0.0.1:8000
-  quire serve ./my-model --port 8080                a folder in Hugging Face layout
-  quire serve Qwen/Qwen3-0.6B --max-model-len 8192  a hub id
+  quire serve ./my-model --port 8080
+  quire serve Qwen/Qwen3-0.6B --max-model-len 8192
 """
+_MOST_USED = {
+    "model": ("model", "--served-model-name", "--device"),
+    "memory and batching": ("--max-model-len", "--max-num-seqs", "--gpu-memory-utilization"),
+    "http, access, configuration": ("--host", "--port", "--api-key-file", "--config"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,15 +75,15 @@ def _parser() -> SettingsParser:
         prog="quire",
         description="An OpenAI-compatible server for large language models.",
         epilog=_ROOT_EXAMPLES,
-        formatter_class=_HelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
     _add_serve(commands, os.environ)
     add_chat(commands)
-    add_bench(commands, _HelpFormatter)
-    add_doctor(commands, _HelpFormatter)
+    add_bench(commands, HelpFormatter)
+    add_doctor(commands, HelpFormatter)
     add_batch(commands)
     add_top(commands)
     add_completion(commands, _parser)
@@ -99,9 +104,11 @@ def _add_serve(
         description="Serve a model with an OpenAI-compatible API.",
         usage="quire serve [MODEL] [flags]",
         epilog=_EXAMPLES,
-        formatter_class=_HelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
+    add_short_help(parser, _MOST_USED)
     parser.set_defaults(run=lambda arguments: _serve(arguments, parser))
     add_model_flags(parser.add_argument_group("model"))
     add_memory_flags(parser.add_argument_group("memory and batching (default: from the model and the free memory)"))
@@ -119,9 +126,7 @@ def _add_serve(
 
 def _add_config_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add(
-        "--config", type=text, metavar="FILE", help="YAML file with these flags as keys, e.g. port: 8000 (QUIRE_CONFIG)"
-    )
+    add("--config", type=text, metavar="FILE", help="YAML file, keys as port: 8000 (QUIRE_CONFIG)")
     add("--show-config", action="store_true", help="print every value and where it is from, and exit")
 
 
@@ -251,13 +256,6 @@ def _readable_file(flag: str, name: str) -> str:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise StartupError(f"{flag} {path} cannot be read: {reason}.", exit_code=EXIT_USAGE) from error
     return str(path.resolve())
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """One line per flag."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=110)
 
 
 class _Version(argparse.Action):

@@ -50,7 +50,7 @@ def add_access_flags(group: argparse._ArgumentGroup) -> None:
         metavar="KEY",
         help="key that requests need; repeatable. Other users of this machine see it in ps: better a file",
     )
-    add("--api-key-file", type=text, metavar="FILE", help="the same, one key per line; also QUIRE_API_KEY=KEY,KEY")
+    add("--api-key-file", type=text, metavar="FILE", help="keys, one a line; also QUIRE_API_KEY=KEY,KEY")
     add(
         "--cors-origin",
         action="append",

@@ -9,14 +9,14 @@ from server.loras import named_folder
 def add_model_flags(group: argparse._ArgumentGroup) -> None:
     """Add the model, and how it is loaded."""
     add = group.add_argument
-    add("model", nargs="?", metavar="MODEL", help="folder in Hugging Face layout, or hub id (default: built-in demo)")
+    add("model", nargs="?", metavar="MODEL", help="folder or hub id (default: the built-in demo)")
     add("--revision", type=text, metavar="REV", help="branch, tag or commit of the hub id")
     add(
         "--served-model-name",
         action="append",
         type=text,
         metavar="NAME",
-        help="name clients use; repeatable (the folder's, or the hub id)",
+        help="name for requests; repeatable (folder or hub id)",
     )
     add(
         "--device", choices=("auto", "cuda", "mps", "cpu"), metavar="DEV", default="auto", help="auto, cuda, mps or cpu"

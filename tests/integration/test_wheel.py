@@ -46,6 +46,7 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
         "kernels/attention/torch_ref.py",
         "models/demo/checkpoint/model.safetensors",
         "models/demo/checkpoint/chat_template.jinja",
+        "benchmarks/report.html",
         "benchmarks/shapes/qwen3-0.6b/config.json",
     ):
         assert name in names

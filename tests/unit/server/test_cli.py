@@ -247,7 +247,9 @@ def test_a_host_that_cannot_be_listened_on_is_named(host: str, code: int) -> Non
     assert caught.value.exit_code == code
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["bench", "serve", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["serve", "--help"], ["serve", "--help-all"], ["bench", "serve", "--help"], ["--version"]]
+)
 def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "server", *arguments],
