@@ -101,6 +101,7 @@ METRICS: dict[str, Metric] = {
         Metric("ready", "gauge", "1 if /ready answers 200."),
         Metric("engine_up", "gauge", "1 if the engine serves and its loop makes progress."),
         Metric("engine_progress_age_seconds", "gauge", "Time since the engine's loop last made progress; about a second while idle."),
+        Metric("start_time_seconds", "gauge", "When the daemon started, in Unix time."),
         Metric("engine_restarts_total", "counter", "Times the engine process was started again."),
         Metric("worker_restarts_total", "counter", "Times an HTTP worker was started again."),
         Metric("process_cpu_seconds_total", "counter", "CPU time, by role of process.", label="role", label_values=_ROLES),

@@ -5,6 +5,7 @@ Imports engine's control messages and metrics, server's heartbeat and process_st
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping
 
 from engine.control import State
@@ -22,11 +23,13 @@ class LauncherStats:
         children: Mapping[tuple[str, int], asyncio.subprocess.Process],
         state: Callable[[], State],
         watch: HeartbeatWatch,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._children = children
         self._state = state
         self._watch = watch
         self._processes = ProcessStats()
+        self._started_s = clock()
 
     def sample(self) -> MetricsDelta:
         """Return what to merge into the page that is about to be rendered."""
@@ -39,4 +42,5 @@ class LauncherStats:
         delta.gauges["engine_up", ""] = is_up
         delta.gauges["ready", ""] = state.stage.name == "ready" and not state.is_draining
         delta.gauges["engine_progress_age_seconds", ""] = self._watch.age_s
+        delta.gauges["start_time_seconds", ""] = self._started_s
         return delta
