@@ -85,7 +85,7 @@ def test_each_fault_of_an_alert_is_one_sentence(spoil: Callable[[check.Json], No
 @pytest.mark.parametrize(
     ("expr", "found"),
     [
-        ('sum by (le) (rate(a_total{x="or b{",y!~"c"}[5m] offset 1m)) / on (job) d', {"a_total": {"x", "y"}, "d": set()}),
+        ('sum by (le) (rate(a{x="or b{",y!~"c"}[5m] offset 1m)) / on (job) d', {"a": {"x", "y"}, "d": set()}),
         ("a and ignoring (r) b unless c:d_total > bool 0.5", {"a": set(), "b": set(), "c:d_total": set()}),
         ("time() - max(a) or absent(b)", {"a": set(), "b": set()}),
     ],
