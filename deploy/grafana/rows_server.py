@@ -74,6 +74,7 @@ CACHING = Row(
                 ),
             ),
             max=1,
+            width=12,
         ),
         Panel(
             "timeseries",
@@ -84,6 +85,7 @@ CACHING = Row(
                 Query(rate("quire_prefix_cache_queries_total"), "looked up"),
                 Query(rate("quire_prefix_cache_hits_total"), "found"),
             ),
+            width=12,
         ),
         Panel(
             "timeseries",
@@ -94,6 +96,7 @@ CACHING = Row(
                 Query(total("quire_kv_cache_blocks_used"), "held"),
                 Query(total("quire_kv_cache_blocks_total"), "all"),
             ),
+            width=12,
         ),
         Panel(
             "timeseries",
@@ -101,6 +104,7 @@ CACHING = Row(
             "Cached blocks per second that were overwritten. With falling prefix hits: the cache is too small.",
             "cps",
             (Query(rate("quire_prefix_cache_evictions_total"), "blocks"),),
+            width=12,
         ),
     ),
 )
@@ -163,12 +167,11 @@ API_SERVER = Row(
             "quire_event_loop_lag_seconds",
             width=12,
         ),
-        Panel(
-            "timeseries",
-            "Scrape",
-            "Time that Prometheus needs to read /metrics. It includes the rest of the engine's step.",
+        heatmap(
+            "Event loop lag, all",
+            "How often a worker's event loop woke up how late.",
             "s",
-            (Query('max by (instance) (scrape_duration_seconds{job="quire",instance=~"$instance"})', "{{instance}}"),),
+            "quire_event_loop_lag_seconds",
             width=12,
         ),
     ),
@@ -221,6 +224,13 @@ PROCESSES = Row(
                 ),
                 Query(f"{_GPU_TOTAL} > 0", "{{instance}} all"),
             ),
+        ),
+        Panel(
+            "timeseries",
+            "Scrape",
+            "Time that Prometheus needs to read /metrics. It includes the rest of the engine's step.",
+            "s",
+            (Query('max by (instance) (scrape_duration_seconds{job="quire",instance=~"$instance"})', "{{instance}}"),),
         ),
         Panel(
             "stat",

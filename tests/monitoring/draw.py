@@ -4,6 +4,7 @@ Draws the JSON of the panels that Grafana reads (deploy/grafana/dashboards). Imp
 """
 
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,10 +56,11 @@ def _card(figure: Figure, panel: Json, box: tuple[float, float, float, float], a
         return (x / figure_wide, y / figure_high, w / figure_wide, h / figure_high)
 
     x, y, w, h = place(*box)
-    card = FancyBboxPatch((x, y), w, h, boxstyle="square,pad=0", fc=_CARD, ec="#DDE0E6", lw=0.8)
+    card = FancyBboxPatch((x, y), w, h, boxstyle="square,pad=0", fc=_CARD, ec="#DDE0E6", lw=0.8, zorder=-1)
     figure.add_artist(card)
     at = ((left + 0.1) / figure_wide, (low + high - 0.2) / figure_high)
-    figure.text(*at, panel["title"], fontsize=9, fontweight="bold", color=_INK)
+    size = 7.5 if panel["type"] == "stat" else 9
+    figure.text(*at, panel["title"], fontsize=size, fontweight="bold", color=_INK)
     found = [(target, series) for target in panel["targets"] for series in ask(target["expr"])]
     if panel["type"] == "stat":
         _stat(figure.add_axes(place(left, low, wide, high - 0.25)), panel, found)
@@ -97,6 +99,8 @@ def _stat(axes: Axes, panel: Json, found: list[tuple[Json, Series]]) -> None:
 
 def _timeseries(axes: Axes, panel: Json, found: list[tuple[Json, Series]]) -> None:
     defaults = panel["fieldConfig"]["defaults"]
+    if len(found) > 4:  # the legend of so many is too long, and zeros show nothing
+        found = [(target, series) for target, series in found if any(series.values)] or found[:1]
     names = [_name(target, series) for target, series in found]
     colours = [_OF_PERCENTILES.get(name, _COLOURS[i % len(_COLOURS)]) for i, name in enumerate(names)]
     if defaults["custom"]["stacking"]["mode"] == "normal":
@@ -109,15 +113,16 @@ def _timeseries(axes: Axes, panel: Json, found: list[tuple[Json, Series]]) -> No
     for step in defaults.get("thresholds", {}).get("steps", ()):
         if step["value"] is not None:
             axes.axhline(step["value"], color=_OF_STEPS[step["color"]], lw=0.8, ls="--")
-    top = max(1e-9, axes.get_ylim()[1])
+    top = axes.get_ylim()[1] if any(any(series.values) for _, series in found) else 1
     axes.set_ylim(0, defaults.get("max", top) * 1.03)
-    axes.set_yticks(ticks := _ticks(axes), [text_of(tick, defaults["unit"], None) for tick in ticks])
+    ticks = _ticks(axes, is_binary=defaults["unit"] == "bytes")
+    axes.set_yticks(ticks, [text_of(tick, defaults["unit"], None) for tick in ticks])
     axes.grid(color="#ECEEF2", lw=0.7)
-    columns = 8 if sum(map(len, names)) < 60 else 4
+    axes.set_axisbelow(True)
     axes.legend(
         loc="upper left",
-        bbox_to_anchor=(-0.02, -0.1),
-        ncols=columns,
+        bbox_to_anchor=(-0.02, -0.12),
+        ncols=8,
         fontsize=7,
         frameon=False,
         handlelength=1,
@@ -157,13 +162,16 @@ def _time_axis(axes: Axes, found: list[tuple[Json, Series]]) -> None:
     axes.set_xlim(start_s, end_s)
     marks = np.arange(start_s, end_s, 30 if end_s - start_s < 300 else 60)
     axes.set_xticks(marks, [f"{int(mark - start_s) // 60}:{int(mark - start_s) % 60:02}" for mark in marks])
-    axes.tick_params(labelsize=7, colors=_FAINT, length=0, pad=3)
+    axes.tick_params(labelsize=7, colors=_FAINT, length=0, pad=5)
     for spine in axes.spines.values():
         spine.set_visible(False)
 
 
-def _ticks(axes: Axes) -> list[float]:
+def _ticks(axes: Axes, *, is_binary: bool) -> list[float]:
     low, high = axes.get_ylim()
+    if is_binary:
+        step = 2 ** math.floor(math.log2(high / 3))
+        return list(np.arange(0, high, step))
     return [float(tick) for tick in axes.yaxis.get_major_locator().tick_values(low, high) if 0 <= tick <= high][:7]
 
 

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 MODEL = "quire-demo"
-# a pool of 4,080 tokens, which a dozen readers fill; a queue that a burst overflows; guesses, for their panel
+# a pool of 2,720 tokens, which a dozen readers fill; a queue that a burst overflows; guesses, for their panel
 FLAGS = (
-    *("--device", "cpu", "--kv-cache-memory", "24MiB", "--max-model-len", "2048"),
+    *("--device", "cpu", "--kv-cache-memory", "16MiB", "--max-model-len", "2048"),
     *("--max-num-seqs", "12", "--max-waiting", "12", "--speculative", "ngram"),
 )
 _LIBRARY = "You are the librarian of a small town, patient and precise. " * 6
@@ -37,14 +37,14 @@ def leave(url: str, number: int, turn: int) -> None:
         lines = answer.iter_lines()
         for _ in range(6):
             next(lines, None)
-    time.sleep(0.5)
+    time.sleep(1.5)
 
 
 def err(url: str, number: int, turn: int) -> None:
     """Ask for nothing, for too much, and for too short a time."""
     body = {"model": MODEL, "prompt": f"Number {number} {turn}", "max_tokens": 20, "ignore_eos": True}
     httpx.post(f"{url}/v1/completions", json={**body, "n": 0}, timeout=60)
-    if turn % 3 == 0:
+    if turn % 8 == 0:
         httpx.post(f"{url}/v1/completions", json={**body, "max_tokens": 1500, "timeout": 0.3}, timeout=60)
     time.sleep(0.7)
 

@@ -31,7 +31,7 @@ def rows() -> dict[str, list[Json]]:
     return found
 
 
-def draw(folder: Path, prometheus: Prometheus, *, start_s: float) -> None:
+def draw(folder: Path, prometheus: Prometheus, *, start_s: float, end_s: float) -> None:
     """Write a picture per row."""
     for title, panels in rows().items():
         slug = re.sub(r"\W+", "-", title.lower())
@@ -39,7 +39,7 @@ def draw(folder: Path, prometheus: Prometheus, *, start_s: float) -> None:
             folder / f"dashboard-{slug}.png",
             title,
             panels,
-            lambda expr: prometheus.ask(expr, start_s=start_s, step_s=2.0),
+            lambda expr: prometheus.ask(expr, start_s=start_s, end_s=end_s, step_s=2.0),
         )
 
 
@@ -55,7 +55,8 @@ def main() -> int:
                     if num_readers == max(readers for readers, _ in _PHASES):
                         burst(daemon.base_url)
                     time.sleep(seconds / 2)
-            draw(Path(sys.argv[1]), prometheus, start_s=start_s)
+                    end_s = time.time()  # before the last readers have ended
+            draw(Path(sys.argv[1]), prometheus, start_s=start_s, end_s=end_s)
     return 0
 
 

@@ -31,7 +31,7 @@ class Series(NamedTuple):
 
 
 class Prometheus:
-    """Scrapes `target` (host:port) every second, by the name it has in a compose file. A context manager; leaving it ends it."""
+    """Scrapes `target` (host:port) every second, and names it as in a compose file. Leaving the context ends it."""
 
     def __init__(self, target: str, *, folder: Path) -> None:
         self._folder = folder
@@ -79,9 +79,11 @@ class Prometheus:
         """Return the rules as it evaluates them."""
         return self._get("/api/v1/rules", {})["groups"]
 
-    def ask(self, expr: str, *, start_s: float | None = None, step_s: float = 1.0) -> list[Series]:
-        """Run a dashboard's query over the time since the start; series without any number are left out."""
-        end_s = time.time()
+    def ask(
+        self, expr: str, *, start_s: float | None = None, end_s: float | None = None, step_s: float = 1.0
+    ) -> list[Series]:
+        """Run a dashboard's query over a time, by default the whole; series without any number are left out."""
+        end_s = time.time() if end_s is None else end_s
         start_s = self._started_s if start_s is None else start_s
         for name, value in {
             "$__rate_interval": f"{_RATE_INTERVAL_S}s",

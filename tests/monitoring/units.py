@@ -2,7 +2,7 @@
 
 import math
 
-_SUFFIXES = {"reqps": " req/s", "cps": " /s", "none": "", "percentunit": " %", "s": " s", "bytes": " B"}
+_SUFFIXES = {"reqps": " req/s", "cps": " /s", "none": ""}
 
 
 def text_of(value: float, unit: str, decimals: int | None) -> str:
@@ -26,7 +26,7 @@ def _seconds(value: float, decimals: int | None) -> str:
         return f"{_number(value * 1000, 1 if decimals is not None else None)} ms"
     if value < 120:
         return f"{_number(value, decimals)} s"
-    return f"{_number(value / 60, decimals)} min"
+    return f"{_number(value / 60, 1)} min"
 
 
 def _bytes(value: float) -> str:
