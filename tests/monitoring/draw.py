@@ -59,7 +59,7 @@ def _card(figure: Figure, panel: Json, box: tuple[float, float, float, float], a
     card = FancyBboxPatch((x, y), w, h, boxstyle="square,pad=0", fc=_CARD, ec="#DDE0E6", lw=0.8, zorder=-1)
     figure.add_artist(card)
     at = ((left + 0.1) / figure_wide, (low + high - 0.2) / figure_high)
-    size = 7.5 if panel["type"] == "stat" else 9
+    size = 7.5 if panel["gridPos"]["w"] < 6 else 9
     figure.text(*at, panel["title"], fontsize=size, fontweight="bold", color=_INK)
     found = [(target, series) for target in panel["targets"] for series in ask(target["expr"])]
     if panel["type"] == "stat":

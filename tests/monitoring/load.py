@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 MODEL = "quire-demo"
-# a pool of 2,720 tokens, which a dozen readers fill; a queue that a burst overflows; guesses, for their panel
+# a pool of 2,208 tokens, which a dozen readers fill; a queue that a burst overflows; guesses, for their panel
 FLAGS = (
-    *("--device", "cpu", "--kv-cache-memory", "16MiB", "--max-model-len", "2048"),
+    *("--device", "cpu", "--kv-cache-memory", "13MiB", "--max-model-len", "2048"),
     *("--max-num-seqs", "12", "--max-waiting", "12", "--speculative", "ngram"),
 )
 _LIBRARY = "You are the librarian of a small town, patient and precise. " * 6
