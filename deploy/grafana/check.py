@@ -60,8 +60,8 @@ def dashboard_faults(dashboard: Json, known: Exported) -> Iterator[str]:
     """Yield a sentence for each thing that is wrong with a dashboard."""
     for panel in dashboard["panels"]:
         where = f"Panel {panel['id']} {panel.get('title', '')!r} of dashboard {dashboard['title']!r}"
-        for field in ("title", "description"):
-            if panel["type"] != "row" and not panel.get(field):
+        for field in ("title",) if panel["type"] == "row" else ("title", "description"):
+            if not panel.get(field):
                 yield f"{where} has no {field}."
         if panel["type"] == "row":
             continue
