@@ -1,8 +1,8 @@
 # make serve · make test · make lint: each sets itself up first, in .venv, on a machine with Python 3.11 or newer and pip.
 #   make serve ARGS="./my-model --port 8123"     make test ARGS="-k tokenizer"     PIP_ARGS: more flags for pip
-# make test-clients · make test-templates · make test-browser · make fuzz: slower, or with downloads, and left out of
-# make test. The clients get environments of their own; the templates are those of two packages, of which nothing is
-# installed; the browser is an installed Chromium.
+# make test-clients · make test-templates · make test-browser · make test-monitoring · make fuzz: slower, or with
+# downloads, and left out of make test. The clients get environments of their own; the templates are those of two
+# packages, of which nothing is installed; the browser is an installed Chromium, Prometheus an installed one as well.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +18,7 @@ PIP_ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients test-templates models-page configuration-page test-browser fuzz lint format clean
+.PHONY: help serve test test-clients test-templates models-page configuration-page test-browser test-monitoring fuzz lint format clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
@@ -28,6 +28,7 @@ help:
 	@echo 'make models-page   run what docs/models.md shows, and write it'
 	@echo 'make configuration-page   write the tables of docs/configuration.md'
 	@echo 'make test-browser   look at the pages in an installed Chromium'
+	@echo 'make test-monitoring   ask an installed Prometheus every query of the dashboard, and test the alerts'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
 	@echo 'make lint    check the style'
 	@echo 'make format  apply the style'
@@ -54,6 +55,9 @@ configuration-page: $(STAMP)
 
 test-browser: $(VENV)/.installed-browser
 	$(BIN)/python -m pytest tests/browser $(ARGS)
+
+test-monitoring: $(STAMP)
+	$(BIN)/python -m pytest tests/monitoring $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)

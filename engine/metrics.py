@@ -101,6 +101,7 @@ METRICS: dict[str, Metric] = {
         Metric("ready", "gauge", "1 if /ready answers 200."),
         Metric("engine_up", "gauge", "1 if the engine serves and its loop makes progress."),
         Metric("engine_progress_age_seconds", "gauge", "Time since the engine's loop last made progress; about a second while idle."),
+        Metric("start_time_seconds", "gauge", "When the daemon started, in Unix time."),
         Metric("engine_restarts_total", "counter", "Times the engine process was started again."),
         Metric("engine_restart_seconds", "gauge", "How long the engine was gone when it last ended: until the next one was ready."),
         Metric("worker_restarts_total", "counter", "Times an HTTP worker was started again."),

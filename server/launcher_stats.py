@@ -5,6 +5,7 @@ Imports engine's control messages and metrics, server's heartbeat, outage and pr
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping
 
 from engine.control import State
@@ -24,12 +25,14 @@ class LauncherStats:
         state: Callable[[], State],
         watch: HeartbeatWatch,
         outage: Outage,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._children = children
         self._state = state
         self._watch = watch
         self._outage = outage
         self._processes = ProcessStats()
+        self._started_s = clock()
 
     def sample(self) -> MetricsDelta:
         """Return what to merge into the page that is about to be rendered."""
@@ -43,4 +46,5 @@ class LauncherStats:
         delta.gauges["ready", ""] = state.stage.name == "ready" and not state.is_draining
         delta.gauges["engine_progress_age_seconds", ""] = self._watch.age_s
         delta.gauges["engine_restart_seconds", ""] = self._outage.last_s
+        delta.gauges["start_time_seconds", ""] = self._started_s
         return delta
