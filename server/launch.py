@@ -23,12 +23,11 @@ from engine.control import Drain, EngineFailed, Facts, Heartbeat, Hello, Stage
 from engine.errors import StartupError
 from engine.logs import configure_logging
 from engine.process import EngineProcessConfig
-from engine.protocol import EngineReady, FromEngine
-from engine.transport import read_messages
 from server.children import Backoff, WorkerConfig, describe_exit, end_child, kill_child, start_child
 from server.console import Summary, make_console
 from server.control_server import ControlServer
 from server.exposition import Exposition
+from server.greeting import read_greeting
 from server.heartbeat import STALL_AFTER_S, HeartbeatWatch
 from server.launcher_stats import LauncherStats
 from server.listener import is_ready, owned_socket_file, server_url
@@ -44,6 +43,7 @@ _WORKER_MODULE = "server.worker"
 _DRAIN_GRACE_S = 5.0  # what a worker gets beyond its drain timeout to send the last error events
 _ENGINE_END_S = 3.0
 _PROBE_INTERVAL_S = 0.05
+_HOSTED_URL = "(the address of its host)"
 
 
 def launch(
@@ -70,7 +70,7 @@ _ENGINE: ChildKey = ("engine", 0)
 
 
 class Launcher:
-    """One daemon. `run` is its whole life."""
+    """One daemon. `run` is its whole life. listeners: none where a host serves the app (server/hosted.py)."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Launcher:
         listeners: Sequence[socket.socket],
         run_dir: RunDir,
         *,
-        engine_module: str,
+        engine_module: str = _ENGINE_MODULE,
     ) -> None:
         self._config = config
         self._engine_config = engine_config
@@ -90,8 +90,7 @@ class Launcher:
         self._engine_module = engine_module
         self._started_s = time.monotonic()
         self._times = StageTimes("process", self._started_s)
-        self._engine_socket = str(run_dir.path / "engine.sock")
-        self._control_socket = str(run_dir.path / "control.sock")
+        self._engine_socket, self._control_socket = run_dir.engine_socket, run_dir.control_socket
         self._exposition = Exposition(
             model_name=server_config.served_model_names[0],
             version=package_version(),
@@ -101,7 +100,7 @@ class Launcher:
         self._control = ControlServer(exposition=self._exposition, on_message=self._on_message)
         self._watch = HeartbeatWatch(self._on_stall)
         self._console = make_console(config.log_format, sys.stderr)
-        self._url = server_url(config, listeners[0])
+        self._url = server_url(config, listeners[0]) if listeners else _HOSTED_URL
         self._children: dict[ChildKey, asyncio.subprocess.Process] = {}
         self._stats = LauncherStats(children=self._children, state=lambda: self._control.state, watch=self._watch)
         self._failures: dict[ChildKey, EngineFailed] = {}
@@ -226,7 +225,7 @@ class Launcher:
     async def _announce(self) -> None:
         """Show the closing panel once, when a client would find the daemon ready."""
         # in this order: a drain closes listeners
-        while not self._is_draining and not await is_ready(self._config, self._listeners[0]):
+        while self._listeners and not self._is_draining and not await is_ready(self._config, self._listeners[0]):
             await asyncio.sleep(_PROBE_INTERVAL_S)
         if self._is_announced or self._is_draining:
             return
@@ -242,18 +241,9 @@ class Launcher:
         )
 
     async def _learn_limits(self) -> None:
-        """Read the size of the KV pool from the engine's greeting, as a worker does."""
-        try:
-            reader, writer = await asyncio.open_unix_connection(self._engine_socket)
-        except OSError:
-            return  # it died again; the next one will say
-        try:
-            async for message in read_messages(reader, FromEngine):
-                if isinstance(message, EngineReady):
-                    self._exposition.set_cache_config(block_size=message.block_size, num_blocks=message.num_blocks)
-                return
-        finally:
-            writer.close()
+        ready = await read_greeting(self._engine_socket)
+        if ready is not None:  # else it died again; the next one will say
+            self._exposition.set_cache_config(block_size=ready.block_size, num_blocks=ready.num_blocks)
 
     def _on_signal(self, number: int) -> None:
         if not self._is_draining:

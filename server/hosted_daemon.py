@@ -1,0 +1,85 @@
+"""A daemon without a port: launcher and engine behind an app that somebody else's server serves (server/hosted.py).
+
+    python -m server.hosted_daemon RUN_DIR HOST_PID [flags]
+It writes app.json, the ServerConfig of the host's app, before it listens for it; failure.json if it cannot start.
+Life: flags → model → launch, without HTTP workers → SIGTERM, which is also what the host's death sends.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from engine.config import LaunchConfig
+from engine.control import EngineFailed
+from engine.errors import StartupError
+from engine.logs import configure_logging
+from server.children import die_with
+from server.http_flags import add_access_flags, add_request_flags
+from server.launch import Launcher
+from server.model_flags import add_memory_flags, add_model_flags
+from server.observability_flags import add_log_flags, add_metrics_flags
+from server.run_dir import RunDir
+from server.serve_config import check_flags, find_model
+from server.speculative_flags import add_speculative_flags
+
+APP_FILE = "app.json"
+FAILURE_FILE = "failure.json"
+
+
+def parse_flags(flags: Sequence[str]) -> argparse.Namespace:
+    """Parse MODEL and flags as `quire serve` takes them, less those of a port. Raises StartupError."""
+    parser = _Parser(usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
+    add_model_flags(parser.add_argument_group())
+    add_memory_flags(parser.add_argument_group())
+    add_speculative_flags(parser.add_argument_group())
+    add_request_flags(parser.add_argument_group())
+    add_access_flags(parser.add_argument_group())
+    add_metrics_flags(parser.add_argument_group())
+    add_log_flags(parser.add_argument_group())
+    return parser.parse_args(list(flags))
+
+
+def main() -> int:
+    """Entry point of `python -m server.hosted_daemon`."""
+    folder, host_pid, *flags = sys.argv[1:]
+    die_with(int(host_pid))
+    run_dir = RunDir(Path(folder))
+    try:
+        return _run(run_dir, flags)
+    except StartupError as error:
+        run_dir.write(FAILURE_FILE, EngineFailed(error.message, error.exit_code))
+        return error.exit_code
+
+
+def _run(run_dir: RunDir, flags: Sequence[str]) -> int:
+    arguments = parse_flags(flags)
+    launch_config = LaunchConfig(
+        http_workers=0,
+        log_format="json" if arguments.log_format == "json" else "text",
+        log_level=arguments.log_level,
+        debug=arguments.debug,
+        metrics_compat=arguments.metrics_compat,
+    )
+    configure_logging(level=launch_config.log_level, log_format=launch_config.log_format, process="launcher")
+    engine_config, server_config = find_model(arguments, check_flags(arguments))
+    server_config = msgspec.structs.replace(
+        server_config, engine_socket=run_dir.engine_socket, control_socket=run_dir.control_socket
+    )
+    run_dir.write(APP_FILE, server_config)
+    return asyncio.run(Launcher(launch_config, engine_config, server_config, [], run_dir).run())
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of writing to the terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        raise StartupError(f"{message.removeprefix('argument ')}.", exit_code=2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
