@@ -65,7 +65,9 @@ class HostedApp:
             return "the engine makes no progress" if state.fault == "stalled" else "the engine has died"
         if not self._worker.supervisor.is_connected:
             return "the connection to its launcher is lost"
-        return "" if state.stage.name == "ready" else f"the engine is not ready: {state.stage.name}"
+        if state.stage.name != "ready":
+            return f"the engine is not ready: {state.stage.name}"
+        return "" if self._worker.client.ready is not None else "the connection to its engine is lost"
 
     async def metrics_page(self) -> bytes:
         """Return what GET /metrics shows. Raises EngineError when the launcher does not answer in time."""
@@ -92,7 +94,7 @@ class HostedApp:
         worker = await self._connect()
         self._worker = worker
         app = worker.make_app()
-        while worker.supervisor.state.stage.name != "ready" or worker.client.ready is None:
+        while self.fault:
             self._check_alive()
             await asyncio.sleep(_POLL_S)
         return app

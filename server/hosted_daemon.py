@@ -1,12 +1,14 @@
 """A daemon without a port: launcher and engine behind an app that somebody else's server serves (server/hosted.py).
 
     python -m server.hosted_daemon RUN_DIR HOST_PID [flags]
-It writes app.json, the ServerConfig of the host's app, before it listens for it; failure.json if it cannot start.
+It writes app.json, the ServerConfig of the host's app, before it listens for it, and failure.json if it cannot start.
+RUN_DIR is the host's, who removes it; a host that was killed cannot, so then it is removed here.
 Life: flags → model → launch, without HTTP workers → SIGTERM, which is also what the host's death sends.
 """
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +56,9 @@ def main() -> int:
     except StartupError as error:
         run_dir.write(FAILURE_FILE, EngineFailed(error.message, error.exit_code))
         return error.exit_code
+    finally:
+        if os.getppid() != int(host_pid):
+            run_dir.remove()
 
 
 def _run(run_dir: RunDir, flags: Sequence[str]) -> int:

@@ -38,7 +38,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[RaySettings, list[str]
         if name in kinds:
             values[name] = _convert(name, value, kinds[name])
         elif name == "model":
-            flags.insert(0, str(value))
+            flags = [*([] if value is None else [str(value)]), *flags]
         else:
             flags += _flag(name, value)
     settings = RaySettings(**values)
