@@ -1,4 +1,4 @@
-"""A Ray cluster of one machine with replicas of the demo model, for tests, and what asks it. Imports ray's commands only.
+"""A Ray cluster of one machine with replicas of the demo model, for tests, and what asks it.
 
 It has its own ports and folder, so that no other Ray is met, and its end is that of its own processes.
 """
@@ -6,6 +6,7 @@ It has its own ports and folder, so that no other Ray is met, and its end is tha
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -22,7 +23,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.ray.edge import CALLBACK, CALLBACK_VARIABLE
 
 ROOT = Path(__file__).parents[2]
-APP = "quire"
 NUM_REPLICAS = 3
 ARGUMENTS = {
     "replicas": NUM_REPLICAS,
@@ -34,6 +34,15 @@ ARGUMENTS = {
     "kv_cache_memory": "64MiB",
 }
 LONG = {"prompt": "A quire is", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+
+
+_PIDS = """
+import json, os, sys, ray
+ray.init(address=sys.argv[1], namespace="serve", log_to_driver=False)
+names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+replicas = {name.rpartition("#")[2]: ray.get_actor(name) for name in names if "SERVE_REPLICA" in name}
+print(json.dumps({name: ray.get(actor.__ray_call__.remote(lambda _: os.getpid())) for name, actor in replicas.items()}))
+"""
 
 
 def wait_for(condition: Callable[[], object], *, timeout_s: float, what: str) -> None:
@@ -57,10 +66,6 @@ class Cluster:
         self.address = f"127.0.0.1:{free_port()}"
         self._config = folder / "quire.yaml"
         self._log = folder / "ray.log"
-        config = yaml.safe_load((ROOT / "deploy" / "ray" / "quire.yaml").read_text())
-        config["http_options"] = {"host": "127.0.0.1", "port": int(self.url.rpartition(":")[2])}
-        config["applications"][0]["args"] |= ARGUMENTS
-        self._config.write_text(yaml.safe_dump(config))
         self.metrics_port = free_port()
         self._environment = {
             **os.environ,
@@ -68,6 +73,8 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
             "RAY_TMPDIR": str(folder),
             CALLBACK_VARIABLE: CALLBACK,
+            "RAY_AUTH_MODE": "token",  # Ray runs the code of whoever reaches it
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
         }
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -89,9 +96,21 @@ class Cluster:
                 start_new_session=True,
             )
         wait_for(lambda: self._accepts(int(port)), timeout_s=60, what="the cluster's address")
-        run = ["-m", "ray.serve.scripts", "run", "--non-blocking", "--address", self.address, str(self._config)]
-        subprocess.run([sys.executable, *run], cwd=ROOT, env=self._environment, check=True, timeout=180)
+        self.deploy()
         wait_for(lambda: len(self.replicas()) == NUM_REPLICAS, timeout_s=240, what=f"{NUM_REPLICAS} replicas")
+
+    def deploy(self, **arguments: object) -> None:
+        """Deploy the shipped YAML with arguments of its application, as a user does."""
+        config = yaml.safe_load((ROOT / "deploy" / "ray" / "quire.yaml").read_text())
+        config["http_options"] = {"host": "127.0.0.1", "port": int(self.url.rpartition(":")[2])}
+        config["applications"][0]["args"] |= ARGUMENTS | arguments
+        self._config.write_text(yaml.safe_dump(config))
+        flags = ["run", "--non-blocking", "--address", self.address, str(self._config)]
+        self._python("-m", "ray.serve.scripts", *flags)
+
+    def pids(self) -> dict[str, int]:
+        """Return the replicas that have a process, those that are ending included."""
+        return json.loads(self._python("-c", _PIDS, self.address).splitlines()[-1])
 
     def stop(self) -> None:
         """End this cluster's processes and no others."""
@@ -110,6 +129,13 @@ class Cluster:
         except httpx.TransportError:
             return []
         return sorted({reply.headers.get("x-quire-replica", "") for reply in replies} - {""})
+
+    def _python(self, *arguments: str) -> bytes:
+        """Run Python as a user of the cluster; return what it wrote."""
+        command = [sys.executable, *arguments]
+        return subprocess.run(
+            command, cwd=ROOT, env=self._environment, check=True, timeout=180, stdout=subprocess.PIPE
+        ).stdout
 
     def _accepts(self, port: int) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
 
-from deploy.ray.routing import NUM_CHOICES, AffinityRouter, home_of  # noqa: E402
+from deploy.ray.routing import NUM_CHOICES, AffinityRouter, home_of
 
 
 @dataclass(frozen=True)
