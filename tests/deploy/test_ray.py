@@ -99,7 +99,8 @@ def test_a_client_that_leaves_frees_what_it_held_on_its_replica(cluster: Cluster
     with httpx.stream(
         "POST", f"{cluster.url}/v1/completions", json=LONG, headers={"x-session-id": "leaver"}, timeout=60
     ) as reply:
-        assert next(reply.iter_lines()).startswith("data: ")
+        lines = reply.iter_lines()  # the connection ends with it
+        assert next(lines).startswith("data: ")
         wait_for(lambda: samples(cluster, "leaver")["quire_kv_cache_blocks_used"] > 0, timeout_s=20, what="its blocks")
     name = "quire_requests_finished_total[abort]"
     wait_for(lambda: samples(cluster, "leaver")[name] == before[name] + 1, timeout_s=30, what="the abort")
@@ -121,11 +122,12 @@ def test_every_replica_is_among_rays_metrics(cluster: Cluster) -> None:
 
 def test_a_killed_replica_loses_its_own_requests_and_comes_back(cluster: Cluster) -> None:
     pids = cluster.pids()
-    streams = [Stream(cluster, f"load-{i}", max_tokens=300) for i in range(9)]
+    sessions = {replica: session_of(cluster, replica) for replica in cluster.replicas()}
+    streams = [Stream(cluster, f"load-{i}", max_tokens=900) for i in range(9)]
     for stream in streams:
         assert stream.began.wait(60)
     victim = Counter(stream.replica for stream in streams).most_common(1)[0][0]
-    session = session_of(cluster, victim)
+    session = sessions[victim]
     wholes: list[httpx.Response] = []
     body = {"prompt": "A quire is", "max_tokens": 1500, "ignore_eos": True}
     whole = threading.Thread(target=lambda: wholes.append(post(cluster, session, **body)))
