@@ -4,7 +4,7 @@ Started by Ray where RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.ray.edge:m
 body, and answers the loss of a replica with a bare text or a cut connection; so both are done around it, in its proxy.
 """
 
-import re
+import os
 
 import msgspec
 from starlette.middleware import Middleware
@@ -19,7 +19,8 @@ from server.streaming import SSE_DONE
 
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "deploy.ray.edge:middlewares"
-SESSION_HEADER = b"x-session-id"
+SESSION_HEADER = "x-session-id"  # unless Ray is told another by the next variable
+SESSION_VARIABLE = "RAY_SERVE_SESSION_ID_HEADER_KEY"
 
 _MAX_BODY_BYTES = 8 * 1024 * 1024  # of a larger one the replica reads no more either; it is passed on as it comes
 _REPLICA_LOST = "The replica that served this request has ended; send the request again."
@@ -28,22 +29,26 @@ _NO_REPLICA = "No replica takes requests at the moment; try again shortly."
 
 def middlewares() -> list[Middleware]:
     """Return what Ray puts around each of its proxies."""
-    return [Middleware(Edge)]
+    return [Middleware(Edge, session_header=os.environ.get(SESSION_VARIABLE, SESSION_HEADER))]
 
 
 class Edge:
     """One proxy's outermost layer."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, session_header: str = SESSION_HEADER) -> None:
         self._app = app
+        self._session_header = _normal(session_header.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["method"] == "POST" and not _has_session(scope):
-            receive = await _with_session(scope, receive)
+        has_session = any(_normal(name) == self._session_header for name, _ in scope["headers"])
+        if scope["method"] == "POST" and not has_session:
+            key, receive = await _read_key(receive)
+            if key:
+                scope["headers"] = [*scope["headers"], (self._session_header, key.encode())]
         answer = _Answer(scope, send)
         try:
             await self._app(scope, receive, answer.send)
@@ -113,12 +118,13 @@ class _Answer:
         return b"data: " + body + b"\n\n" + SSE_DONE
 
 
-def _has_session(scope: Scope) -> bool:
-    return any(re.sub(rb"_", b"-", name.lower()) == SESSION_HEADER for name, _ in scope["headers"])
+def _normal(header: bytes) -> bytes:
+    """Return the name of a header as Ray compares it: proxies in front may have changed case and separators."""
+    return header.lower().replace(b"_", b"-")
 
 
-async def _with_session(scope: Scope, receive: Receive) -> Receive:
-    """Read the body, name its session in the headers, and return what gives the same messages again."""
+async def _read_key(receive: Receive) -> tuple[str, Receive]:
+    """Read the body; return the session of its prompt, "" for none, and what gives the same messages again."""
     messages: list[Message] = []
     size = 0
     while size <= _MAX_BODY_BYTES:
@@ -127,10 +133,9 @@ async def _with_session(scope: Scope, receive: Receive) -> Receive:
         size += len(message.get("body", b""))
         if not message.get("more_body", False):
             break
+    key = ""
     if size <= _MAX_BODY_BYTES:
         key = prompt_key(b"".join(message.get("body", b"") for message in messages))
-        if key:
-            scope["headers"] = [*scope["headers"], (SESSION_HEADER, key.encode())]
     remaining = iter(messages)
 
     async def replay() -> Message:
@@ -138,4 +143,4 @@ async def _with_session(scope: Scope, receive: Receive) -> Receive:
             return message
         return await receive()
 
-    return replay
+    return key, replay

@@ -20,12 +20,12 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_replicas: _Replicas | None = None  # None: there are always `replicas`
     target_ongoing_requests: Annotated[float, msgspec.Meta(gt=0)] = 32.0  # per replica: more add one, fewer end one
     cpus: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # of each replica
-    gpus: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # below 1: several replicas share a GPU
+    gpus: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # of each: 0 computes on the CPU, a share shares a GPU
     max_ongoing_requests: Annotated[int, msgspec.Meta(ge=1)] = 256  # per replica; the next go to another one
     max_queued_requests: Annotated[int, msgspec.Meta(ge=1)] = 1024  # per proxy, when all replicas are full; then 503
     max_imbalance: Annotated[int, msgspec.Meta(ge=0)] = 8  # requests by which a replica may lead, to keep its sessions
     drain_timeout: Annotated[float, msgspec.Meta(ge=0)] = 60.0  # seconds that a replica's streams have to finish
-    health_period: Annotated[float, msgspec.Meta(gt=0)] = 5.0  # seconds; three bad checks replace a replica
+    health_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0  # seconds; three bad checks replace a replica
 
 
 def read_arguments(arguments: Mapping[str, Any]) -> tuple[RaySettings, list[str]]:
@@ -44,8 +44,14 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[RaySettings, list[str]
     settings = RaySettings(**values)
     if settings.max_replicas is not None and settings.max_replicas < settings.replicas:
         raise ValueError(f"max_replicas={settings.max_replicas} must be at least replicas={settings.replicas}.")
-    parse_flags(flags)
-    return settings, flags
+    return settings, flags + _device(settings, parse_flags(flags).device)
+
+
+def _device(settings: RaySettings, device: str) -> list[str]:
+    """Return the flag that keeps a replica off GPUs that Ray has not given to it: Ray itself hides none."""
+    if settings.gpus == 0 and device == "cuda":
+        raise ValueError("device=cuda needs gpus=1, or a share of one: gpus=0 reserves none for a replica.")
+    return ["--device=cpu"] if settings.gpus == 0 and device == "auto" else []
 
 
 def _convert(name: str, value: Any, kind: Any) -> Any:

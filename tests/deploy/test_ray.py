@@ -155,9 +155,12 @@ def test_an_engine_that_is_stuck_costs_its_replica_its_place(cluster: Cluster) -
     engine = engine_of(cluster.pids()[victim])
     os.kill(engine, signal.SIGSTOP)
     wait_for(lambda: victim not in cluster.replicas(), timeout_s=60, what="routing around the stuck replica")
-    os.kill(engine, signal.SIGKILL)  # else its stream would keep the replica draining for as long as it may
+    wait_for(lambda: len(cluster.replicas()) == NUM_REPLICAS, timeout_s=120, what="another replica in its place")
+    assert victim not in cluster.replicas()
+    assert victim in cluster.pids()  # it drains
+    os.kill(engine, signal.SIGKILL)
     assert stream.finished()[-1]["error"]["code"] in ("engine_dead", "shutting_down")
-    wait_for(lambda: len(cluster.replicas()) == NUM_REPLICAS, timeout_s=120, what="three replicas")
+    wait_for(lambda: victim not in cluster.pids(), timeout_s=60, what="its end")
 
 
 def test_replicas_that_are_scaled_down_finish_their_streams(cluster: Cluster) -> None:

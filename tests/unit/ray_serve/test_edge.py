@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deploy.ray.edge import Edge
+from deploy.ray.edge import Edge, middlewares
 
 CHAT = "/v1/chat/completions"
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-request-id", b"req-7")]
@@ -61,7 +61,7 @@ def ask(
 
     scope = {"type": "http", "method": method, "path": path, "headers": list(headers)}
     with contextlib.suppress(RuntimeError):  # Ray's, which its server logs
-        asyncio.run(Edge(app)(scope, receive, send))
+        asyncio.run((app if isinstance(app, Edge) else Edge(app))(scope, receive, send))
     return sent
 
 
@@ -93,6 +93,14 @@ def test_a_session_of_the_client_is_left_alone(name: bytes) -> None:
     proxy = Proxy(start(), part(b"", more=False))
     ask(proxy, b'{"prompt":"Hi"}', headers=[(name, b"mine")])
     assert proxy.scope["headers"] == [(name, b"mine")]
+
+
+def test_the_header_is_the_one_that_ray_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_SERVE_SESSION_ID_HEADER_KEY", "X_Conversation")
+    (edge,) = middlewares()
+    proxy = Proxy(start(), part(b"", more=False))
+    ask(edge.cls(proxy, *edge.args, **edge.kwargs), b'{"prompt":"Hi"}')
+    assert dict(proxy.scope["headers"])[b"x-conversation"].startswith(b"prompt-")
 
 
 def test_a_body_too_large_to_be_served_is_passed_on_as_it_comes() -> None:

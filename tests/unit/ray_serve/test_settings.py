@@ -9,8 +9,15 @@ from engine.errors import StartupError
 from server.hosted_daemon import parse_flags
 
 
-def test_nothing_said_is_one_replica_of_the_demo_model() -> None:
-    assert read_arguments({}) == (RaySettings(), [])
+def test_nothing_said_is_one_replica_of_the_demo_model_on_the_cpu() -> None:
+    assert read_arguments({}) == (RaySettings(), ["--device=cpu"])
+
+
+def test_a_replica_computes_where_ray_has_reserved_something_for_it() -> None:
+    assert read_arguments({"gpus": 1})[1] == []
+    assert read_arguments({"gpus": 0.5, "device": "cuda"})[1] == ["--device=cuda"]
+    with pytest.raises(ValueError, match="device=cuda needs gpus=1"):
+        read_arguments({"device": "cuda"})
 
 
 def test_text_of_a_command_line_and_values_of_yaml_mean_the_same() -> None:
@@ -27,7 +34,7 @@ def test_text_of_a_command_line_and_values_of_yaml_mean_the_same() -> None:
 
 def test_false_and_null_leave_a_flag_out_and_a_list_repeats_it() -> None:
     _, flags = read_arguments({"strict": False, "debug": "false", "dtype": None, "served_model_name": ["a", "--b"]})
-    assert flags == ["--served-model-name=a", "--served-model-name=--b"]
+    assert flags == ["--served-model-name=a", "--served-model-name=--b", "--device=cpu"]
     assert parse_flags(flags).served_model_name == ["a", "--b"]
 
 
