@@ -1,14 +1,15 @@
 """A daemon without a port: launcher and engine behind an app that somebody else's server serves (server/hosted.py).
 
-    python -m server.hosted_daemon RUN_DIR HOST_PID [flags]
-It writes app.json, the ServerConfig of the host's app, before it listens for it, and failure.json if it cannot start.
-RUN_DIR is the host's, who removes it; a host that was killed cannot, so then it is removed here.
+    python -m server.hosted_daemon HOST_DIR HOST_PID [flags]
+In HOST_DIR it writes app.json, the ServerConfig of the host's app, before it listens for it, or failure.json if it
+cannot start. The host removes the folder; one that was killed cannot, so then it is removed here.
 Life: flags → model → launch, without HTTP workers → SIGTERM, which is also what the host's death sends.
 """
 
 import argparse
 import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,18 +51,19 @@ def main() -> int:
     """Entry point of `python -m server.hosted_daemon`."""
     folder, host_pid, *flags = sys.argv[1:]
     die_with(int(host_pid))
-    run_dir = RunDir(Path(folder))
+    host_dir, run_dir = Path(folder), RunDir()
     try:
-        return _run(run_dir, flags)
+        return _run(flags, run_dir, host_dir)
     except StartupError as error:
-        run_dir.write(FAILURE_FILE, EngineFailed(error.message, error.exit_code))
+        (host_dir / FAILURE_FILE).write_bytes(msgspec.json.encode(EngineFailed(error.message, error.exit_code)))
         return error.exit_code
     finally:
+        run_dir.remove()
         if os.getppid() != int(host_pid):
-            run_dir.remove()
+            shutil.rmtree(host_dir, ignore_errors=True)
 
 
-def _run(run_dir: RunDir, flags: Sequence[str]) -> int:
+def _run(flags: Sequence[str], run_dir: RunDir, host_dir: Path) -> int:
     arguments = parse_flags(flags)
     launch_config = LaunchConfig(
         http_workers=0,
@@ -72,11 +74,11 @@ def _run(run_dir: RunDir, flags: Sequence[str]) -> int:
     )
     configure_logging(level=launch_config.log_level, log_format=launch_config.log_format, process="launcher")
     engine_config, server_config = find_model(arguments, check_flags(arguments))
-    server_config = msgspec.structs.replace(
-        server_config, engine_socket=run_dir.engine_socket, control_socket=run_dir.control_socket
-    )
-    run_dir.write(APP_FILE, server_config)
-    return asyncio.run(Launcher(launch_config, engine_config, server_config, [], run_dir).run())
+    launcher = Launcher(launch_config, engine_config, server_config, [], run_dir)
+    engine_socket, control_socket = launcher.sockets
+    app_config = msgspec.structs.replace(server_config, engine_socket=engine_socket, control_socket=control_socket)
+    (host_dir / APP_FILE).write_bytes(msgspec.json.encode(app_config))
+    return asyncio.run(launcher.run())
 
 
 class _Parser(argparse.ArgumentParser):

@@ -90,7 +90,8 @@ class Launcher:
         self._engine_module = engine_module
         self._started_s = time.monotonic()
         self._times = StageTimes("process", self._started_s)
-        self._engine_socket, self._control_socket = run_dir.engine_socket, run_dir.control_socket
+        self._engine_socket = str(run_dir.path / "engine.sock")
+        self._control_socket = str(run_dir.path / "control.sock")
         self._exposition = Exposition(
             model_name=server_config.served_model_names[0],
             version=package_version(),
@@ -108,6 +109,11 @@ class Launcher:
         self._facts: dict[str, str] = {}
         self._is_announced = False
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def sockets(self) -> tuple[str, str]:
+        """Where the engine listens, and where this launcher does."""
+        return self._engine_socket, self._control_socket
 
     @property
     def _is_draining(self) -> bool:

@@ -10,20 +10,9 @@ import msgspec
 class RunDir:
     """A directory of mode 0700. Life: made → children's configurations written → remove."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        """path: of one that another process made, and removes."""
+    def __init__(self) -> None:
         parent = tempfile.gettempdir()  # short: the path of a unix socket may have about 100 bytes
-        self.path = path or Path(tempfile.mkdtemp(prefix="quire-", dir=parent if len(parent) < 64 else "/tmp"))
-
-    @property
-    def engine_socket(self) -> str:
-        """Where the engine listens."""
-        return str(self.path / "engine.sock")
-
-    @property
-    def control_socket(self) -> str:
-        """Where the launcher listens."""
-        return str(self.path / "control.sock")
+        self.path = Path(tempfile.mkdtemp(prefix="quire-", dir=parent if len(parent) < 64 else "/tmp"))
 
     def write(self, name: str, config: msgspec.Struct) -> Path:
         """Write one child's configuration and return its path."""
