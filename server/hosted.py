@@ -39,7 +39,7 @@ class HostedApp:
         """flags: MODEL and flags of `quire serve`, less those of a port. Raises StartupError if they are wrong."""
         self._flags = list(flags)
         self._arguments = parse_flags(flags)
-        self._run_dir = RunDir()
+        self._folder = RunDir()  # what the daemon says before it can be talked to
         self._process: subprocess.Popen[bytes] | None = None
         self._worker: WorkerApp | None = None
 
@@ -82,11 +82,11 @@ class HostedApp:
         process, self._process = self._process, None
         if process is not None:
             await asyncio.to_thread(_end, process)
-        self._run_dir.remove()
+        self._folder.remove()
 
     async def _start(self) -> FastAPI:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _DAEMON_MODULE, str(self._run_dir.path), str(os.getpid()), *self._flags],
+            [sys.executable, "-m", _DAEMON_MODULE, str(self._folder.path), str(os.getpid()), *self._flags],
             cwd=PROJECT_ROOT,
             stdin=subprocess.DEVNULL,
             process_group=0,
@@ -101,7 +101,7 @@ class HostedApp:
 
     async def _connect(self) -> WorkerApp:
         """Return what the app stands on, once the launcher listens."""
-        path = self._run_dir.path / APP_FILE
+        path = self._folder.path / APP_FILE
         while True:
             self._check_alive()
             with contextlib.suppress(OSError, msgspec.DecodeError):  # not there, half written, or not listening yet
@@ -117,7 +117,7 @@ class HostedApp:
             return
         failure = EngineFailed(f"The daemon {describe_exit(self._process.returncode)}.", exit_code=3)
         with contextlib.suppress(OSError):
-            failure = msgspec.json.decode((self._run_dir.path / FAILURE_FILE).read_bytes(), type=EngineFailed)
+            failure = msgspec.json.decode((self._folder.path / FAILURE_FILE).read_bytes(), type=EngineFailed)
         raise StartupError(failure.message, exit_code=failure.exit_code)
 
 

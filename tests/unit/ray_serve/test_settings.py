@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deploy.ray.settings import RaySettings, read_arguments
 from engine.errors import StartupError
 from server.hosted_daemon import parse_flags
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_nothing_said_is_one_replica_of_the_demo_model_on_the_cpu() -> None:
@@ -72,7 +75,15 @@ def test_what_quire_serve_does_not_know_or_ray_decides_is_refused(arguments: dic
     assert caught.value.exit_code == 2
 
 
+def test_the_shipped_yaml_is_accepted() -> None:
+    (application,) = yaml.safe_load((ROOT / "deploy" / "ray" / "quire.yaml").read_text())["applications"]
+    assert application["import_path"] == "deploy.ray.app:build"
+    settings, flags = read_arguments(application["args"])
+    assert settings.max_replicas == 4
+    assert flags == ["--max-model-len=4096", "--device=cpu"]
+
+
 def test_the_page_of_docs_has_every_key() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "ray.md").read_text()
+    page = (ROOT / "docs" / "ray.md").read_text()
     for name in RaySettings.__struct_fields__:
         assert f"`{name}`" in page
