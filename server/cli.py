@@ -8,7 +8,6 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
@@ -17,18 +16,17 @@ from server.bench_cli import add_bench
 from server.chat_cli import add_chat
 from server.completion_cli import add_completion
 from server.doctor_cli import add_doctor
-from server.flags import deadline, seconds, text, workers
-from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
-from server.loras import resolve_loras
+from server.flags import seconds, text, workers
+from server.http_flags import add_access_flags, add_address_flags, add_request_flags, address_of, tls_of
 from server.model_flags import add_memory_flags, add_model_flags
-from server.observability_flags import add_log_flags, add_metrics_flags, traces_endpoint
+from server.observability_flags import add_log_flags, add_metrics_flags
 from server.settings import SettingsParser, places_of
 from server.short_help import HelpFormatter, add_short_help
-from server.speculative_flags import add_speculative_flags, speculative_of
+from server.speculative_flags import add_speculative_flags
 from server.top_cli import add_top
 
 if TYPE_CHECKING:
-    from engine.config import EngineConfig, LaunchConfig, LoraSource
+    from engine.config import LaunchConfig
 
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
@@ -133,10 +131,8 @@ def _add_config_flags(group: argparse._ArgumentGroup) -> None:
 def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--http-workers", type=workers, default="auto", metavar="N", help="HTTP processes (auto: by cores)")
-    add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
-    add("--request-timeout", type=deadline, metavar="S", help="deadline of every request in seconds (none)")
+    add_request_flags(group)
     add("--drain-timeout", type=seconds, default=25.0, metavar="S", help="how long SIGTERM waits for streams (25)")
-    add("--stall-timeout", type=seconds, default=300.0, metavar="S", help="restart a hung engine; 0: never (300)")
 
 
 def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
@@ -146,54 +142,15 @@ def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
 
         print(show_config(parser.settings, arguments, environment=os.environ))
         return 0
-    from engine.config import ServerConfig
-    from server.api_keys import read_key_hashes
-    from server.embedding_model import load_embedding_model
     from server.launch import launch
     from server.listener import bind
-    from server.resolve import check_kernels_package, resolve_model
+    from server.serve_config import check_flags, find_model
 
-    _check_together(arguments)
-    chat_template = None
-    if arguments.chat_template is not None:
-        chat_template = _readable_file("--chat-template", arguments.chat_template)
-    endpoint = traces_endpoint(arguments.otlp_traces_endpoint)
-    given_hashes = read_key_hashes(arguments.api_key, file=None, environment=os.environ)
-    key_hashes = read_key_hashes([], file=arguments.api_key_file, environment={})
-    check_kernels_package()
-    launch_config = _launch_config(arguments, given_hashes)
+    checked = check_flags(arguments)
+    launch_config = _launch_config(arguments, checked.given_key_hashes)
     listeners = bind(launch_config)
-    model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
-    load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
-    names = arguments.served_model_name or [model.name]
-    loras = resolve_loras(arguments.lora, served_model_names=names)
-    server_config = ServerConfig(
-        model=str(model.folder),
-        served_model_names=names,
-        lora_names=[source.name for source in loras],
-        chat_template=chat_template,
-        pooling=arguments.pooling,
-        strict=arguments.strict,
-        request_timeout_s=arguments.request_timeout,
-        api_key_hashes=list(dict.fromkeys([*given_hashes, *key_hashes])),
-        cors_origins=arguments.cors_origin,
-        root_path=arguments.root_path,
-        otlp_traces_endpoint=endpoint,
-    )
-    return launch(launch_config, _engine_config(arguments, str(model.folder), loras), server_config, listeners)
-
-
-def _check_together(arguments: argparse.Namespace) -> None:
-    """Check what one flag alone cannot tell."""
-    speculative_of(arguments)
-    budget, rows = arguments.max_num_batched_tokens, arguments.max_num_seqs
-    if budget is not None and rows is not None and budget < rows:
-        raise StartupError(
-            f"--max-num-batched-tokens {budget} must be at least --max-num-seqs {rows}, one token per running request.",
-            exit_code=EXIT_USAGE,
-        )
-    if arguments.revision is not None and arguments.model is None:
-        raise StartupError(f"--revision {arguments.revision} needs a hub id as MODEL.", exit_code=EXIT_USAGE)
+    engine_config, server_config = find_model(arguments, checked)
+    return launch(launch_config, engine_config, server_config, listeners)
 
 
 def _launch_config(arguments: argparse.Namespace, given_key_hashes: list[str]) -> "LaunchConfig":
@@ -217,45 +174,6 @@ def _launch_config(arguments: argparse.Namespace, given_key_hashes: list[str]) -
         given_key_hashes=given_key_hashes,
         notices=[_SEEN_KEY] if arguments.api_key else [],
     )
-
-
-def _engine_config(arguments: argparse.Namespace, folder: str, loras: "list[LoraSource]") -> "EngineConfig":
-    from engine.config import EngineConfig
-
-    return EngineConfig(
-        model=folder,
-        load_format=arguments.load_format,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        quantization=arguments.quantization,
-        loras=loras,
-        attention_backend=arguments.attention_backend,
-        max_model_len=arguments.max_model_len,
-        max_num_seqs=arguments.max_num_seqs,
-        max_num_batched_tokens=arguments.max_num_batched_tokens,
-        max_num_mixed_tokens=arguments.max_num_mixed_tokens,
-        block_size=arguments.block_size,
-        kv_cache_memory_bytes=arguments.kv_cache_memory,
-        kv_cache_dtype=arguments.kv_cache_dtype,
-        gpu_memory_utilization=arguments.gpu_memory_utilization,
-        enable_prefix_caching=not arguments.no_prefix_caching,
-        enforce_eager=arguments.enforce_eager,
-        depth=arguments.depth,
-        max_waiting=arguments.max_waiting,
-        max_queued_tokens=arguments.max_queued_tokens,
-        speculative=speculative_of(arguments),
-    )
-
-
-def _readable_file(flag: str, name: str) -> str:
-    """Return the absolute path of a text file named by a flag."""
-    path = Path(name).expanduser()
-    try:
-        path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise StartupError(f"{flag} {path} cannot be read: {reason}.", exit_code=EXIT_USAGE) from error
-    return str(path.resolve())
 
 
 class _Version(argparse.Action):

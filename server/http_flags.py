@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import StartupError
-from server.flags import integer, limited, text
+from server.flags import deadline, integer, limited, seconds, text
 
 _DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8000
 _MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its end; 103 on macOS
@@ -38,6 +38,14 @@ def add_address_flags(group: argparse._ArgumentGroup) -> None:
     add("--uds", type=text, metavar="PATH", help="listen on a unix socket (mode 0660) instead of host and port")
     add("--tls-cert", type=text, metavar="FILE", help="certificate chain in PEM: serve HTTPS; needs --tls-key")
     add("--tls-key", type=text, metavar="FILE", help="its private key in PEM, without a passphrase")
+
+
+def add_request_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of how requests are taken, and for how long they wait."""
+    add = group.add_argument
+    add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
+    add("--request-timeout", type=deadline, metavar="S", help="deadline of every request in seconds (none)")
+    add("--stall-timeout", type=seconds, default=300.0, metavar="S", help="restart a hung engine; 0: never (300)")
 
 
 def add_access_flags(group: argparse._ArgumentGroup) -> None:

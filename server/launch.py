@@ -20,9 +20,10 @@ from engine.config import EngineConfig, LaunchConfig, ServerConfig
 from engine.control import Drain, EngineFailed, Facts, Heartbeat, Hello, Stage
 from engine.errors import StartupError
 from engine.logs import configure_logging
+from server.announcement import Announcement
 from server.child_configs import child_log_format, engine_process_config, worker_config
 from server.children import Backoff, describe_exit, end_child, is_on_terminal, kill_child, start_child
-from server.console import Summary, make_console
+from server.console import make_console
 from server.control_server import ControlServer
 from server.exposition import Exposition
 from server.file_limits import raise_file_limit
@@ -30,11 +31,9 @@ from server.greeting import read_greeting
 from server.heartbeat import STALL_AFTER_S, HeartbeatWatch
 from server.key_reload import KeyReloader
 from server.launcher_stats import LauncherStats
-from server.listener import is_ready, owned_socket_file, server_url
+from server.listener import owned_socket_file
 from server.outage import Outage
-from server.resolve import model_facts
 from server.run_dir import RunDir
-from server.stage_times import StageTimes
 from server.version import package_version
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,6 @@ _ENGINE_MODULE = "engine.process"
 _WORKER_MODULE = "server.worker"
 _DRAIN_GRACE_S = 5.0  # what a worker gets beyond its drain timeout to send the last error events
 _ENGINE_END_S = 3.0
-_PROBE_INTERVAL_S = 0.05
 
 
 def launch(
@@ -73,7 +71,7 @@ _ENGINE: ChildKey = ("engine", 0)
 
 
 class Launcher:
-    """One daemon. `run` is its whole life."""
+    """One daemon. `run` is its whole life. listeners: none where a host serves the app (server/hosted.py)."""
 
     def __init__(
         self,
@@ -83,7 +81,7 @@ class Launcher:
         listeners: Sequence[socket.socket],
         run_dir: RunDir,
         *,
-        engine_module: str,
+        engine_module: str = _ENGINE_MODULE,
     ) -> None:
         self._config = config
         self._engine_config = engine_config
@@ -91,8 +89,6 @@ class Launcher:
         self._listeners = listeners
         self._run_dir = run_dir
         self._engine_module = engine_module
-        self._started_s = time.monotonic()
-        self._times = StageTimes("process", self._started_s)
         self._engine_socket = str(run_dir.path / "engine.sock")
         self._control_socket = str(run_dir.path / "control.sock")
         self._exposition = Exposition(
@@ -105,7 +101,7 @@ class Launcher:
         self._keys = KeyReloader(config, server_config.api_key_hashes, self._control.set_keys)
         self._watch = HeartbeatWatch(self._on_stall, on_hang=self._end_hung, hang_after_s=config.stall_timeout_s)
         self._console = make_console(config.log_format, sys.stderr)
-        self._url = server_url(config, listeners[0])
+        self._announcement = Announcement(config, server_config, listeners, self._console)
         self._children: dict[ChildKey, asyncio.subprocess.Process] = {}
         self._outage = Outage()
         self._stats = LauncherStats(
@@ -113,9 +109,12 @@ class Launcher:
         )
         self._failures: dict[ChildKey, EngineFailed] = {}
         self._started_once: set[ChildKey] = set()  # an engine that was ready, a worker that said hello
-        self._facts: dict[str, str] = {}
-        self._is_announced = False
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def sockets(self) -> tuple[str, str]:
+        """Where the engine listens, and where this launcher does."""
+        return self._engine_socket, self._control_socket
 
     @property
     def _is_draining(self) -> bool:
@@ -129,7 +128,7 @@ class Launcher:
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup, is_on_terminal())
         await self._control.start(self._control_socket)
-        logger.info("listening url=%s", self._url)
+        logger.info("listening url=%s", self._announcement.url)
         self._console.stage(self._control.state.stage)
         self._spawn(self._keep_engine())
         for index in range(self._config.http_workers):
@@ -184,7 +183,7 @@ class Launcher:
             await self._control.settle(*child)
             failure = self._failures.pop(child, None)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
-            if child not in self._started_once or (failure is not None and not self._is_announced):
+            if child not in self._started_once or (failure is not None and not self._announcement.is_made):
                 self._fail(reason, failure.exit_code if failure else 3)
                 return
             delay_s = backoff.next(uptime_s=time.monotonic() - started_s)
@@ -200,20 +199,18 @@ class Launcher:
                     self._control.send(Drain(0.0), role="worker", index=hello.index)
             case Stage() if child == _ENGINE:
                 self._control.set_state(stage=message, fault="" if message.name == "ready" else None)
-                if not self._is_announced:
-                    self._times.enter("http" if message.name == "ready" else message.name, time.monotonic())
-                    self._console.stage(message)
+                self._announcement.stage(message)
                 if message.name == "ready":
                     self._watch.start()
                     self._outage.end()
                     self._spawn(self._learn_limits())
                     if child not in self._started_once:
                         self._started_once.add(child)
-                        self._spawn(self._announce())
+                        self._spawn(self._announcement.make(is_draining=lambda: self._is_draining))
             case Heartbeat() if child == _ENGINE:
                 self._watch.beat(message)
             case Facts(rows, build):
-                self._facts = model_facts(self._server_config.model) | rows
+                self._announcement.add_facts(rows)
                 self._exposition.set_build(build)
             case EngineFailed():
                 self._failures[child] = message
@@ -227,24 +224,6 @@ class Launcher:
         reason = f"The engine made no progress for {self._config.stall_timeout_s:g} s (--stall-timeout) and was killed."
         self._failures[_ENGINE] = EngineFailed(reason, 1)
         kill_child(self._children[_ENGINE])
-
-    async def _announce(self) -> None:
-        """Show the closing panel once, when a client would find the daemon ready."""
-        # in this order: a drain closes listeners
-        while not self._is_draining and not await is_ready(self._config, self._listeners[0]):
-            await asyncio.sleep(_PROBE_INTERVAL_S)
-        if self._is_announced or self._is_draining:
-            return
-        self._is_announced = True
-        self._console.ready(
-            Summary(
-                model_name=self._server_config.served_model_names[0],
-                url=self._url,
-                facts={**self._facts, "Start": self._times.text(time.monotonic())},
-                num_keys=len(self._server_config.api_key_hashes),
-                elapsed_s=time.monotonic() - self._started_s,
-            )
-        )
 
     async def _learn_limits(self) -> None:
         """Read the size of the KV pool from the engine's greeting, as a worker does."""

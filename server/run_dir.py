@@ -31,7 +31,7 @@ class RunDir:
         parent = parent if len(parent) < 64 else "/tmp"
         try:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-            self._lock = _take_lock(self.path)
+            self._lock: int | None = _take_lock(self.path)
         except OSError as error:
             raise StartupError(f"No directory for sockets can be made in {parent}: {_hint(error)}") from error
         _remove_leftovers(Path(parent))
@@ -46,9 +46,11 @@ class RunDir:
         return path
 
     def remove(self) -> None:
-        """Remove the directory and all in it."""
+        """Remove the directory and all in it. Once is enough."""
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
 
 
 def _take_lock(folder: Path) -> int:

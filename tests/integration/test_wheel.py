@@ -21,7 +21,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
-    for name in ("server", "engine", "models", "kernels", "benchmarks"):
+    for name in ("server", "engine", "models", "kernels", "benchmarks", "deploy"):
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
@@ -48,6 +48,8 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
         "models/demo/checkpoint/chat_template.jinja",
         "benchmarks/report.html",
         "benchmarks/shapes/qwen3-0.6b/config.json",
+        "deploy/ray/app.py",
+        "deploy/ray/quire.yaml",
     ):
         assert name in names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
@@ -56,6 +58,7 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
         "models",
         "kernels",
         "benchmarks",
+        "deploy",
     }
 
 
