@@ -93,6 +93,29 @@ def test_an_engine_that_dies_is_a_fault_until_the_next_one_serves(folder: Path) 
     wait_for(lambda: not running("engine.process", under=folder), timeout_s=10, what="the engine's end")
 
 
+def test_sighup_of_the_daemon_reads_the_keys_again(folder: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("old\n")
+
+    async def status(client: httpx.AsyncClient, key: str) -> int:
+        return (await client.get("/v1/models", headers={"authorization": f"Bearer {key}"})).status_code
+
+    async def life() -> None:
+        hosted = HostedApp(["--api-key=given", f"--api-key-file={keys}", *FLAGS])
+        async with client_of(await hosted.start()) as client:
+            assert [await status(client, key) for key in ("given", "old", "new")] == [200, 200, 401]
+            keys.write_text("new\n")
+            os.kill(running("server.hosted_daemon", under=folder)[0], signal.SIGHUP)
+            async with asyncio.timeout(30):
+                while await status(client, "new") != 200:
+                    await asyncio.sleep(0.05)
+            assert [await status(client, key) for key in ("given", "old")] == [200, 401]
+        await hosted.aclose()
+
+    asyncio.run(life())
+    assert not list(folder.iterdir())
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
