@@ -179,6 +179,13 @@ class TerminalConsole:
         return self._progress
 
 
+def stage_text(stage: Stage) -> str:
+    """Say in one line where the start stands."""
+    label = _STAGE_LABELS.get(stage.name, stage.name)
+    more = _amount(stage) or stage.detail
+    return f"{label}: {more}" if more else label
+
+
 def _amount(stage: Stage) -> str:
     """Say how much of a stage is done, in its unit."""
     if not stage.total:

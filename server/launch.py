@@ -8,6 +8,7 @@ or SIGINT: workers finish their streams, then the engine goes. A second signal e
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -23,15 +24,15 @@ from engine.control import Drain, EngineFailed, Facts, Heartbeat, Hello, Stage
 from engine.errors import StartupError
 from engine.logs import configure_logging
 from engine.process import EngineProcessConfig
-from engine.protocol import EngineReady, FromEngine
-from engine.transport import read_messages
 from server.children import Backoff, WorkerConfig, describe_exit, end_child, kill_child, start_child
 from server.console import Summary, make_console
 from server.control_server import ControlServer
 from server.exposition import Exposition
+from server.greeting import read_greeting
 from server.heartbeat import STALL_AFTER_S, HeartbeatWatch
 from server.launcher_stats import LauncherStats
 from server.listener import is_ready, owned_socket_file, server_url
+from server.notify import Notifier, NotifyingConsole
 from server.resolve import model_facts
 from server.run_dir import RunDir
 from server.stage_times import StageTimes
@@ -57,11 +58,15 @@ def launch(
     """Run the daemon on `listeners` until it is stopped; return the exit code. Blocks."""
     configure_logging(level=config.log_level, log_format=_log_format(config), process="launcher")
     run_dir = RunDir()
+    notifier = Notifier.from_environment(os.environ)
     try:
         with owned_socket_file(config):
-            launcher = Launcher(config, engine_config, server_config, listeners, run_dir, engine_module=engine_module)
+            launcher = Launcher(
+                config, engine_config, server_config, listeners, run_dir, engine_module=engine_module, notifier=notifier
+            )
             return asyncio.run(launcher.run())
     finally:
+        notifier.close()
         run_dir.remove()
 
 
@@ -81,6 +86,7 @@ class Launcher:
         run_dir: RunDir,
         *,
         engine_module: str,
+        notifier: Notifier,
     ) -> None:
         self._config = config
         self._engine_config = engine_config
@@ -100,7 +106,8 @@ class Launcher:
         )
         self._control = ControlServer(exposition=self._exposition, on_message=self._on_message)
         self._watch = HeartbeatWatch(self._on_stall)
-        self._console = make_console(config.log_format, sys.stderr)
+        self._notifier = notifier
+        self._console = NotifyingConsole(make_console(config.log_format, sys.stderr), notifier)
         self._url = server_url(config, listeners[0])
         self._children: dict[ChildKey, asyncio.subprocess.Process] = {}
         self._stats = LauncherStats(children=self._children, state=lambda: self._control.state, watch=self._watch)
@@ -123,6 +130,7 @@ class Launcher:
         await self._control.start(self._control_socket)
         logger.info("listening url=%s", self._url)
         self._console.stage(self._control.state.stage)
+        self._spawn(self._notifier.watch(state=lambda: self._control.state, progress_age_s=lambda: self._watch.age_s))
         self._spawn(self._keep_engine())
         for index in range(self._config.http_workers):
             self._spawn(self._keep_worker(index))
@@ -243,17 +251,8 @@ class Launcher:
 
     async def _learn_limits(self) -> None:
         """Read the size of the KV pool from the engine's greeting, as a worker does."""
-        try:
-            reader, writer = await asyncio.open_unix_connection(self._engine_socket)
-        except OSError:
-            return  # it died again; the next one will say
-        try:
-            async for message in read_messages(reader, FromEngine):
-                if isinstance(message, EngineReady):
-                    self._exposition.set_cache_config(block_size=message.block_size, num_blocks=message.num_blocks)
-                return
-        finally:
-            writer.close()
+        if (greeting := await read_greeting(self._engine_socket)) is not None:
+            self._exposition.set_cache_config(block_size=greeting.block_size, num_blocks=greeting.num_blocks)
 
     def _on_signal(self, number: int) -> None:
         if not self._is_draining:
