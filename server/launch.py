@@ -86,7 +86,7 @@ class Launcher:
         run_dir: RunDir,
         *,
         engine_module: str,
-        notifier: Notifier,
+        notifier: Notifier | None = None,
     ) -> None:
         self._config = config
         self._engine_config = engine_config
@@ -106,8 +106,8 @@ class Launcher:
         )
         self._control = ControlServer(exposition=self._exposition, on_message=self._on_message)
         self._watch = HeartbeatWatch(self._on_stall)
-        self._notifier = notifier
-        self._console = NotifyingConsole(make_console(config.log_format, sys.stderr), notifier)
+        self._notifier = notifier or Notifier(None)
+        self._console = NotifyingConsole(make_console(config.log_format, sys.stderr), self._notifier)
         self._url = server_url(config, listeners[0])
         self._children: dict[ChildKey, asyncio.subprocess.Process] = {}
         self._stats = LauncherStats(children=self._children, state=lambda: self._control.state, watch=self._watch)
@@ -250,9 +250,9 @@ class Launcher:
         )
 
     async def _learn_limits(self) -> None:
-        """Read the size of the KV pool from the engine's greeting, as a worker does."""
-        if (greeting := await read_greeting(self._engine_socket)) is not None:
-            self._exposition.set_cache_config(block_size=greeting.block_size, num_blocks=greeting.num_blocks)
+        ready = await read_greeting(self._engine_socket)
+        if ready is not None:  # else it died again; the next one will say
+            self._exposition.set_cache_config(block_size=ready.block_size, num_blocks=ready.num_blocks)
 
     def _on_signal(self, number: int) -> None:
         if not self._is_draining:
