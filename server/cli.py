@@ -18,6 +18,7 @@ from server.bench_cli import add_bench
 from server.chat_cli import add_chat
 from server.completion_cli import add_completion
 from server.doctor_cli import add_doctor
+from server.first_process import end_as_first_process
 from server.flags import deadline, seconds, workers
 from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
 from server.loras import resolve_loras
@@ -49,6 +50,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one `quire` command and return its exit code."""
+    end_as_first_process()
     arguments = _parser().parse_args(argv)
     try:
         return arguments.run(arguments)

@@ -13,11 +13,14 @@ from tests.integration.daemon import Daemon
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
-def need(program: str, *, package: str) -> str:
-    """Return a program's path. It fails the test if a package of Debian would bring it."""
+def need(program: str, *, package: str | None = None) -> str:
+    """Return a program's path, or fail the test: Debian has it as `package`, or else our extra `deploy` does."""
     path = shutil.which(program, path=_PATH)
     if path is None:
-        pytest.fail(f"{program} is missing: apt-get install -y {package}", pytrace=False)
+        remedy = (
+            f"apt-get install -y {package}" if package else "make test-deploy installs it (pip install -e '.[deploy]')"
+        )
+        pytest.fail(f"{program} is missing: {remedy}", pytrace=False)
     return path
 
 
