@@ -24,9 +24,7 @@ RUN /opt/pip/bin/pip --python /opt/quire/bin/python install --no-deps --index-ur
 
 FROM build AS torch-gpu
 ARG GPU_TORCH_INDEX=https://pypi.org/simple
-# torch says itself which triton it wants; the one of constraints.txt is for its interpreter beside a CPU build
-RUN sed -i '/^triton==/d' constraints.txt \
-    && /opt/pip/bin/pip --python /opt/quire/bin/python install --no-deps --index-url "$GPU_TORCH_INDEX" -c constraints.txt torch \
+RUN /opt/pip/bin/pip --python /opt/quire/bin/python install --no-deps --index-url "$GPU_TORCH_INDEX" -c constraints.txt torch \
     && /opt/pip/bin/pip --python /opt/quire/bin/python install -c constraints.txt torch \
     && /opt/quire/bin/python -c 'import torch; assert torch.version.cuda is not None, "this torch is built without CUDA"'
 

@@ -59,6 +59,12 @@ def test_the_image_says_the_versions_name_and_stops_as_the_server_does() -> None
     assert "USER 10001:10001\n" in DOCKERFILE
 
 
+def test_constraints_leave_to_torch_what_torch_pins() -> None:
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert "torch" in [pin.partition("==")[0] for pin in pins]
+    assert not [pin for pin in pins if pin.startswith(("triton==", "nvidia-"))]  # or torch for CUDA goes with none
+
+
 def test_every_package_of_ours_is_copied_into_the_image() -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
