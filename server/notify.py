@@ -5,7 +5,6 @@ sends STATUS, and WATCHDOG while the engine goes on → ready → stopping. With
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -44,6 +43,7 @@ class Notifier:
         self._status = ""
         self._state: State | None = None
         self._changed_s = clock()
+        self._unsent: list[str] = []
         self._has_failed = self._is_stopping = False
 
     @classmethod
@@ -74,6 +74,7 @@ class Notifier:
         self._tell(self._describe(state))
         if self._watchdog_s is not None and self._is_lively(state, progress_age_s):
             self._send("WATCHDOG=1")
+        self._send()
 
     def loading(self, stage: Stage) -> None:
         """The first start has come to a stage."""
@@ -122,12 +123,17 @@ class Notifier:
             self._send(f"STATUS={status}")
 
     def _send(self, *lines: str) -> None:
-        if self._socket is None or not lines:
+        """Send lines, and first what a busy manager did not take."""
+        waiting = [*self._unsent, *lines]
+        if self._socket is None or not waiting:
             return
-        message = "\n".join(line.replace("\n", " ") for line in lines)
+        self._unsent = []
+        message = "\n".join(line.replace("\n", " ") for line in waiting)
         try:
-            with contextlib.suppress(BlockingIOError):  # the manager is busy: the next message says it too
-                self._socket.sendto(message.encode("utf-8", "replace"), self._address)
+            self._socket.sendto(message.encode("utf-8", "replace"), self._address)
+        except BlockingIOError:
+            status = [line for line in waiting if line.startswith("STATUS=")][-1:]
+            self._unsent = [line for line in waiting if line in ("READY=1", "STOPPING=1")] + status
         except OSError as error:
             if not self._has_failed:
                 logger.warning("the service manager cannot be told reason=%r", error.strerror or str(error))

@@ -116,11 +116,16 @@ def test_a_manager_that_cannot_be_told_is_one_warning(address: str, caplog: pyte
     assert len(caplog.records) == 1
 
 
-def test_a_manager_that_does_not_read_holds_nothing_up(manager: socket.socket) -> None:
+def test_a_manager_that_does_not_read_holds_nothing_up_and_hears_later(manager: socket.socket) -> None:
     notifier = Notifier(environment(manager)["NOTIFY_SOCKET"], watchdog_s=30.0)
     for _ in range(5000):  # more than the socket's buffer takes
         notifier.observe(READY, progress_age_s=0.0)
-    assert heard(manager)[0].startswith("STATUS=")
+    notifier.ready(SUMMARY)
+    early = heard(manager)
+    assert early[0].startswith("STATUS=")
+    assert set(early[1:]) == {"WATCHDOG=1"}
+    notifier.observe(READY, progress_age_s=0.0)
+    assert "READY=1\nSTATUS=Serving a model on http://127.0.0.1:8000" in "\n".join(heard(manager))
 
 
 def test_without_a_manager_nothing_happens() -> None:
