@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {"buildah": "buildah", "debootstrap": "debootstrap", "runc": "runc"}
 IMAGE, BASE = "localhost/quire:cpu", "localhost/quire-base:local"
 START_TIMEOUT_S = 120.0
+SPACE_GB = {"overlay": 6, "vfs": 30}  # vfs copies everything below a layer into it
 DRAIN_S = 25.0  # --drain-timeout's default
 QUESTION = {"model": "quire-demo", "messages": [{"role": "user", "content": "What is a quire?"}], "temperature": 0}
 _ASK = """
@@ -61,6 +62,10 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="quire-image-", dir=arguments.work_dir))
     try:
         store = Store(folder, driver=arguments.storage_driver or _best_driver(folder))
+        free_gb, needed_gb = shutil.disk_usage(folder).free / 1e9, SPACE_GB[store.driver]
+        expect(
+            free_gb > needed_gb, f"{store.driver} takes {needed_gb} GB, {free_gb:.0f} are free in {folder} (--work-dir)"
+        )
         say(f"storage {store.driver} in {folder}")
         base = arguments.base_image or make_base(store, folder, suite=arguments.suite, mirror=arguments.mirror)
         build(store, base, arguments.buildah_flags)
@@ -274,7 +279,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--work-dir",
         metavar="DIR",
-        help="where the folder is made (as temporary files are); it takes 5 GB with overlay",
+        help="where the folder is made (as temporary files are)",
     )
     add("--keep", action="store_true", help="leave the folder")
     add("buildah_flags", nargs="*", metavar="-- FLAG", help="more flags for buildah build, e.g. -- --build-arg A=B")

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +15,6 @@ from tests.integration.daemon import ROOT, wait_for
 
 # buildah build's flags for networks where PyPI, say, is reached in another way
 BUILD_FLAGS = shlex.split(os.environ.get("BUILDAH_FLAGS", ""))
-NEEDS_GB = 6
 
 
 def test_hadolint_finds_nothing() -> None:
@@ -35,9 +33,6 @@ def test_compose_files_are_valid(name: str) -> None:
 def test_the_cpu_image_is_built_confined_asked_and_stopped(tmp_path: Path) -> None:
     for program in ("buildah", "debootstrap", "runc"):
         need(program, package=program)
-    free_gb = shutil.disk_usage(tmp_path).free / 1e9
-    if free_gb < NEEDS_GB:
-        pytest.skip(f"the build takes {NEEDS_GB} GB, {free_gb:.0f} are free in {tmp_path}")
     command = [sys.executable, "-m", "deploy.docker.build_and_check", "--work-dir", str(tmp_path), "--", *BUILD_FLAGS]
     with (tmp_path / "log").open("w") as log:
         done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=1800)
