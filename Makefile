@@ -1,8 +1,9 @@
 # make serve · make test · make lint: each sets itself up first, in .venv, on a machine with Python 3.11 or newer and pip.
 #   make serve ARGS="./my-model --port 8123"     make test ARGS="-k tokenizer"     PIP_ARGS: more flags for pip
 # make test-clients · make test-templates · make test-browser · make test-monitoring · make fuzz: slower, or with
-# downloads, and left out of make test. The clients get environments of their own; the templates are those of two
-# packages, of which nothing is installed; the browser is an installed Chromium, Prometheus an installed one as well.
+# downloads, and left out of make test. make test-deploy builds the container and runs proxies, systemd and more: as root,
+# on Debian or Ubuntu. The clients get environments of their own; the templates are those of two packages, of which
+# nothing is installed; the browser is an installed Chromium, Prometheus an installed one as well.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +19,7 @@ PIP_ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients test-templates models-page configuration-page test-browser test-monitoring fuzz lint format clean
+.PHONY: help serve test test-clients test-templates models-page configuration-page test-browser test-monitoring test-deploy fuzz lint format clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
@@ -29,6 +30,7 @@ help:
 	@echo 'make configuration-page   write the tables of docs/configuration.md'
 	@echo 'make test-browser   look at the pages in an installed Chromium'
 	@echo 'make test-monitoring   ask an installed Prometheus every query of the dashboard, and test the alerts'
+	@echo 'make test-deploy   check what is in deploy/: the container, compose, systemd, proxies and more'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
 	@echo 'make lint    check the style'
 	@echo 'make format  apply the style'
@@ -58,6 +60,9 @@ test-browser: $(VENV)/.installed-browser
 
 test-monitoring: $(STAMP)
 	$(BIN)/python -m pytest tests/monitoring $(ARGS)
+
+test-deploy: $(VENV)/.installed-deploy
+	$(BIN)/python -m pytest tests/deploy $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)
@@ -100,6 +105,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(VENV)/.installed-browser: $(STAMP)
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test,browser]'
+	touch $@
+
+$(VENV)/.installed-deploy: $(STAMP)
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test,deploy,ray]'
 	touch $@
 
 # the interpreter that $(VENV) was made with makes these too

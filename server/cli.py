@@ -16,6 +16,7 @@ from server.bench_cli import add_bench
 from server.chat_cli import add_chat
 from server.completion_cli import add_completion
 from server.doctor_cli import add_doctor
+from server.first_process import end_as_first_process
 from server.flags import seconds, text, workers
 from server.http_flags import add_access_flags, add_address_flags, add_request_flags, address_of, tls_of
 from server.model_flags import add_memory_flags, add_model_flags
@@ -53,6 +54,7 @@ _MOST_USED = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one `quire` command and return its exit code."""
+    end_as_first_process()
     arguments = _parser().parse_args(argv)
     try:
         return arguments.run(arguments)

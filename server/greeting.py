@@ -1,4 +1,4 @@
-"""The engine's greeting, for whoever wants its limits and no more. Imports engine's protocol and transport."""
+"""What an engine says first to whoever connects. Imports engine's protocol and transport only; never torch."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from engine.transport import read_messages
 
 
 async def read_greeting(engine_socket: str) -> EngineReady | None:
-    """Connect, take the first message, and leave. None: the engine has died again; the next one will say."""
+    """Connect, read the engine's limits and leave; None if it is gone."""
     try:
         reader, writer = await asyncio.open_unix_connection(engine_socket)
     except OSError:

@@ -8,6 +8,7 @@ or SIGINT: workers finish their streams, then the engine goes. A second signal e
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -32,6 +33,7 @@ from server.heartbeat import STALL_AFTER_S, HeartbeatWatch
 from server.key_reload import KeyReloader
 from server.launcher_stats import LauncherStats
 from server.listener import owned_socket_file
+from server.notify import Notifier, NotifyingConsole
 from server.outage import Outage
 from server.run_dir import RunDir
 from server.version import package_version
@@ -58,11 +60,15 @@ def launch(
     for notice in config.notices:
         logger.warning("%s", notice)
     run_dir = RunDir()
+    notifier = Notifier.from_environment(os.environ)
     try:
         with owned_socket_file(config):
-            launcher = Launcher(config, engine_config, server_config, listeners, run_dir, engine_module=engine_module)
+            launcher = Launcher(
+                config, engine_config, server_config, listeners, run_dir, engine_module=engine_module, notifier=notifier
+            )
             return asyncio.run(launcher.run())
     finally:
+        notifier.close()
         run_dir.remove()
 
 
@@ -82,6 +88,7 @@ class Launcher:
         run_dir: RunDir,
         *,
         engine_module: str = _ENGINE_MODULE,
+        notifier: Notifier | None = None,
     ) -> None:
         self._config = config
         self._engine_config = engine_config
@@ -100,7 +107,8 @@ class Launcher:
         self._control = ControlServer(exposition=self._exposition, on_message=self._on_message)
         self._keys = KeyReloader(config, server_config.api_key_hashes, self._control.set_keys)
         self._watch = HeartbeatWatch(self._on_stall, on_hang=self._end_hung, hang_after_s=config.stall_timeout_s)
-        self._console = make_console(config.log_format, sys.stderr)
+        self._notifier = notifier or Notifier(None)
+        self._console = NotifyingConsole(make_console(config.log_format, sys.stderr), self._notifier)
         self._announcement = Announcement(config, server_config, listeners, self._console)
         self._children: dict[ChildKey, asyncio.subprocess.Process] = {}
         self._outage = Outage()
@@ -130,6 +138,7 @@ class Launcher:
         await self._control.start(self._control_socket)
         logger.info("listening url=%s", self._announcement.url)
         self._console.stage(self._control.state.stage)
+        self._spawn(self._notifier.watch(state=lambda: self._control.state, progress_age_s=lambda: self._watch.age_s))
         self._spawn(self._keep_engine())
         for index in range(self._config.http_workers):
             self._spawn(self._keep_worker(index))
@@ -226,9 +235,9 @@ class Launcher:
         kill_child(self._children[_ENGINE])
 
     async def _learn_limits(self) -> None:
-        """Read the size of the KV pool from the engine's greeting, as a worker does."""
-        if (greeting := await read_greeting(self._engine_socket)) is not None:
-            self._exposition.set_cache_config(block_size=greeting.block_size, num_blocks=greeting.num_blocks)
+        ready = await read_greeting(self._engine_socket)
+        if ready is not None:  # else it died again; the next one will say
+            self._exposition.set_cache_config(block_size=ready.block_size, num_blocks=ready.num_blocks)
 
     def _on_signal(self, number: int) -> None:
         if not self._is_draining:
