@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from server.flags import BACKEND_NAMES, KV_CACHE_DTYPES, QUANTIZATION_NAMES, deadline, integer, size, text
+from server.plan_flags import add_plan_flags, add_steps_flags
 from server.speculative_flags import add_speculative_flags
 
 Formatter = type[argparse.HelpFormatter]
@@ -36,10 +37,21 @@ examples:
   quire bench kernels decode --batches 1,64 --contexts 1024,4096
 Without CUDA: small sizes, in what runs there.
 """
+_STEPS_EXAMPLES = """\
+examples:
+  quire bench steps --model ./my-model --json steps.json
+  quire bench plan --steps steps.json --rate 40 --goodput ttft:500,tpot:50 --replicas auto
+"""
+_PLAN_EXAMPLES = """\
+examples:
+  quire bench plan --steps steps.json --rate 40 --input-len 100-900 --goodput ttft:500,tpot:50 --replicas auto
+  quire bench plan --steps steps.json --concurrency 64 --replicas 2 --max-num-seqs 128
+  quire bench plan --steps steps.json --against serve.json
+"""
 
 
 def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", formatter: Formatter) -> None:
-    """Add `bench` and its three commands."""
+    """Add `bench` and its commands."""
     bench = commands.add_parser(
         "bench",
         help="measure the engine, a server or the kernels",
@@ -53,6 +65,8 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", f
         ("offline", "WORKLOAD …", "workloads through the engine alone", _OFFLINE_EXAMPLES, _add_offline, _offline),
         ("serve", "[--url URL]", "load on any OpenAI-compatible server", _SERVE_EXAMPLES, _add_serve, _serve),
         ("kernels", "[PART]", "attention kernels beside their baselines", _KERNELS_EXAMPLES, _add_kernels, _kernels),
+        ("steps", "[--model MODEL]", "how long steps take, for plan", _STEPS_EXAMPLES, _add_steps, _steps),
+        ("plan", "--steps FILE", "a fleet's throughput and latencies, simulated", _PLAN_EXAMPLES, _add_plan, _plan),
     ):
         parser = kinds.add_parser(
             name,
@@ -65,7 +79,10 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", f
         )
         add_flags(parser)
         parser.add_argument("--json", type=text, metavar="FILE", help="write every figure here")
-        parser.add_argument("--compare", type=text, metavar="OLD.json", help="show the change since an earlier --json")
+        if name not in ("steps", "plan"):
+            parser.add_argument(
+                "--compare", type=text, metavar="OLD.json", help="show the change since an earlier --json"
+            )
         parser.add_argument("--debug", action="store_true", help="show tracebacks")
         parser.set_defaults(run=_guarded(run))
 
@@ -73,6 +90,12 @@ def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", f
 def _add_offline(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("workloads", nargs="+", metavar="WORKLOAD", help="one or more of the workloads below")
+    add("--runs", type=integer(1, 100), default=2, metavar="N", help="the best of so many is reported (2)")
+    _add_engine(parser)
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--model", type=text, help="folder in Hugging Face layout, or hub id")
     shapes = "random weights: qwen3-0.6b, llama-3.1-8b[-awq] or qwen3-30b-a3b"
@@ -88,7 +111,16 @@ def _add_offline(parser: argparse.ArgumentParser) -> None:
     add("--enforce-eager", action="store_true", help="no CUDA graphs")
     add("--depth", type=integer(1, 2), metavar="N", help="steps in flight")
     add_speculative_flags(parser)
-    add("--runs", type=integer(1, 100), default=2, metavar="N", help="the best of so many is reported (2)")
+
+
+def _add_steps(parser: argparse.ArgumentParser) -> None:
+    add_steps_flags(parser)
+    _add_engine(parser)
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    add_plan_flags(parser)
+    parser.add_argument("--goodput", type=_goodput, metavar="LIMITS", help="limits in ms, e.g. ttft:500,tpot:50")
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
@@ -148,6 +180,18 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _kernels(arguments: argparse.Namespace) -> int:
     from benchmarks.attention import run
+
+    return run(arguments)
+
+
+def _steps(arguments: argparse.Namespace) -> int:
+    from benchmarks.steps import run
+
+    return run(arguments)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from benchmarks.plan import run
 
     return run(arguments)
 

@@ -44,7 +44,7 @@ def completed(path: Path, *words: str) -> list[str]:
     [
         (["ch"], ["chat"]),
         (["b"], ["bench", "batch"]),
-        (["bench", ""], ["offline", "serve", "kernels"]),
+        (["bench", ""], ["offline", "serve", "kernels", "steps", "plan"]),
         (["serve", "--device", ""], ["auto", "cuda", "mps", "cpu"]),
         (["batch", "--conc"], ["--concurrency"]),
         (["chat", "--thinking", "h"], ["hidden"]),
