@@ -12,7 +12,8 @@ class RunDir:
 
     def __init__(self) -> None:
         parent = tempfile.gettempdir()  # short: the path of a unix socket may have about 100 bytes
-        self.path = Path(tempfile.mkdtemp(prefix="quire-", dir=parent if len(parent) < 64 else "/tmp"))
+        parent = parent if len(parent) < 64 else "/tmp"  # mkdtemp makes a new one in it  # nosec B108
+        self.path = Path(tempfile.mkdtemp(prefix="quire-", dir=parent))
 
     def write(self, name: str, config: msgspec.Struct) -> Path:
         """Write one child's configuration and return its path."""
