@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -18,14 +19,15 @@ BROUGHT_BY_TORCH = ("nvidia-", "cuda-", "triton")  # not in constraints.txt, whi
 
 
 def locked(name: str) -> dict[str, tuple[str, int]]:
-    """Package → version and number of hashes, without what Windows alone needs."""
+    """Package → version and number of hashes, as far as this system and Python need it."""
     text = (ROOT / f"deploy/requirements-{name}.txt").read_text()
     entries = re.split(r"\n(?=\S)", re.sub(r"(?m)^#.*\n", "", text).strip())
     found = {}
     for entry in entries:
         match = re.match(r"([\w.-]+)==([\w.+]+)", entry)
         assert match, entry
-        if "sys_platform == 'win32'" in entry:
+        marker = re.search(r"; (.+?) \\", entry.partition("\n")[0])
+        if marker and not Marker(marker[1]).evaluate():
             continue
         found[canonicalize_name(match[1])] = (match[2], len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", entry)))
     return found
