@@ -67,7 +67,7 @@ class Replica:
         if self.times.depth > 1 and (len(self._in_flight) > 1 or (plan is None and self._in_flight)):
             outputs, committed_s = self._commit()
         if not self._in_flight and not self.scheduler.has_work:
-            return outputs, committed_s, None
+            return outputs, committed_s, committed_s if committed_s > now else None  # till then the loop waited
         next_s = self._in_flight[0][1] if self.times.depth == 1 else max(now, committed_s)
         return outputs, committed_s, next_s
 
@@ -97,13 +97,18 @@ class Fleet:
     def __init__(
         self, times: StepTimes, load: Load, *, num_replicas: int = 1, policy: str = POLICIES[0], overhead_s: float = 0.0
     ) -> None:
-        """overhead_s: of each request before the engine has it: HTTP, the tokenizer, a router."""
+        """overhead_s: of a request before the engine has it: HTTP, the tokenizer, a router.
+
+        Each has from half to one and a half of it: requests that are sent together do not arrive together, and who
+        comes first may start a step that the others must wait for.
+        """
         self.replicas = [Replica(times, has_prefix_cache=load.shared_prefix > 0) for _ in range(num_replicas)]
         self.timings: list[RequestTiming] = []  # as the clients of `quire bench serve` would have them
         self.queue_s: list[float] = []  # of ended requests: arrival to the first step that has a part of it
         self._load, self._policy, self._overhead_s = load, policy, overhead_s
         self._requests = _requests(load)
-        self._events: list[tuple[float, int, int]] = []  # time, kind, number of the replica if it is a turn
+        self._spread = Random(load.seed + 2)
+        self._events: list[tuple[float, int, float]] = []  # time, kind, when it was sent or the number of a replica
 
     @property
     def duration_s(self) -> float:
@@ -112,17 +117,20 @@ class Fleet:
 
     def run(self) -> "Fleet":
         """Serve the load to its end."""
-        self._events = [(sent_s + self._overhead_s, _ARRIVAL, -1) for sent_s in _first_arrivals(self._load)]
-        heapq.heapify(self._events)
+        for sent_s in _first_arrivals(self._load):
+            self._send(sent_s)
         while self._events:
-            now, kind, number = heapq.heappop(self._events)
+            now, kind, value = heapq.heappop(self._events)
             if kind == _TURN:
-                self._turn(number, now)
+                self._turn(int(value), now)
             elif (request := next(self._requests, None)) is not None:
-                self._arrive(request, now)
+                self._arrive(request, now, sent_s=value)
         return self
 
-    def _arrive(self, request: Request, now: float) -> None:
+    def _send(self, now: float) -> None:
+        heapq.heappush(self._events, (now + self._overhead_s * self._spread.uniform(0.5, 1.5), _ARRIVAL, now))
+
+    def _arrive(self, request: Request, now: float, *, sent_s: float) -> None:
         if self._policy == "round-robin":
             number = len(self.timings) % len(self.replicas)
         else:
@@ -131,7 +139,7 @@ class Fleet:
         replica = self.replicas[number]
         replica.add(request)
         num_input_tokens = len(request.prompt_token_ids)
-        self.timings.append(RequestTiming(now - self._overhead_s, num_input_tokens=num_input_tokens, has_usage=True))
+        self.timings.append(RequestTiming(sent_s, num_input_tokens=num_input_tokens, has_usage=True))
         if not replica.is_turning:
             replica.is_turning = True
             heapq.heappush(self._events, (now, _TURN, number))
@@ -152,7 +160,7 @@ class Fleet:
                 timing.end_s = committed_s
                 self.queue_s.append((request.first_scheduled_s or 0.0) - request.arrival_s)
                 if not self._load.rate_per_s:  # its client sends the next one
-                    heapq.heappush(self._events, (committed_s + self._overhead_s, _ARRIVAL, -1))
+                    self._send(committed_s)
         self.replicas[number].is_turning = next_s is not None
         if next_s is not None:
             heapq.heappush(self._events, (next_s, _TURN, number))

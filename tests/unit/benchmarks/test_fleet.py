@@ -48,7 +48,7 @@ loads = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(load=loads, depth=st.sampled_from([1, 2]), num_replicas=st.integers(1, 3), policy=st.sampled_from(POLICIES))
 def test_every_request_ends_with_all_its_tokens_in_order(
     load: Load, depth: int, num_replicas: int, policy: str
@@ -61,7 +61,7 @@ def test_every_request_ends_with_all_its_tokens_in_order(
     for timing in fleet.timings:
         assert load.output_len[0] <= timing.num_tokens <= load.output_len[1]
         assert len(timing.itl_s) == timing.num_tokens - 1
-        assert timing.start_s + 0.002 + STEP_S <= timing.first_s + 1e-9
+        assert timing.start_s + 0.001 + STEP_S <= timing.first_s + 1e-9
         assert timing.first_s <= timing.last_s == timing.end_s
         assert min(timing.itl_s, default=STEP_S) >= STEP_S - 1e-9
     for replica in fleet.replicas:
@@ -72,9 +72,19 @@ def test_every_request_ends_with_all_its_tokens_in_order(
 
 def test_one_request_takes_the_times_of_its_steps() -> None:
     load = Load(num_requests=1, input_len=(100, 100), output_len=(5, 5))
-    (timing,) = Fleet(step_times(), load, overhead_s=0.5).run().timings
-    assert timing.first_s - timing.start_s == pytest.approx(0.5 + STEP_S + 100 * PROMPT_S)
+    (timing,) = Fleet(step_times(), load).run().timings
+    assert timing.first_s - timing.start_s == pytest.approx(STEP_S + 100 * PROMPT_S)
     assert timing.itl_s == pytest.approx([STEP_S] * 4)
+
+
+def test_the_overhead_is_before_the_engine_and_differs_between_requests() -> None:
+    load = Load(num_requests=20, concurrency=1, input_len=(1, 1), output_len=(2, 2))
+    timings = Fleet(step_times(), load, overhead_s=0.5).run().timings
+    waits = [timing.first_s - timing.start_s - STEP_S - PROMPT_S for timing in timings]
+    assert len(set(waits)) == 20
+    assert min(waits) >= 0.25
+    assert max(waits) <= 0.75
+    assert all(timing.itl_s == pytest.approx([STEP_S]) for timing in timings)
 
 
 def test_a_long_prompt_is_computed_in_chunks() -> None:
