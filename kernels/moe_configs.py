@@ -1,8 +1,7 @@
 """How the kernels of a mixture of experts are cut, by the tokens that an expert has on average.
 
-benchmarks/moe.py --sweep times what else could stand here. Until it has run on an H100 these are estimates: tiles that
-fit its shared memory and registers, with enough loads in flight to stream weights where an expert has few tokens, and
-the largest tiles that its tensor cores take where it has many.
+The best of `benchmarks/moe.py --sweep` on an H100 (Qwen3-30B-A3B, Mixtral 8x7B): many loads in flight to stream
+weights where an expert has few tokens, the largest tiles that tensor cores take where it has many.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Up to so many tokens, each (token, expert) pair may be a matrix-vector product of its own
-PAIRS_MAX_TOKENS = 8
+PAIRS_MAX_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,10 @@ class PairsConfig:
 
 # (pairs per expert, on average, up to which it holds, config). Counts scatter: a tile has room for more than that
 _GROUPED: tuple[tuple[float, GroupedConfig], ...] = (
-    (8, GroupedConfig(16, Tile(64, 128, 4, 3, group_m=1), Tile(64, 128, 4, 4, group_m=1), swaps=True)),
-    (20, GroupedConfig(32, Tile(64, 128, 4, 3, group_m=2), Tile(64, 128, 4, 4, group_m=2), swaps=True)),
-    (48, GroupedConfig(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4))),
-    (float("inf"), GroupedConfig(128, Tile(128, 64, 8, 3), Tile(256, 64, 8, 3), chunk_tokens=64)),
+    (8, GroupedConfig(16, Tile(64, 128, 4, 5, group_m=1), Tile(128, 128, 4, 5, group_m=1), swaps=True)),
+    (24, GroupedConfig(32, Tile(64, 128, 4, 5, group_m=1), Tile(256, 128, 4, 3, group_m=1), swaps=True)),
+    (128, GroupedConfig(64, Tile(128, 64, 4, 4, group_m=1), Tile(256, 64, 4, 5, group_m=1), chunk_tokens=64)),
+    (float("inf"), GroupedConfig(128, Tile(128, 64, 8, 4), Tile(256, 64, 8, 4, group_m=1), chunk_tokens=64)),
 )
 # fp32 is for tests: small tiles, exact products
 _GROUPED_FP32 = GroupedConfig(16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2))
@@ -66,7 +65,7 @@ _GROUPED_FP32 = GroupedConfig(16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2))
 
 def uses_pairs(*, num_tokens: int, top_k: int, num_experts: int) -> bool:
     """Whether a step is so small that few experts are chosen twice: then nothing is won by grouping its pairs."""
-    return num_tokens == 1 or (num_tokens <= PAIRS_MAX_TOKENS and 2 * num_tokens * top_k <= num_experts)
+    return num_tokens == 1 or (num_tokens <= PAIRS_MAX_TOKENS and 4 * num_tokens * top_k <= num_experts)
 
 
 def grouped_config(*, num_pairs: int, num_experts: int, itemsize: int) -> GroupedConfig:
@@ -83,5 +82,7 @@ def grouped_configs() -> list[GroupedConfig]:
 
 def pairs_config(*, intermediate_size: int) -> PairsConfig:
     """The cut for few tokens. intermediate_size: of this rank's part of an expert."""
-    deep = PairTile(block_n=8, block_k=512, num_warps=4, num_stages=3)
-    return PairsConfig(up=deep, down=deep if intermediate_size >= 2048 else PairTile(8, 256, 4, 3))
+    if intermediate_size >= 2048:
+        deep = PairTile(block_n=4, block_k=1024, num_warps=8, num_stages=3)
+        return PairsConfig(up=deep, down=deep)
+    return PairsConfig(up=PairTile(4, 512, 4, 1), down=PairTile(4, 1024, 4, 1))

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-"""x @ weight.T for weights of 4- or 8-bit integers (kernels/quant_int.py), for up to about a thousand rows of x.
+"""x @ weight.T for weights of 4- or 8-bit integers (kernels/quant_int.py), for up to some hundred rows of x.
 
 The product is taken as weight @ x.T, so that the weights, dequantised in registers, are the operand that tensor cores
 take from there. Sums over a group of inputs are of whole numbers times x, and are scaled in fp32: exact but for the
@@ -20,12 +20,14 @@ from kernels.attention.triton_common import prefetch_l2
 from kernels.quant_int import PLANE, IntWeight
 from kernels.triton_gemv import GemvScratch
 
-MAX_ROWS = 1023  # above, dequantising once for cuBLAS should cost less than dequantising in every tile of rows
+MAX_ROWS = 512  # above, dequantising once for cuBLAS costs less than dequantising in every tile of rows
 _MAX_SPLITS = 16
 # fp32 sums that splits of one product may leave for each other: what int_gemm_config stays below
 SCRATCH_SUMS = 1 << 22
 SCRATCH_TILES = 4096
-_ENOUGH_PROGRAMS = 384  # about three for each multiprocessor of an H100
+_ENOUGH_PROGRAMS = 264  # two for each multiprocessor of an H100
+_WIDE = 132 * 128  # outputs that fill it with wide tiles
+_DEEP = 32  # tiles along K from which wide tiles pay
 
 
 @dataclass(frozen=True)
@@ -53,31 +55,31 @@ def can_int_gemm(x: torch.Tensor, weight: IntWeight) -> bool:
 
 
 def int_gemm_config(*, num_rows: int, n: int, num_tiles: int) -> IntGemmConfig:
-    """The cut of a shape class: rows to a power of two up to 64, to 256, and above. num_tiles: packed, along K.
+    """The cut of a shape class: rows to a power of two, by 8 at least. num_tiles: packed, along K.
 
-    Chosen from what the compiler makes of it (registers, shared memory) and so that the device is full; not yet timed:
+    On an H100 4 % slower than each shape's best cut, in the mean (benchmarks/notes.md); to retune:
     python -m benchmarks.kernels --only int4 --sweep.
     """
-    if num_rows <= 64:
-        block_m, block_n, warps, stages = max(8, triton.next_power_of_2(num_rows)), 64, 4, 4
-        fewest = most = block_m
-    elif num_rows <= 256:
-        block_m, block_n, warps, stages = 64, 128, 8, 3
-        fewest, most = 128, 256
+    most = max(8, triton.next_power_of_2(num_rows))
+    block_m = min(64, most)
+    if most <= 16:
+        block_n, warps, stages, prefetch, fewest_tiles = 128, 4, 4, 2, 2
+    elif most <= 64:
+        block_n, warps, stages, prefetch, fewest_tiles = 128 if n >= _WIDE else 64, 4, 4, 0, 4
+    elif most <= 256 and num_tiles < _DEEP:
+        block_n, warps, stages, prefetch, fewest_tiles = 64, 4, 4, 2, 4
     else:
-        block_m, block_n, warps, stages = 128, 128, 8, 3
-        fewest, most = 512, MAX_ROWS
-    num_columns = triton.cdiv(n, block_n)
-    wanted = _ENOUGH_PROGRAMS if num_rows <= 64 else 132
+        block_n, warps, stages, prefetch, fewest_tiles = 128, 4, 3, 2, 4
+    num_programs = most // block_m * triton.cdiv(n, block_n)
     splits = 1
     while (
         splits < _MAX_SPLITS
-        and triton.cdiv(fewest, block_m) * num_columns * splits * 2 <= wanted
-        and num_tiles >= splits * 2 * 4  # of four tiles at least, or the loop has nothing to overlap
-        and triton.cdiv(most, block_m) * block_m * num_columns * block_n * splits * 2 <= SCRATCH_SUMS
+        and num_programs * splits * 2 <= _ENOUGH_PROGRAMS
+        and num_tiles >= splits * 2 * fewest_tiles  # or the loop has nothing to overlap
+        and num_programs * block_m * block_n * splits * 2 <= SCRATCH_SUMS
     ):
         splits *= 2
-    return IntGemmConfig(block_m, block_n, splits, warps, stages)
+    return IntGemmConfig(block_m, block_n, splits, warps, stages, prefetch)
 
 
 def allocate_scratch(device: torch.device) -> GemvScratch:

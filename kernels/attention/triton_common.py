@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 # Stands for -inf in masked logits. Finite, so that a tile in which a row sees no key gives exp2(0), not NaN; the next
-# visible key's maximum then scales that tile's garbage by exp2(MASKED - maximum) = 0 exactly.
-MASKED = tl.constexpr(-1.0e30)
+# visible key's maximum then scales that tile's garbage by exp2(MASKED - maximum) = 0 exactly. A power of two, so that
+# MASKED * scale is exact: in an fma its rounding alone would be past exp2's range.
+MASKED = tl.constexpr(-(2.0**100))
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 

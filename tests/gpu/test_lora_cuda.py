@@ -176,8 +176,9 @@ def test_cuda_gives_the_cpus_tokens(
 def test_in_bf16_a_mixed_batch_gives_what_each_request_gives_alone(model: tuple[Path, list[LoraSource]]) -> None:
     folder, sources = model
     engine, transport = make_engine(
-        folder, loras=sources, device="cuda", block_size=16, max_num_seqs=64, kv_cache_memory_bytes=64 * 1024**2
-    )
+        folder, loras=sources, device="cuda", block_size=16, max_num_seqs=64, max_num_batched_tokens=512,
+        kv_cache_memory_bytes=64 * 1024**2,
+    )  # fmt: skip
     inputs = [prompt for prompt in prompts(*LENGTHS) for _ in range(3)]
     owners = [0, 1, 2] * len(LENGTHS)
     params = [SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)] * len(inputs)

@@ -40,7 +40,7 @@ def _randn(*shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("group_size", "has_zeros"), [(32, True), (64, True), (128, True), (128, False), (-1, False)])
-@pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 33, 64, 65, 256, 300, 1023])
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 33, 64, 65, 256, 300, 512])
 def test_int_gemm_equals_the_product(rows, group_size, has_zeros, bits, dtype):
     from kernels.triton_int_gemm import allocate_scratch, can_int_gemm, int_gemm
 

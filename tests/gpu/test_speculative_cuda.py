@@ -80,7 +80,7 @@ def test_many_drafted_rows_give_what_they_give_without(checkpoint: Path) -> None
     assert tokens(drafted) == tokens(plain.generate(inputs, params))
     with_drafts, without = offline.engine.scheduler, plain.engine.scheduler
     assert with_drafts.drafts.num_accepted > 500
-    assert with_drafts.committed_step_id < without.committed_step_id / 2
+    assert with_drafts.committed_step_id < without.committed_step_id * 0.6
     shapes = mixed_shapes(64, 512, max_num_samples=256)
     assert any(shape.num_prefills == shape.num_rows == 257 for shape in shapes)
     assert all(s.num_tokens <= MANY_DRAFTED_MAX_TOKENS for s in shapes if s.num_prefills == 257)

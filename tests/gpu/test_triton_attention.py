@@ -56,10 +56,17 @@ def test_every_block_size(block_size):
     assert _error(*_ragged(block_size), block_size=block_size) < TOLERANCE[torch.bfloat16]
 
 
-@pytest.mark.parametrize("options", [{"sliding_window": 1}, {"sliding_window": 128}, {"sliding_window": 1000},
-                                     {"softcap": 20.0}, {"sliding_window": 333, "softcap": 5.0}])  # fmt: skip
-def test_windows_and_softcap(options):
-    assert _error(*_ragged(11), **options) < TOLERANCE[torch.bfloat16]
+@pytest.mark.parametrize("options", [{"sliding_window": 1}, {"sliding_window": 7}, {"sliding_window": 128},
+                                     {"sliding_window": 1000}, {"softcap": 20.0},
+                                     {"sliding_window": 333, "softcap": 5.0}])  # fmt: skip
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_windows_and_softcap(options, head_dim):
+    assert _error(*_ragged(11), head_dim=head_dim, **options) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("window", [1, 7, 100])
+def test_windows_in_float32(window):
+    assert _error(*_ragged(12), head_dim=64, dtype=torch.float32, sliding_window=window) < TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 64, 300])

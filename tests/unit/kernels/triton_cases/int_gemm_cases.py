@@ -86,7 +86,7 @@ def test_what_is_not_taken():
 
 
 def test_the_scratch_holds_every_chosen_split():
-    for num_rows in (1, 5, 8, 16, 33, 64, 65, 128, 256, 257, 512, 1023):
+    for num_rows in (1, 5, 8, 16, 33, 64, 65, 128, 256, 257, 512):
         for n in range(16, 30000, 496):
             for num_tiles in (1, 4, 8, 32, 112, 400):
                 config = int_gemm_config(num_rows=num_rows, n=n, num_tiles=num_tiles)
