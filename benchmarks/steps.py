@@ -23,7 +23,7 @@ from engine.offline import OfflineEngine
 from engine.protocol import AddRequest, SamplingParams
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512)
-_PROMPT_TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_STEP_TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _NUM_WARM_UP = 4
 _CONTEXTS_APART = 4  # how many times as long the second context is
 
@@ -62,15 +62,16 @@ def measure(loaded: LoadedEngine, name: str, *, context: int, num_steps: int) ->
     slope = 0.0
     if far and far.num_context_tokens > near.num_context_tokens:
         slope = max((far.seconds - near.seconds) / (far.num_context_tokens - near.num_context_tokens), 0.0)
-    most_tokens = min(config.max_num_batched_tokens - 1, room)
-    chunks = sorted({n for n in _PROMPT_TOKENS if n < most_tokens} | {most_tokens})
+    most_tokens = min(config.max_num_batched_tokens, room)
+    # one less, since a row decodes beside them: steps are as long as those that a GPU has graphs for
+    chunks = [n - 1 for n in sorted({n for n in _STEP_TOKENS if n < most_tokens} | {max(most_tokens, 2)})]
     alone = _decode(loaded, 1, 1, num_steps) or near
     return StepTimes(
         model=name,
         device=loaded.facts["Device"],
         date=now(),
         context=context,
-        decode_s=[(p.num_rows, p.seconds - slope * (p.num_context_tokens - p.num_rows * context)) for p in decode],
+        decode_s=[(p.num_rows, _at_context(p, context, slope)) for p in decode],
         context_s_per_token=slope,
         prompt_s=[(n, max(_prompt_s(loaded, n, num_steps) - alone.seconds, 0.0)) for n in chunks],
         scheduler=config,
@@ -88,6 +89,12 @@ def format_times(times: StepTimes) -> str:
         f"context {times.context}; 1,000 tokens more of it, over all rows: {1e6 * times.context_s_per_token:.3f} ms"
     )
     return f"{format_table(decode)}\n{context}\n\n{format_table(prompts)}"
+
+
+def _at_context(point: _Point, context: int, slope: float) -> float:
+    """What the step would have taken had every row just this context."""
+    further_s = slope * (point.num_context_tokens - point.num_rows * context)
+    return max(point.seconds - further_s, point.seconds / 2)
 
 
 def _rows(most: int) -> list[int]:
