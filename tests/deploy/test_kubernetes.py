@@ -20,6 +20,7 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 BESIDE_PYTHON = str(Path(sys.executable).parent)
 KUBECTL = shutil.which("kubectl") or shutil.which("kubectl", path=BESIDE_PYTHON)
 OVERLAYS = ("cpu", "gpu", "llm-d")
+OLDEST = "1.30"  # as docs/scaling.md says
 SELECTORS = {
     "Service": "selector",
     "PodDisruptionBudget": "selector.matchLabels",
@@ -68,7 +69,8 @@ def validate(manifests: list[Manifest]) -> set[str]:
         if manifest["kind"] in FOREIGN:
             foreign.add(manifest["kind"])
         else:
-            kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+            for version in (OLDEST, kubernetes_validate.latest_version()):
+                kubernetes_validate.validate(manifest, version, strict=True)
     return foreign
 
 
@@ -114,6 +116,14 @@ def test_secrets_and_claims_are_those_that_the_guide_makes(overlay: list[Manifes
         volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume
     }
     assert used == claims
+
+
+def test_the_oldest_version_knows_a_sleep_before_the_stop() -> None:
+    deployment = one(render(KUBERNETES / "overlays/cpu"), "Deployment")
+    kubernetes_validate.validate(deployment, OLDEST, strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(deployment, "1.28", strict=True)
+    assert f"Kubernetes {OLDEST} or newer" in (ROOT / "docs/scaling.md").read_text()
 
 
 def test_a_gpu_replica_asks_for_one_gpu_and_needs_no_spare() -> None:
