@@ -12,6 +12,7 @@ CLIENTS := tests/clients
 FUZZ := tests/fuzz $(addprefix tests/unit/server/test_,body.py detokenizer.py stop_strings.py validate.py)
 TEMPLATES := .templates
 TEMPLATE_PACKAGES := trl==1.16.0 llama-cpp-python==0.3.36
+SUPPLY_CHAIN := .venv-supply-chain
 CLIENT_VENVS := .venv-clients .venv-clients-openai2
 ARGS ?=
 PIP_ARGS ?=
@@ -19,7 +20,7 @@ PIP_ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients test-templates models-page configuration-page test-browser test-monitoring test-deploy fuzz lint format clean
+.PHONY: help serve test test-clients test-templates models-page configuration-page test-browser test-monitoring test-deploy fuzz lint format supply-chain clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
@@ -31,6 +32,7 @@ help:
 	@echo 'make test-browser   look at the pages in an installed Chromium'
 	@echo 'make test-monitoring   ask an installed Prometheus every query of the dashboard, and test the alerts'
 	@echo 'make test-deploy   check what is in deploy/: the container, compose, systemd, proxies and more'
+	@echo 'make supply-chain   pinned packages, SBOM in build/sbom, bandit, known vulnerabilities'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
 	@echo 'make lint    check the style'
 	@echo 'make format  apply the style'
@@ -67,6 +69,9 @@ test-deploy: $(VENV)/.installed-deploy
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)
 
+supply-chain: $(SUPPLY_CHAIN)/.installed
+	for step in "lock --check" "sbom build/sbom" bandit audit; do $(SUPPLY_CHAIN)/bin/python deploy/supply_chain.py $$step || exit; done
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -76,7 +81,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(TEMPLATES) $(CLIENT_VENVS) $(CLIENTS)/node/node_modules $(CLIENTS)/node/.installed
+	rm -rf $(VENV) $(TEMPLATES) $(SUPPLY_CHAIN) $(CLIENT_VENVS) $(CLIENTS)/node/node_modules $(CLIENTS)/node/.installed
 
 # CUDA builds of torch bring their own triton; beside a CPU build it runs the kernels' small cases in its interpreter
 # a version manager's shim may exist for a Python that is not installed, so each candidate is asked
@@ -114,7 +119,8 @@ $(VENV)/.installed-deploy: $(STAMP)
 # the interpreter that $(VENV) was made with makes these too
 .venv-clients/.installed: $(CLIENTS)/requirements.txt | $(STAMP)
 .venv-clients-openai2/.installed: $(CLIENTS)/openai2/requirements.txt | $(STAMP)
-$(CLIENT_VENVS:=/.installed):
+$(SUPPLY_CHAIN)/.installed: deploy/requirements-supply-chain.txt | $(STAMP)
+$(CLIENT_VENVS:=/.installed) $(SUPPLY_CHAIN)/.installed:
 	$(BIN)/python -m venv --without-pip $(@D)
 	$(BIN)/python -m pip --python $(@D)/bin/python install $(PIP_ARGS) -r $<
 	touch $@

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_outputs(json_path=arguments.json, plot_path=arguments.plot, html_path=arguments.html)
     old = read_old(arguments.compare, "offline") if arguments.compare else None
     workloads = {name: _requests(name) for name in arguments.workloads}
-    name, config = _engine_config(arguments)
+    name, config = engine_config(arguments)
     started_s = time.perf_counter()
     loaded = load_engine(config, lambda stage: None)
     report: Report = {
@@ -132,7 +132,7 @@ def _fit(loaded: LoadedEngine, name: str, requests: Requests) -> Requests:
     return [([token % loaded.vocab_size for token in prompt], num_tokens) for prompt, num_tokens in requests]
 
 
-def _engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
+def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
     """The name of what is measured, and its configuration."""
     shape = arguments.shape
     if shape is None and arguments.model is None and arguments.device != "cpu" and torch.cuda.is_available():

@@ -28,7 +28,7 @@ class RunDir:
     def __init__(self) -> None:
         """Make it, and remove those of killed processes. Raises StartupError."""
         parent = tempfile.gettempdir()  # short: the path of a unix socket may have about 100 bytes
-        parent = parent if len(parent) < 64 else "/tmp"
+        parent = parent if len(parent) < 64 else "/tmp"  # mkdtemp makes a new one in it  # nosec B108
         try:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
             self._lock: int | None = _take_lock(self.path)

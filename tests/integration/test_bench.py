@@ -227,3 +227,17 @@ def test_kernels_run_on_the_cpu(tmp_path: Path) -> None:
     assert "Prefill of one prompt" in (tmp_path / "page.html").read_text()
     assert "small sizes" in result.stderr
     assert "flash-attn: it needs a CUDA device" in result.stdout
+
+
+def test_steps_of_the_demo_model_are_measured_and_planned_with(tmp_path: Path) -> None:
+    steps = tmp_path / "steps.json"
+    limits = ("--max-num-seqs", "3", "--max-num-batched-tokens", "64", "--context", "16", "--num-steps", "3")
+    result = bench("steps", "--device", "cpu", *limits, "--json", str(steps))
+    assert result.returncode == 0, result.stderr
+    times = json.loads(steps.read_text())
+    assert [rows for rows, _ in times["decode_s"]] == [1, 2, 3]
+    assert [tokens for tokens, _ in times["prompt_s"]] == [31, 63]
+    assert all(seconds > 0 for _, seconds in times["decode_s"])
+    result = bench("plan", "--steps", str(steps), "--concurrency", "4", "--num-requests", "8", "--output-len", "8")
+    assert result.returncode == 0, result.stderr
+    assert "quire-demo on 1" in result.stdout

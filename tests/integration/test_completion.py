@@ -45,7 +45,7 @@ def completed(path: Path, *words: str) -> list[str]:
     [
         (["ch"], ["chat"]),
         (["b"], ["bench", "batch"]),
-        (["bench", ""], ["offline", "serve", "kernels", "report"]),
+        (["bench", ""], ["offline", "serve", "kernels", "report", "steps", "plan"]),
         (["serve", "--device", ""], ["auto", "cuda", "mps", "cpu"]),
         (["batch", "--conc"], ["--concurrency"]),
         (["chat", "--thinking", "h"], ["hidden"]),

@@ -9,7 +9,19 @@ from server.cli import main
 
 COMMANDS = re.compile(r"^(?:commands|kinds):\n((?:  .*\n)+)", re.MULTILINE)
 FLAG = re.compile(r"^  (?:-\w, |-\w \S+, )?(--[a-z-]+)", re.MULTILINE)
-PAGES = {"", "serve", "bench", "bench offline", "bench serve", "bench kernels", "bench report", "doctor", "batch"}
+PAGES = {
+    "",
+    "serve",
+    "bench",
+    "bench offline",
+    "bench serve",
+    "bench kernels",
+    "bench report",
+    "bench steps",
+    "bench plan",
+    "doctor",
+    "batch",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +57,7 @@ def test_every_page_fits_a_screen_and_has_an_example(capsys):
     assert names >= PAGES
 
 
-@pytest.mark.parametrize("command", ["serve", "bench serve", "bench offline", "doctor"])
+@pytest.mark.parametrize("command", ["serve", "bench serve", "bench offline", "bench steps", "bench plan", "doctor"])
 def test_a_short_page_says_where_the_other_flags_are(command, capsys):
     short = printed(capsys, *command.split(), "--help")
     promise = re.search(rf"^quire {command} --help-all shows all (\d+) flags\.$", short, re.MULTILINE)
