@@ -1,8 +1,9 @@
 # make serve · make test · make lint: each sets itself up first, in .venv, on a machine with Python 3.11 or newer and pip.
 #   make serve ARGS="./my-model --port 8123"     make test ARGS="-k tokenizer"     PIP_ARGS: more flags for pip
-# make test-clients · make test-templates · make test-browser · make fuzz: slower, or with downloads, and left out of
-# make test. The clients get environments of their own; the templates are those of two packages, of which nothing is
-# installed; the browser is an installed Chromium.
+# make test-clients · make test-templates · make test-browser · make test-monitoring · make fuzz: slower, or with
+# downloads, and left out of make test. make test-deploy builds the container and runs proxies, systemd and more: as root,
+# on Debian or Ubuntu. The clients get environments of their own; the templates are those of two packages, of which
+# nothing is installed; the browser is an installed Chromium, Prometheus an installed one as well.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,6 +12,7 @@ CLIENTS := tests/clients
 FUZZ := tests/fuzz $(addprefix tests/unit/server/test_,body.py detokenizer.py stop_strings.py validate.py)
 TEMPLATES := .templates
 TEMPLATE_PACKAGES := trl==1.16.0 llama-cpp-python==0.3.36
+SUPPLY_CHAIN := .venv-supply-chain
 CLIENT_VENVS := .venv-clients .venv-clients-openai2
 ARGS ?=
 PIP_ARGS ?=
@@ -18,7 +20,7 @@ PIP_ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients test-templates models-page test-browser fuzz lint format clean
+.PHONY: help serve test test-clients test-templates models-page configuration-page test-browser test-monitoring test-deploy fuzz lint format supply-chain clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
@@ -26,7 +28,11 @@ help:
 	@echo 'make test-clients   drive the server with other people'"'"'s clients, in Python and on Node'
 	@echo 'make test-templates   render published chat templates, and compare with transformers'
 	@echo 'make models-page   run what docs/models.md shows, and write it'
+	@echo 'make configuration-page   write the tables of docs/configuration.md'
 	@echo 'make test-browser   look at the pages in an installed Chromium'
+	@echo 'make test-monitoring   ask an installed Prometheus every query of the dashboard, and test the alerts'
+	@echo 'make test-deploy   check what is in deploy/: the container, compose, systemd, proxies and more'
+	@echo 'make supply-chain   pinned packages, SBOM in build/sbom, bandit, known vulnerabilities'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
 	@echo 'make lint    check the style'
 	@echo 'make format  apply the style'
@@ -48,11 +54,23 @@ test-templates: $(STAMP) $(TEMPLATES)/.installed
 models-page: $(STAMP) $(TEMPLATES)/.installed
 	$(BIN)/python -m tests.models_page
 
+configuration-page: $(STAMP)
+	$(BIN)/python -m tests.configuration_page
+
 test-browser: $(VENV)/.installed-browser
 	$(BIN)/python -m pytest tests/browser $(ARGS)
 
+test-monitoring: $(STAMP)
+	$(BIN)/python -m pytest tests/monitoring $(ARGS)
+
+test-deploy: $(VENV)/.installed-deploy
+	$(BIN)/python -m pytest tests/deploy $(ARGS)
+
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)
+
+supply-chain: $(SUPPLY_CHAIN)/.installed
+	for step in "lock --check" "sbom build/sbom" bandit audit; do $(SUPPLY_CHAIN)/bin/python deploy/supply_chain.py $$step || exit; done
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -63,7 +81,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(TEMPLATES) $(CLIENT_VENVS) $(CLIENTS)/node/node_modules $(CLIENTS)/node/.installed
+	rm -rf $(VENV) $(TEMPLATES) $(SUPPLY_CHAIN) $(CLIENT_VENVS) $(CLIENTS)/node/node_modules $(CLIENTS)/node/.installed
 
 # CUDA builds of torch bring their own triton; beside a CPU build it runs the kernels' small cases in its interpreter
 # a version manager's shim may exist for a Python that is not installed, so each candidate is asked
@@ -94,10 +112,15 @@ $(VENV)/.installed-browser: $(STAMP)
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test,browser]'
 	touch $@
 
+$(VENV)/.installed-deploy: $(STAMP)
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test,deploy,ray]'
+	touch $@
+
 # the interpreter that $(VENV) was made with makes these too
 .venv-clients/.installed: $(CLIENTS)/requirements.txt | $(STAMP)
 .venv-clients-openai2/.installed: $(CLIENTS)/openai2/requirements.txt | $(STAMP)
-$(CLIENT_VENVS:=/.installed):
+$(SUPPLY_CHAIN)/.installed: deploy/requirements-supply-chain.txt | $(STAMP)
+$(CLIENT_VENVS:=/.installed) $(SUPPLY_CHAIN)/.installed:
 	$(BIN)/python -m venv --without-pip $(@D)
 	$(BIN)/python -m pip --python $(@D)/bin/python install $(PIP_ARGS) -r $<
 	touch $@

@@ -18,9 +18,9 @@ import torch
 from benchmarks.attention_baselines import Call, page_loop, quadratic, sdpa, through_backend
 from benchmarks.attention_problem import Heads, Problem, make_problem, relative_error
 from benchmarks.attention_table import format_report
-from benchmarks.compare import compare
 from benchmarks.kernel_timing import ROTATION_BYTES, machine_facts, num_copies, time_calls
-from benchmarks.report import BenchError, Report, check_outputs, now, read_report, write_report
+from benchmarks.report import BenchError, Report, check_outputs, command_line, host_facts, now, write_report
+from benchmarks.report_cli import read_old, show
 from engine.load import BACKENDS
 from kernels.attention.base import AttentionSpec
 from kernels.kv_write import FP8
@@ -72,18 +72,13 @@ class Result:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `quire bench kernels` and return its exit code: 1 if a result was wrong. Raises BenchError."""
-    check_outputs(json_path=arguments.json, plot_path=arguments.plot)
-    old = read_report(arguments.compare, "kernels") if arguments.compare else None
+    check_outputs(json_path=arguments.json, plot_path=arguments.plot, html_path=arguments.html)
+    old = read_old(arguments.compare, "kernels") if arguments.compare else None
     report = measure(_sizes(arguments), arguments.part or "prefill,decode")
     print(format_report(report))
     if arguments.json:
         write_report(arguments.json, report)
-    if arguments.plot:
-        from benchmarks.plots import plot_kernels
-
-        plot_kernels(arguments.plot, report)
-    if old is not None:
-        print(f"\n{compare(old, report)}")
+    show(report, old, arguments)
     return int(any(result["skipped"].startswith("wrong") for result in report["results"]))
 
 
@@ -105,6 +100,8 @@ def measure(sizes: Sizes, parts: str) -> Report:
     return {
         "benchmark": "kernels",
         "date": now(),
+        "command": command_line(sys.argv[1:]),
+        "host": host_facts(),
         "machine": {name: fact for name, fact in machine_facts().items() if name != "argv"},
         "heads": {
             "num_heads": heads.num_heads,

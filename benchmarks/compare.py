@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 from benchmarks.latency import METRICS
 from benchmarks.report import BenchError, Report, format_table
+from benchmarks.saved import run_name
 
 _SAME = 0.01  # changes below it are within what repeated runs differ by
 # Parts of a report that change no figure: addresses, names of files, what the model's own name says
 _INCIDENTAL = {"load.host", "load.port", "machine.date"} | {
-    f"args.{name}" for name in ("workloads", "model", "shape", "json", "compare", "debug")
+    f"args.{name}" for name in ("workloads", "model", "shape", "json", "compare", "debug", "html", "plot")
 }
 
 
@@ -21,24 +22,46 @@ class Figure(NamedTuple):
     is_higher_better: bool
 
 
+class Change(NamedTuple):
+    """One number of two reports. share: (new - old) / old, None where old is 0. verdict: better, worse or same."""
+
+    name: str
+    old: float
+    new: float
+    share: float | None
+    verdict: str
+
+
 def compare(old: Report, new: Report) -> str:
     """A table of the figures that both have, below a line per condition that differs. Raises BenchError if none is."""
-    before = {figure.name: figure.value for figure in figures(old)}
     rows = [["", "old", "new", "change", ""]]
-    for figure in figures(new):
-        if figure.name in before:
-            rows.append(_row(figure, before[figure.name]))
+    for name, before, after, share, verdict in changes(old, new):
+        rows.append([name, f"{before:,.2f}", f"{after:,.2f}", "" if share is None else f"{share:+.1%}", verdict])
     if len(rows) == 1:
-        raise BenchError(
-            "--compare: the two reports have no figure in common; both must be of one command.", exit_code=2
-        )
-    was, now = _conditions(old), _conditions(new)
-    differing = [f"not the same {n}: {was[n]} → {now[n]}" for n in now if n in was and was[n] != now[n]]
+        raise BenchError("--compare: the two reports have no figure in common.", exit_code=2)
+    differing = [f"not the same {line}" for line in differences(old, new)]
     return "\n".join([f"compared with the run of {old.get('date', 'an unknown date')}", *differing, format_table(rows)])
 
 
+def changes(old: Report, new: Report) -> list[Change]:
+    """The figures that both have, in the new report's order."""
+    old, new = _alike(old, new)
+    before = {figure.name: figure.value for figure in figures(old)}
+    return [_change(figure, before[figure.name]) for figure in figures(new) if figure.name in before]
+
+
+def differences(old: Report, new: Report) -> list[str]:
+    """The conditions that both know and that are not the same."""
+    old, new = _alike(old, new)
+    was, now = _conditions(old), _conditions(new)
+    return [f"{name}: {was[name]} → {now[name]}" for name in now if name in was and was[name] != now[name]]
+
+
 def figures(report: Report) -> Iterator[Figure]:
-    """The figures of a report of any command."""
+    """The figures of a report of any command; those of a sweep are named after their load."""
+    for run in report.get("sweep", []):
+        for figure in figures(run):
+            yield figure._replace(name=f"{run_name(run['load'])} {figure.name}")
     for name, is_higher_better in (
         ("output_throughput_tok_per_s", True),
         ("request_throughput_per_s", True),
@@ -59,21 +82,37 @@ def figures(report: Report) -> Iterator[Figure]:
             yield Figure(f"{result['case']} {result['implementation']} us", result["us"], False)
 
 
-def _row(figure: Figure, old: float) -> list[str]:
-    change = (figure.value - old) / old if old else None
-    if figure.value == old or (change is not None and abs(change) < _SAME):
+def _alike(old: Report, new: Report) -> tuple[Report, Report]:
+    """A single load beside a sweep is compared as a sweep of one."""
+    if ("sweep" in old) == ("sweep" in new):
+        return old, new
+    return tuple(report if "sweep" in report else _as_sweep(report) for report in (old, new))
+
+
+def _as_sweep(report: Report) -> Report:
+    shared = {name: report[name] for name in ("date", "host", "server") if name in report}
+    return shared | {"sweep": [report]}
+
+
+def _change(figure: Figure, old: float) -> Change:
+    share = (figure.value - old) / old if old else None
+    if figure.value == old or (share is not None and abs(share) < _SAME):
         verdict = "same"
     else:
         verdict = "better" if (figure.value > old) == figure.is_higher_better else "worse"
-    percent = "" if change is None else f"{change:+.1%}"
-    return [figure.name, f"{old:,.2f}", f"{figure.value:,.2f}", percent, verdict]
+    return Change(figure.name, old, figure.value, share, verdict)
 
 
 def _conditions(report: Report) -> dict[str, object]:
     """What must be equal for figures to be compared; addresses are not of it."""
     conditions: dict[str, object] = {}
-    for part in ("host", "versions", "machine", "args", "load", "heads"):
+    for part in ("host", "server", "versions", "machine", "args", "load", "heads"):
         values = report.get(part, {})
         conditions |= {f"{part}.{name}": value for name, value in values.items()} if isinstance(values, dict) else {}
     conditions |= {name: report[name] for name in ("model", "num_client_processes") if name in report}
-    return {name: value for name, value in conditions.items() if name not in _INCIDENTAL}
+    conditions = {name: value for name, value in conditions.items() if name not in _INCIDENTAL}
+    for run in report.get("sweep", []):
+        name = run_name(run["load"])
+        of_run = {key: value for key, value in _conditions(run).items() if not key.startswith(("host.", "server."))}
+        conditions |= {f"{name} {key}": value for key, value in of_run.items()}
+    return conditions

@@ -1,4 +1,4 @@
-"""The memory of this host's GPUs while something runs, as nvidia-smi reports it. Never imports torch."""
+"""This host's GPUs and their memory while something runs, as nvidia-smi reports them. Never imports torch."""
 
 import shutil
 import subprocess
@@ -45,6 +45,19 @@ class GpuMemoryWatch:
                 self.peak_gib = max(used, self.peak_gib or 0.0)
             if is_last:
                 return
+
+
+def gpu_names() -> list[str]:
+    """The GPUs of this host by name; none if nvidia-smi is not there or does not answer."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    query = [command, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        reply = subprocess.run(query, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return reply.stdout.splitlines() if reply.returncode == 0 else []
 
 
 def used_gib(reply: str) -> float | None:

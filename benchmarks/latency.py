@@ -12,8 +12,6 @@ from benchmarks.load_connection import RequestTiming
 
 METRICS = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
-# Where the report's curves have their points, in percent; the tail in steps of one
-CURVE_PERCENTS = (*range(0, 95, 5), *range(95, 101))
 
 
 def ttft_ms(timing: RequestTiming) -> float:

@@ -12,8 +12,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.compare import compare
-from benchmarks.report import BenchError, Report, check_outputs, format_table, now, read_report, write_report
+from benchmarks.report import (
+    BenchError,
+    Report,
+    check_outputs,
+    command_line,
+    format_table,
+    host_facts,
+    now,
+    write_report,
+)
+from benchmarks.report_cli import read_old, show
 from benchmarks.workloads import workload
 from engine.config import EngineConfig
 from engine.load import LoadedEngine, load_engine
@@ -27,26 +36,29 @@ from server.speculative_flags import speculative_of
 _SHAPES = Path(__file__).parent / "shapes"
 _DEFAULT_SHAPE = "qwen3-0.6b"
 _DEFAULT_MODEL_LEN = 8192
+_NOT_SAVED = ("json", "html", "plot", "run")  # flags that change no figure
 
 Requests = list[tuple[list[int], int]]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `quire bench offline` and return its exit code. Raises BenchError, StartupError."""
-    check_outputs(json_path=arguments.json, plot_path=None)
-    old = read_report(arguments.compare, "offline") if arguments.compare else None
+    check_outputs(json_path=arguments.json, plot_path=arguments.plot, html_path=arguments.html)
+    old = read_old(arguments.compare, "offline") if arguments.compare else None
     workloads = {name: _requests(name) for name in arguments.workloads}
-    name, config = _engine_config(arguments)
+    name, config = engine_config(arguments)
     started_s = time.perf_counter()
     loaded = load_engine(config, lambda stage: None)
     report: Report = {
         "benchmark": "offline",
         "date": now(),
+        "command": command_line(sys.argv[1:]),
+        "host": host_facts(),
         "model": name,
         "versions": versions(),
         "facts": loaded.facts,
         "load_s": time.perf_counter() - started_s,
-        "args": {flag: value for flag, value in vars(arguments).items() if flag not in ("json", "run")}
+        "args": {flag: value for flag, value in vars(arguments).items() if flag not in _NOT_SAVED}
         | {"max_model_len": loaded.scheduler_config.max_model_len},
         "workloads": {},
     }
@@ -62,8 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(format_report(report))
     if arguments.json:
         write_report(arguments.json, report)
-    if old is not None:
-        print(f"\n{compare(old, report)}")
+    show(report, old, arguments)
     return 0
 
 
@@ -121,7 +132,7 @@ def _fit(loaded: LoadedEngine, name: str, requests: Requests) -> Requests:
     return [([token % loaded.vocab_size for token in prompt], num_tokens) for prompt, num_tokens in requests]
 
 
-def _engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
+def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
     """The name of what is measured, and its configuration."""
     shape = arguments.shape
     if shape is None and arguments.model is None and arguments.device != "cpu" and torch.cuda.is_available():

@@ -82,7 +82,7 @@ def start_server(folder: str, port: int, flags: list[str]) -> tuple[subprocess.P
     server = subprocess.Popen([*command, "--log-level", "warning", *flags])
     while server.poll() is None:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):  # nosec B310
                 return server, time.monotonic() - started_s
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             time.sleep(0.05)
@@ -105,7 +105,7 @@ def _measure(args: argparse.Namespace, concurrency: int) -> dict:
 
 
 def _model_name(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=10) as reply:  # nosec B310
         return json.load(reply)["data"][0]["id"]
 
 

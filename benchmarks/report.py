@@ -3,11 +3,17 @@
 import json
 import os
 import platform
+import re
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from server.version import package_version
 
 Report = dict[str, Any]
 
@@ -26,20 +32,44 @@ def now() -> str:
 
 
 def host_facts() -> dict[str, str | int | None]:
-    """The machine this process runs on."""
-    return {"cpu_count": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    """The machine and the software of this process."""
+    return {
+        "cpu": _cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "machine": platform.machine(),
+        "os": platform.platform(aliased=True, terse=True),
+        "python": platform.python_version(),
+        "quire": package_version(),
+    }
 
 
-def read_report(path: str, benchmark: str) -> Report:
-    """Read a report that `quire bench BENCHMARK` wrote earlier. Raises BenchError."""
+def command_line(arguments: Sequence[str]) -> str:
+    """A command as a shell would take it, without the keys and passwords in it."""
+    words = ["quire", *arguments]
+    for i, word in enumerate(words):
+        flag, separator, value = word.partition("=")
+        if not separator and i + 1 < len(words):
+            value = words[i + 1]
+        if flag == "--api-key":
+            value = "HIDDEN"
+        elif flag == "--url":
+            value = re.sub(r"^([A-Za-z]+://)?[^/@]*@", r"\1HIDDEN@", value)
+        else:
+            continue
+        if separator:
+            words[i] = f"{flag}={value}"
+        elif i + 1 < len(words):
+            words[i + 1] = value
+    return shlex.join(words)
+
+
+def load_json(path: str) -> object:
+    """Read a JSON file. Raises BenchError."""
     try:
-        report = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return msgspec.json.decode(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-        raise BenchError(f"--compare {path} cannot be read: {reason}.", exit_code=2) from error
-    if not isinstance(report, dict) or report.get("benchmark") != benchmark:
-        raise BenchError(f"--compare {path} is not a report of quire bench {benchmark}.", exit_code=2)
-    return report
+        raise BenchError(f"{path} cannot be read: {reason}.", exit_code=2) from error
 
 
 def write_report(path: str, report: Report) -> None:
@@ -50,13 +80,13 @@ def write_report(path: str, report: Report) -> None:
         raise BenchError(f"--json {path} cannot be written: {error.strerror}.") from error
 
 
-def check_outputs(*, json_path: str | None, plot_path: str | None) -> None:
+def check_outputs(*, json_path: str | None, plot_path: str | None, html_path: str | None) -> None:
     """Raise BenchError if a result could not be written, before minutes are spent on measuring it."""
-    for flag, path in (("--json", json_path), ("--plot", plot_path)):
+    for flag, path in (("--json", json_path), ("--plot", plot_path), ("--html", html_path)):
         if path and not (Path(path).parent.is_dir() and os.access(Path(path).parent, os.W_OK)):
             raise BenchError(f"{flag} {path}: its folder does not exist or cannot be written to.", exit_code=2)
-    if plot_path and find_spec("matplotlib") is None:
-        raise BenchError("--plot needs matplotlib: pip install 'quire[bench]'.", exit_code=2)
+        if path and flag != "--json" and find_spec("matplotlib") is None:
+            raise BenchError(f"{flag} needs matplotlib: pip install 'quire[bench]'.", exit_code=2)
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
@@ -67,3 +97,11 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
         for row in rows
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _cpu_name() -> str | None:
+    try:
+        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or None

@@ -13,28 +13,37 @@ import msgspec
 
 from benchmarks import latency
 from benchmarks.client_processes import run_clients
-from benchmarks.compare import compare
 from benchmarks.gpu_memory import GpuMemoryWatch
+from benchmarks.histogram import count
 from benchmarks.load_client import LoadConfig, LoadResult, RequestTiming
-from benchmarks.report import Report, check_outputs, format_table, host_facts, now, read_report, write_report
+from benchmarks.report import (
+    Report,
+    check_outputs,
+    command_line,
+    format_table,
+    host_facts,
+    now,
+    write_report,
+)
+from benchmarks.report_cli import read_old, show
+from benchmarks.server_facts import LOCAL_HOSTS, server_facts
 from benchmarks.target import find_target, settle_prompts
 
-_LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 _EXIT_INTERRUPTED = 130
+_MIN_REQUESTS, _REQUESTS_PER_CLIENT = 64, 4
+_SEEDS_APART = 100_003  # more than processes and warm-ups add
 _MAX_CLIENT_CPU = 0.8  # of a core: from there the client may be what is measured
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `quire bench serve` and return its exit code. Raises BenchError."""
-    check_outputs(json_path=arguments.json, plot_path=arguments.plot)
-    old = read_report(arguments.compare, "serve") if arguments.compare else None
+    check_outputs(json_path=arguments.json, plot_path=arguments.plot, html_path=arguments.html)
+    old = read_old(arguments.compare, "serve") if arguments.compare else None
     target = find_target(
         arguments.url, endpoint=arguments.endpoint, model=arguments.model, api_key=arguments.api_key or ""
     )
     config = msgspec.structs.replace(
         target,
-        num_requests=arguments.num_requests,
-        concurrency=arguments.concurrency,
         rate_per_s=arguments.rate,
         input_len=arguments.input_len,
         output_len=arguments.output_len,
@@ -44,22 +53,38 @@ def run(arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout,
     )
     config = settle_prompts(config, arguments.prompt_format)
+    about = {"command": command_line(sys.argv[1:]), "server": server_facts(config)}
+    runs: list[Report] = []
+    for concurrency in arguments.concurrency:
+        runs.append(about | _measure_step(config, concurrency, step=len(runs), arguments=arguments))
+        print(format_report(runs[-1]), flush=True)
+        report = runs[0] if len(arguments.concurrency) == 1 else make_sweep(runs)
+        if arguments.json:
+            write_report(arguments.json, report)
+        if runs[-1]["is_interrupted"]:
+            break
+    if len(runs) > 1:
+        print(f"\n{format_sweep(runs)}")
+    show(report, old, arguments)
+    return _EXIT_INTERRUPTED if runs[-1]["is_interrupted"] else int(any(run["num_failed"] for run in runs))
+
+
+def _measure_step(config: LoadConfig, concurrency: int, *, step: int, arguments: argparse.Namespace) -> Report:
+    """One load of a sweep. Each has its own prompts: the server's prefix cache holds those before."""
+    config = msgspec.structs.replace(
+        config,
+        concurrency=concurrency,
+        num_requests=arguments.num_requests or max(_MIN_REQUESTS, _REQUESTS_PER_CLIENT * concurrency),
+        seed=config.seed + _SEEDS_APART * concurrency * (len(arguments.concurrency) > 1),
+    )
     num_processes = arguments.processes or max(1, min(4, (os.cpu_count() or 1) // 2))
     print(_describe_load(config, num_processes), file=sys.stderr)
+    if len(arguments.concurrency) > 1:
+        print(f"{'' if step == 0 else chr(10)}{concurrency} at once:")
     if arguments.num_warmups:
         warm_up = msgspec.structs.replace(config, num_requests=arguments.num_warmups, seed=config.seed + 10_000)
         run_clients(warm_up, num_processes)
-    report = measure(config, num_processes=num_processes, goodput=arguments.goodput)
-    print(format_report(report))
-    if arguments.json:
-        write_report(arguments.json, report)
-    if arguments.plot:
-        from benchmarks.plots import plot_latency
-
-        plot_latency(arguments.plot, report, old)
-    if old is not None:
-        print(f"\n{compare(old, report)}")
-    return _EXIT_INTERRUPTED if report["is_interrupted"] else int(report["num_failed"] > 0)
+    return measure(config, num_processes=num_processes, goodput=arguments.goodput)
 
 
 def measure(config: LoadConfig, *, num_processes: int, goodput: Mapping[str, float] | None = None) -> Report:
@@ -68,7 +93,8 @@ def measure(config: LoadConfig, *, num_processes: int, goodput: Mapping[str, flo
         results, is_interrupted = run_clients(config, num_processes)
     report = make_report(config, results, goodput=goodput or {})
     report["is_interrupted"] = is_interrupted
-    report["peak_vram_gib"] = watch.peak_gib if config.host in _LOCAL_HOSTS else None
+    report["peak_vram_gib"] = watch.peak_gib if config.host in LOCAL_HOSTS else None
+    report["warnings"] = _warnings(report)
     return report
 
 
@@ -107,13 +133,17 @@ def make_report(config: LoadConfig, results: Sequence[LoadResult], *, goodput: M
         report["request_goodput_per_s"] = latency.num_good(good, goodput) / duration_s
     for name, ordered in samples.items():
         report |= latency.summarise(name, ordered)
-    report["curve_percents"] = list(latency.CURVE_PERCENTS)
-    report["curves"] = {
-        name: [latency.percentile(ordered, percent) for percent in latency.CURVE_PERCENTS]
-        for name, ordered in samples.items()
-        if ordered
-    }
+    report["histograms"] = {name: msgspec.to_builtins(count(ordered)) for name, ordered in samples.items() if ordered}
     return report
+
+
+def make_sweep(runs: Sequence[Report]) -> Report:
+    """The loads of one command as one JSON object; what they share stands in front."""
+    shared = ("benchmark", "date", "host", "command", "server")
+    return {name: runs[0][name] for name in shared} | {
+        "is_interrupted": runs[-1]["is_interrupted"],
+        "sweep": [{name: value for name, value in run.items() if name not in shared[2:]} for run in runs],
+    }
 
 
 def format_report(report: Report) -> str:
@@ -124,6 +154,18 @@ def format_report(report: Report) -> str:
             values = [report[f"{statistic}_{name}"] for statistic in ("mean", "median", "p99")]
             rows.append([name.replace("_ms", "").upper() + ", ms", *(f"{value:,.2f}" for value in values)])
     return "\n".join([*_headline(report), *([format_table(rows)] if len(rows) > 1 else []), *_warnings(report)])
+
+
+def format_sweep(runs: Sequence[Report]) -> str:
+    """A row per load."""
+    columns = [(statistic, name) for name in latency.METRICS for statistic in ("median", "p99")]
+    titles = [f"{name.removesuffix('_ms').upper()} {'p50' if kind == 'median' else kind}" for kind, name in columns]
+    rows = [["at once", "tok/s", *titles]]
+    for run in runs:
+        values = [run.get(f"{kind}_{name}") for kind, name in columns]
+        cells = ["–" if value is None else f"{value:,.1f}" for value in values]
+        rows.append([str(run["load"]["concurrency"]), f"{run['output_throughput_tok_per_s']:,.0f}", *cells])
+    return f"{format_table(rows)}\nlatencies in ms"
 
 
 def _describe_load(config: LoadConfig, num_processes: int) -> str:

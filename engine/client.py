@@ -97,6 +97,7 @@ class SocketEngineClient:
         self._kv: asyncio.Future[KvSnapshot] | None = None  # asked for, not there yet
         self._is_full = False
         self._is_closed = False
+        self._greeted = asyncio.Event()
 
     @property
     def ready(self) -> EngineReady | None:
@@ -111,6 +112,11 @@ class SocketEngineClient:
     async def start(self) -> None:
         """Connect in the background, and again whenever the engine comes back."""
         self._task = asyncio.create_task(self._run(), name="engine-client")
+
+    async def wait_ready(self, *, timeout_s: float) -> None:
+        """Wait for the engine's greeting, at most so long."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._greeted.wait(), timeout_s)
 
     async def submit(self, request: AddRequest) -> AsyncGenerator[Delta, None]:
         """See EngineClient.submit."""
@@ -180,6 +186,7 @@ class SocketEngineClient:
         if self._writer is not None:
             self._writer.close()
         self._writer = self._ready = None
+        self._greeted.clear()
         self._is_full = False
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
@@ -204,6 +211,7 @@ class SocketEngineClient:
                 kv.set_result(message)
         else:
             self._ready = message
+            self._greeted.set()
 
     def _dispatch_step(self, events: StepEvents, now: float) -> None:
         started = {entry.row: entry for entry in events.started}

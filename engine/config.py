@@ -100,4 +100,8 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "auto"  # auto (bars on a terminal, key=value elsewhere) | text | json
     log_level: str = "info"
     debug: bool = False  # show tracebacks
+    stall_timeout_s: float = 300.0  # an engine without progress for so long is restarted; 0: never
+    api_key_file: str | None = None  # read again on SIGHUP
+    given_key_hashes: list[str] = []  # of keys that are not in the file
+    notices: list[str] = []  # sentences for the log, once it is there
     metrics_compat: str = "vllm"  # whose names /metrics has beside our own: vllm | none

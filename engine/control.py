@@ -4,7 +4,7 @@ Imports msgspec only; never torch. One unix socket in the launcher, one connecti
 engine/transport.py. The end of the connection is the end of the launcher: a child then exits by itself.
     child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed,
                        Scrape, Cancel, Cancelled (worker), Stage, Facts, EngineFailed, Heartbeat (engine)
-    launcher → child   State (workers: stage, drain), Flush, Page, Cancel, Cancelled (worker), Drain
+    launcher → child   State (workers: stage, drain), Keys, Flush, Page, Cancel, Cancelled (worker), Drain
 """
 
 from typing import Protocol
@@ -114,8 +114,14 @@ class Drain(msgspec.Struct, tag=True):
     timeout_s: float
 
 
+class Keys(msgspec.Struct, tag=True):
+    """The API keys that are let in from now on, as hashes: sent to workers on connect and on every change, if any."""
+
+    hashes: list[str]
+
+
 ToLauncher = Hello | Stage | EngineFailed | Facts | Heartbeat | MetricsDelta | Flushed | Scrape | Cancel | Cancelled
-FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled
+FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys
 
 
 class Supervisor(Protocol):
@@ -124,6 +130,11 @@ class Supervisor(Protocol):
     @property
     def state(self) -> State:
         """The last State the launcher sent."""
+        ...
+
+    @property
+    def key_hashes(self) -> list[str]:
+        """The API keys as they were changed last; []: never."""
         ...
 
     async def scrape(self) -> bytes:

@@ -1,11 +1,12 @@
-"""API keys: read once in the launcher, known everywhere else as SHA-256 hashes. Standard library and engine.errors.
+"""API keys: read in the launcher, known everywhere else as SHA-256 hashes. Standard library and engine.errors.
 
 Life of a key: flag, file or environment → read_key_hashes (launcher) → ServerConfig.api_key_hashes → KeyRing (worker),
-which tells whose request it is → cache_salt_of, so that no two keys share cached prefixes.
+which tells whose request it is → cache_salt_of, so that no two keys share cached prefixes. SIGHUP reads the file again
+(server/key_reload.py).
 """
 
 import hmac
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,29 +21,32 @@ def read_key_hashes(keys: Sequence[str], *, file: str | None, environment: Mutab
 
     The variable is taken out of `environment`, so that no child process inherits it.
     """
+    from_file = [] if file is None else read_file_hashes(file)
     sources = [("--api-key", list(keys))]
-    if file is not None:
-        sources.append((f"--api-key-file {file}", _read_file(file)))
     value = environment.pop(ENVIRONMENT_NAME, "").strip()
     if value:
         sources.append((ENVIRONMENT_NAME, [key.strip() for key in value.split(",")]))
-    for source, found in sources:
-        for key in found:
-            _check(key, source)
-    return list(dict.fromkeys(_hash(key) for _, found in sources for key in found))
+    given = [value for source, found in sources for value in _hashes(found, source)]
+    return list(dict.fromkeys([*given, *from_file]))
+
+
+def read_file_hashes(file: str) -> list[str]:
+    """Return the hashes of a file's keys, at least one. Raises StartupError, which never quotes a key."""
+    return list(dict.fromkeys(_hashes(_read_file(file), f"--api-key-file {file}")))
 
 
 class KeyRing:
-    """The keys that are let in, by their hashes."""
+    """The keys that are let in, by their hashes. newer: those that came since, once there are any."""
 
-    def __init__(self, hashes: Sequence[str]) -> None:
-        self._hashes = [value.encode() for value in hashes]
+    def __init__(self, hashes: Sequence[str], *, newer: Callable[[], Sequence[str]] = tuple) -> None:
+        self._first = hashes
+        self._newer = newer
 
     def find(self, key: str) -> str | None:
         """Return the hash of a key that is known, else None. Takes the same time wherever and however it differs."""
         presented, found = _hash(key), False
-        for known in self._hashes:
-            found |= hmac.compare_digest(known, presented.encode())
+        for known in self._newer() or self._first:
+            found |= hmac.compare_digest(known.encode(), presented.encode())
         return presented if found else None
 
 
@@ -52,6 +56,12 @@ def cache_salt_of(key_hash: str, salt: str) -> str:
     key_hash: "" where the daemon has no keys. What is returned tells nothing of the key or its hash.
     """
     return sha256(f"{key_hash}\n{salt}".encode("utf-8", "surrogatepass")).hexdigest() if key_hash else salt
+
+
+def _hashes(keys: Sequence[str], source: str) -> list[str]:
+    for key in keys:
+        _check(key, source)
+    return [_hash(key) for key in keys]
 
 
 def _hash(key: str) -> str:

@@ -105,7 +105,7 @@ def create_app(
     _handle_errors(app, service)
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key_hashes:
-        keys = KeyRing(config.api_key_hashes)
+        keys = KeyRing(config.api_key_hashes, newer=lambda: supervisor.key_hashes)
         shown = [*public.routes, *pages.routes, *chat_page.routes]
         app.add_middleware(KeyGuard, keys=keys, public=shown, on_refusal=service.count_rejected)
     if config.cors_origins:

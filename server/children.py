@@ -85,6 +85,11 @@ def kill_child(process: asyncio.subprocess.Process) -> None:
             process.kill()
 
 
+def is_on_terminal() -> bool:
+    """Tell if this process has a terminal whose end is its end too: not under nohup, nor once that is closed."""
+    return sys.stderr.isatty() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
+
 def describe_exit(returncode: int) -> str:
     """Say in words how a process ended."""
     if returncode < 0:

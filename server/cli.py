@@ -6,10 +6,8 @@ Exit codes: 0 done, 2 wrong usage, 3 the start failed.
 
 import argparse
 import os
-import re
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StartupError
@@ -18,20 +16,23 @@ from server.bench_cli import add_bench
 from server.chat_cli import add_chat
 from server.completion_cli import add_completion
 from server.doctor_cli import add_doctor
-from server.flags import deadline, seconds, workers
-from server.http_flags import add_access_flags, add_address_flags, address_of, tls_of
-from server.loras import resolve_loras
+from server.first_process import end_as_first_process
+from server.flags import seconds, text, workers
+from server.http_flags import add_access_flags, add_address_flags, add_request_flags, address_of, tls_of
 from server.model_flags import add_memory_flags, add_model_flags
-from server.observability_flags import add_log_flags, add_metrics_flags, traces_endpoint
-from server.speculative_flags import add_speculative_flags, speculative_of
+from server.observability_flags import add_log_flags, add_metrics_flags
+from server.settings import SettingsParser, places_of
+from server.short_help import HelpFormatter, add_short_help
+from server.speculative_flags import add_speculative_flags
 from server.top_cli import add_top
 
 if TYPE_CHECKING:
-    from engine.config import EngineConfig, LaunchConfig, LoraSource
+    from engine.config import LaunchConfig
 
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
 
+_SEEN_KEY = "--api-key: other users of this machine see the key in ps: better --api-key-file, or QUIRE_API_KEY"
 _ROOT_EXAMPLES = """\
 examples:
   quire serve [MODEL]                  a hub id or a folder, else the demo model
@@ -41,14 +42,19 @@ examples:
 """
 _EXAMPLES = """\
 examples:
-  quire serve                                       the built-in demo model, on http://127.0.0.1:8000
-  quire serve ./my-model --port 8080                a folder in Hugging Face layout
-  quire serve Qwen/Qwen3-0.6B --max-model-len 8192  a hub id
+  quire serve ./my-model --port 8080
+  quire serve Qwen/Qwen3-0.6B --max-model-len 8192
 """
+_MOST_USED = {
+    "model": ("model", "--served-model-name", "--device"),
+    "memory and batching": ("--max-model-len", "--max-num-seqs", "--gpu-memory-utilization"),
+    "http, access, configuration": ("--host", "--port", "--api-key-file", "--config"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one `quire` command and return its exit code."""
+    end_as_first_process()
     arguments = _parser().parse_args(argv)
     try:
         return arguments.run(arguments)
@@ -58,43 +64,52 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.debug:
             raise
         if isinstance(error, StartupError):
-            print(f"quire: error: {error.message}", file=sys.stderr)
+            print(f"quire: error: {error.message}{places_of(error.message, arguments)}", file=sys.stderr)
             return error.exit_code
         print(f"quire: internal error: {type(error).__name__}: {error} (--debug shows more)", file=sys.stderr)
         return EXIT_START_FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> SettingsParser:
+    parser = SettingsParser(
         prog="quire",
         description="An OpenAI-compatible server for large language models.",
         epilog=_ROOT_EXAMPLES,
-        formatter_class=_HelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_serve(commands)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    _add_serve(commands, os.environ)
     add_chat(commands)
-    add_bench(commands, _HelpFormatter)
-    add_doctor(commands, _HelpFormatter)
+    add_bench(commands, HelpFormatter)
+    add_doctor(commands, HelpFormatter)
     add_batch(commands)
     add_top(commands)
     add_completion(commands, _parser)
     return parser
 
 
-def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def serve_parser(environment: Mapping[str, str]) -> SettingsParser:
+    """Return the parser of `quire serve` alone, whose settings are the model of docs/configuration.md."""
+    return _add_serve(SettingsParser(prog="quire").add_subparsers(), environment)
+
+
+def _add_serve(
+    commands: "argparse._SubParsersAction[SettingsParser]", environment: Mapping[str, str]
+) -> SettingsParser:
     parser = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
         description="Serve a model with an OpenAI-compatible API.",
         usage="quire serve [MODEL] [flags]",
         epilog=_EXAMPLES,
-        formatter_class=_HelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
-    parser.set_defaults(run=_serve)
+    add_short_help(parser, _MOST_USED)
+    parser.set_defaults(run=lambda arguments: _serve(arguments, parser))
     add_model_flags(parser.add_argument_group("model"))
     add_memory_flags(parser.add_argument_group("memory and batching (default: from the model and the free memory)"))
     add_speculative_flags(parser.add_argument_group("speculation (default: one token per request and step)"))
@@ -104,68 +119,43 @@ def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
     add_access_flags(parser.add_argument_group("access"))
     add_metrics_flags(parser.add_argument_group("metrics and traces"))
     add_log_flags(parser.add_argument_group("log"))
+    _add_config_flags(parser.add_argument_group("configuration (command line > environment > file > default)"))
+    parser.take_settings(environment)
+    return parser
+
+
+def _add_config_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--config", type=text, metavar="FILE", help="YAML file, keys as port: 8000 (QUIRE_CONFIG)")
+    add("--show-config", action="store_true", help="print every value and where it is from, and exit")
 
 
 def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--http-workers", type=workers, default=workers("auto"), metavar="N", help="HTTP processes (auto: by cores)")
-    add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
-    add("--request-timeout", type=deadline, metavar="S", help="deadline of every request in seconds (none)")
+    add("--http-workers", type=workers, default="auto", metavar="N", help="HTTP processes (auto: by cores)")
+    add_request_flags(group)
     add("--drain-timeout", type=seconds, default=25.0, metavar="S", help="how long SIGTERM waits for streams (25)")
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
     """Bind the port, find the model, launch. The port comes first: a taken one must not cost a download."""
-    from engine.config import ServerConfig
-    from server.api_keys import read_key_hashes
-    from server.embedding_model import load_embedding_model
+    if arguments.show_config:
+        from server.settings_show import show_config
+
+        print(show_config(parser.settings, arguments, environment=os.environ))
+        return 0
     from server.launch import launch
     from server.listener import bind
-    from server.resolve import check_kernels_package, resolve_model
+    from server.serve_config import check_flags, find_model
 
-    _check_together(arguments)
-    chat_template = None
-    if arguments.chat_template is not None:
-        chat_template = _readable_file("--chat-template", arguments.chat_template)
-    endpoint = traces_endpoint(arguments.otlp_traces_endpoint)
-    key_hashes = read_key_hashes(arguments.api_key, file=arguments.api_key_file, environment=os.environ)
-    check_kernels_package()
-    launch_config = _launch_config(arguments)
+    checked = check_flags(arguments)
+    launch_config = _launch_config(arguments, checked.given_key_hashes)
     listeners = bind(launch_config)
-    model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
-    load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
-    names = arguments.served_model_name or [model.name]
-    loras = resolve_loras(arguments.lora, served_model_names=names)
-    server_config = ServerConfig(
-        model=str(model.folder),
-        served_model_names=names,
-        lora_names=[source.name for source in loras],
-        chat_template=chat_template,
-        pooling=arguments.pooling,
-        strict=arguments.strict,
-        request_timeout_s=arguments.request_timeout,
-        api_key_hashes=key_hashes,
-        cors_origins=arguments.cors_origin,
-        root_path=arguments.root_path,
-        otlp_traces_endpoint=endpoint,
-    )
-    return launch(launch_config, _engine_config(arguments, str(model.folder), loras), server_config, listeners)
+    engine_config, server_config = find_model(arguments, checked)
+    return launch(launch_config, engine_config, server_config, listeners)
 
 
-def _check_together(arguments: argparse.Namespace) -> None:
-    """Check what one flag alone cannot tell."""
-    speculative_of(arguments)
-    budget, rows = arguments.max_num_batched_tokens, arguments.max_num_seqs
-    if budget is not None and rows is not None and budget < rows:
-        raise StartupError(
-            f"--max-num-batched-tokens {budget} must be at least --max-num-seqs {rows}, one token per running request.",
-            exit_code=EXIT_USAGE,
-        )
-    if arguments.revision is not None and arguments.model is None:
-        raise StartupError(f"--revision {arguments.revision} needs a hub id as MODEL.", exit_code=EXIT_USAGE)
-
-
-def _launch_config(arguments: argparse.Namespace) -> "LaunchConfig":
+def _launch_config(arguments: argparse.Namespace, given_key_hashes: list[str]) -> "LaunchConfig":
     from engine.config import LaunchConfig
 
     address, tls = address_of(arguments), tls_of(arguments)
@@ -181,62 +171,11 @@ def _launch_config(arguments: argparse.Namespace) -> "LaunchConfig":
         log_level=arguments.log_level,
         debug=arguments.debug,
         metrics_compat=arguments.metrics_compat,
+        stall_timeout_s=arguments.stall_timeout,
+        api_key_file=arguments.api_key_file,
+        given_key_hashes=given_key_hashes,
+        notices=[_SEEN_KEY] if arguments.api_key else [],
     )
-
-
-def _engine_config(arguments: argparse.Namespace, folder: str, loras: "list[LoraSource]") -> "EngineConfig":
-    from engine.config import EngineConfig
-
-    return EngineConfig(
-        model=folder,
-        load_format=arguments.load_format,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        quantization=arguments.quantization,
-        loras=loras,
-        attention_backend=arguments.attention_backend,
-        max_model_len=arguments.max_model_len,
-        max_num_seqs=arguments.max_num_seqs,
-        max_num_batched_tokens=arguments.max_num_batched_tokens,
-        max_num_mixed_tokens=arguments.max_num_mixed_tokens,
-        block_size=arguments.block_size,
-        kv_cache_memory_bytes=arguments.kv_cache_memory,
-        kv_cache_dtype=arguments.kv_cache_dtype,
-        gpu_memory_utilization=arguments.gpu_memory_utilization,
-        enable_prefix_caching=not arguments.no_prefix_caching,
-        enforce_eager=arguments.enforce_eager,
-        depth=arguments.depth,
-        max_waiting=arguments.max_waiting,
-        max_queued_tokens=arguments.max_queued_tokens,
-        speculative=speculative_of(arguments),
-    )
-
-
-def _readable_file(flag: str, name: str) -> str:
-    """Return the absolute path of a text file named by a flag."""
-    path = Path(name).expanduser()
-    try:
-        path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise StartupError(f"{flag} {path} cannot be read: {reason}.", exit_code=EXIT_USAGE) from error
-    return str(path.resolve())
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports a wrong flag in one sentence, without the usage text."""
-
-    def error(self, message: str) -> NoReturn:
-        message = re.sub(r"^argument ", "", message)
-        message = message.replace("the following arguments are required: COMMAND", "a command is needed, e.g. serve")
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """One line per flag."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=110)
 
 
 class _Version(argparse.Action):

@@ -11,7 +11,7 @@ examples:
   quire completion fish > ~/.config/fish/completions/quire.fish
 """
 # what a value is, by the name that --help gives it
-_FILES = ("FILE", "IN.jsonl", "OLD.json", "PATH")
+_FILES = ("FILE", "IN.jsonl", "OLD.json", "RUN.json", "PATH")
 _FOLDERS = ("MODEL",)
 
 

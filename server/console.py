@@ -4,6 +4,7 @@ TerminalConsole draws bars; LogConsole writes log lines, text or JSON. Life: sta
 fails.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -113,7 +114,10 @@ class LogConsole:
 
 
 class TerminalConsole:
-    """Bars while it loads, then a panel. rich honours NO_COLOR by itself."""
+    """Bars while it loads, then a panel. rich honours NO_COLOR by itself.
+
+    A terminal that is gone is written to in vain: SIGHUP tells of it.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console as RichConsole
@@ -124,6 +128,23 @@ class TerminalConsole:
 
     def stage(self, stage: Stage) -> None:
         """See Console.stage."""
+        with contextlib.suppress(OSError):
+            self._show_stage(stage)
+
+    def ready(self, summary: Summary) -> None:
+        """See Console.ready."""
+        with contextlib.suppress(OSError):
+            self._show_panel(summary)
+
+    def stop(self) -> None:
+        """See Console.stop."""
+        progress, self._progress = self._progress, None
+        self._tasks = {}
+        if progress is not None:
+            with contextlib.suppress(OSError):
+                progress.stop()
+
+    def _show_stage(self, stage: Stage) -> None:
         progress = self._progress or self._start()
         label = _STAGE_LABELS.get(stage.name)
         for name, task in self._tasks.items():
@@ -141,8 +162,7 @@ class TerminalConsole:
             detail=_amount(stage) or stage.detail,
         )
 
-    def ready(self, summary: Summary) -> None:
-        """See Console.ready."""
+    def _show_panel(self, summary: Summary) -> None:
         from rich.panel import Panel
         from rich.table import Table
         from rich.text import Text
@@ -155,13 +175,6 @@ class TerminalConsole:
         self._rich.print(Text.assemble(("Ready", "bold green"), f" in {summary.elapsed_s:.1f} s. Try it:"))
         self._rich.print(Text("  " + summary.next_command()), soft_wrap=True)
         self._rich.print(Text("Ctrl-C stops it.", style="dim"))
-
-    def stop(self) -> None:
-        """See Console.stop."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-            self._tasks = {}
 
     def _start(self) -> "Progress":
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -177,6 +190,13 @@ class TerminalConsole:
         )
         self._progress.start()
         return self._progress
+
+
+def stage_text(stage: Stage) -> str:
+    """Say in one line where the start stands."""
+    label = _STAGE_LABELS.get(stage.name, stage.name)
+    more = _amount(stage) or stage.detail
+    return f"{label}: {more}" if more else label
 
 
 def _amount(stage: Stage) -> str:

@@ -22,6 +22,7 @@ from engine.control import (
     Flushed,
     FromLauncher,
     Hello,
+    Keys,
     Page,
     Scrape,
     Stage,
@@ -63,6 +64,7 @@ class ControlServer:
         self._children: list[_Child] = []
         self._numbers = itertools.count(1)
         self._state = State(Stage("imports"), False)
+        self._keys: Keys | None = None  # None: those in the workers' configuration
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -93,7 +95,12 @@ class ControlServer:
         )
         self.send(self._state, role="worker")
 
-    def send(self, message: State | Drain, *, role: str, index: int | None = None) -> None:
+    def set_keys(self, hashes: list[str]) -> None:
+        """Change the API keys and tell every worker, also those that come later."""
+        self._keys = Keys(hashes)
+        self.send(self._keys, role="worker")
+
+    def send(self, message: State | Drain | Keys, *, role: str, index: int | None = None) -> None:
         """Send to every connected child of a role, or to the one with `index`."""
         for child in self._children:
             hello = child.hello
@@ -135,6 +142,8 @@ class ControlServer:
             case Hello():
                 child.hello = message
                 if message.role == "worker":
+                    if self._keys is not None:
+                        child.send(self._keys)  # before the state, for which it waits
                     child.send(self._state)
                 self._on_message(message, message)
             case MetricsDelta() if child.hello is not None:

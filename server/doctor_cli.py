@@ -6,14 +6,19 @@ Exit codes: 0 the model can be served, 2 it cannot, or wrong usage.
 import argparse
 
 from server.flags import KV_CACHE_DTYPES, QUANTIZATION_NAMES, gibibytes, integer, share, text
+from server.short_help import add_short_help
 
 _EXAMPLES = """\
 examples:
-  quire doctor                                  what this machine has, without a model
-  quire doctor ./my-model                       whether it can be served here, and how many requests at once
-  quire doctor Qwen/Qwen3-8B --gpu-memory 24    the same on a GPU that is not here; fetches no weights
-  quire doctor ./my-model --max-model-len 8192 --json
+  quire doctor                                  what this machine has
+  quire doctor ./my-model                       whether it can be served here
+  quire doctor Qwen/Qwen3-8B --gpu-memory 24    on a GPU that is not here
 """
+_MOST_USED = {
+    "model": ("model", "--quantization", "--kv-cache-dtype"),
+    "memory": ("--gpu-memory", "--gpu-memory-utilization", "--max-model-len", "--tensor-parallel"),
+    "output": ("--json",),
+}
 
 
 def add_doctor(
@@ -23,17 +28,19 @@ def add_doctor(
     parser = commands.add_parser(
         "doctor",
         help="say whether a model can be served here, and what fits",
-        description="Say whether a model can be served, and what fits, without loading or downloading its weights.",
+        description="Say whether a model can be served, and what fits. Fetches no weights.",
         usage="quire doctor [MODEL] [flags]",
         epilog=_EXAMPLES,
         formatter_class=formatter,
         allow_abbrev=False,
+        add_help=False,
     )
+    add_short_help(parser, _MOST_USED)
     parser.set_defaults(run=_doctor)
     add = parser.add_argument
     add("model", nargs="?", type=text, metavar="MODEL", help="folder in Hugging Face layout, or hub id")
     add("--revision", type=text, metavar="REV", help="branch, tag or commit of the hub id")
-    add("--gpu-memory", type=gibibytes, metavar="GIB", help="plan for a GPU of this size instead of what is here")
+    add("--gpu-memory", type=gibibytes, metavar="GIB", help="plan for a GPU of this size, not what is here")
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of it to be used (0.9)")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
     add("--tensor-parallel", type=integer(1, 64), default=1, metavar="N", help="GPUs to split the model over (1)")

@@ -8,6 +8,7 @@ HttpError(ServiceError)
 ├── BodyTooLarge · UnsupportedMediaType · MalformedBody
 ├── DeadlineExceeded      the request's own time is over
 ├── NotReady · Draining   the daemon takes no work now
+├── TooManyConnections    no file descriptors for more
 └── ClientGone            nobody reads the answer any more
 """
 
@@ -153,6 +154,18 @@ class Draining(HttpError):
     def headers(self) -> dict[str, str]:
         """Another replica, or this one after its restart, takes the next try."""
         return {"retry-after": "5"}
+
+
+class TooManyConnections(HttpError):
+    """A worker has as many connections as it has file descriptors for."""
+
+    status = 503
+    code = "too_many_connections"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Another worker, or this one a moment later, takes the next try."""
+        return {"retry-after": "1"}
 
 
 class ClientGone(HttpError):

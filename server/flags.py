@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 BACKEND_NAMES = ("auto", "triton", "flash-attn", "torch")
 # As models/quantization/parse.py knows them: what an unquantized checkpoint can become on load, or one is already
@@ -33,12 +34,30 @@ _SIZE_UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")  # the last two are one
 
 
-def integer(minimum: int, maximum: int) -> Callable[[str], int]:
+class ValueType(NamedTuple):
+    """A parser of values, and what it takes in words: argparse calls it, docs/configuration.md shows its limits."""
+
+    parse: Callable[[str], Any]
+    limits: str
+
+    def __call__(self, text: str) -> Any:
+        """Return the value. Raises argparse.ArgumentTypeError."""
+        return self.parse(text)
+
+
+def limited(limits: str) -> Callable[[Callable[[str], Any]], ValueType]:
+    """Make a ValueType of a parser."""
+    return lambda parse: ValueType(parse, limits)
+
+
+def integer(minimum: int, maximum: int) -> ValueType:
     """Return a parser of whole numbers from `minimum` to `maximum`."""
 
+    @limited(f"{minimum:,} to {maximum:,}")
     def parse(text: str) -> int:
         try:
             value = int(text)
@@ -51,11 +70,13 @@ def integer(minimum: int, maximum: int) -> Callable[[str], int]:
     return parse
 
 
+@limited("auto, or 1 to 64")
 def workers(text: str) -> int:
     """Parse a number of HTTP processes. auto: half the cores, at most 8; the rest is for the engine and its clients."""
     return max(1, min(8, (os.cpu_count() or 1) // 2)) if text == "auto" else integer(1, 64)(text)
 
 
+@limited("above 0, up to 1")
 def share(text: str) -> float:
     """Parse a number above 0 and up to 1."""
     value = _finite(text)
@@ -64,6 +85,7 @@ def share(text: str) -> float:
     return value
 
 
+@limited("0 to 86,400 s")
 def seconds(text: str) -> float:
     """Parse a time in seconds, with or without an s, up to a day."""
     value = _finite(text.removesuffix("s"))
@@ -72,6 +94,7 @@ def seconds(text: str) -> float:
     return value
 
 
+@limited("above 0, up to 86,400 s")
 def deadline(text: str) -> float:
     """Parse a time in seconds above 0: one of 0 would be over before it began."""
     value = seconds(text)
@@ -80,6 +103,7 @@ def deadline(text: str) -> float:
     return value
 
 
+@limited("1 byte to 1024TiB")
 def size(text: str) -> int:
     """Parse a size in bytes; units are decimal (GB) or binary (GiB), in any case."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)", text.strip())
@@ -97,11 +121,21 @@ def gibibytes(text: str) -> int:
     return size(f"{text}GiB" if text.strip().replace(".", "", 1).isdigit() else text)
 
 
+@limited("not empty")
 def text(text: str) -> str:
     """Parse any text that is not blank."""
     if not text.strip():
         raise argparse.ArgumentTypeError("must not be empty")
     return text
+
+
+@limited("true, yes, on, 1, or false, no, off, 0")
+def boolean(text: str) -> bool:
+    """Parse what a file or a variable says of a switch."""
+    value = _BOOLEANS.get(text.strip().lower())
+    if value is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
+    return value
 
 
 def _finite(text: str) -> float | None:

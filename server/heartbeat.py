@@ -17,6 +17,8 @@ STALL_AFTER_S = 10.0
 class HeartbeatWatch:
     """Calls `on_change(True)` after `stall_after_s` without progress, `on_change(False)` with the progress after that.
 
+    Calls `on_hang()` if there is none for `hang_after_s` either; 0: never.
+
     Progress is a heartbeat that is idle or follows a new step: a loop that turns and computes nothing is stuck too.
     """
 
@@ -25,11 +27,15 @@ class HeartbeatWatch:
         on_change: Callable[[bool], None],
         *,
         stall_after_s: float = STALL_AFTER_S,
+        on_hang: Callable[[], None] = lambda: None,
+        hang_after_s: float = 0.0,
         call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_change = on_change
         self._stall_after_s = stall_after_s
+        self._on_hang = on_hang
+        self._hang_after_s = hang_after_s
         self._call_later = call_later
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
@@ -70,9 +76,14 @@ class HeartbeatWatch:
         self._progress_s = self._clock()
         if self._timer is not None:
             self._timer.cancel()
+        self._wait(self._stall_after_s, self._stall)
+
+    def _wait(self, delay_s: float, then: Callable[[], None]) -> None:
         call_later = self._call_later or asyncio.get_running_loop().call_later
-        self._timer = call_later(self._stall_after_s, self._stall)
+        self._timer = call_later(delay_s, then)
 
     def _stall(self) -> None:
         self._is_stalled = True
+        if self._hang_after_s:
+            self._wait(max(self._hang_after_s - self._stall_after_s, 0.0), self._on_hang)
         self._on_change(True)

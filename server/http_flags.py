@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import StartupError
-from server.flags import integer, text
+from server.flags import deadline, integer, limited, seconds, text
 
 _DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8000
 _MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its end; 103 on macOS
@@ -40,6 +40,14 @@ def add_address_flags(group: argparse._ArgumentGroup) -> None:
     add("--tls-key", type=text, metavar="FILE", help="its private key in PEM, without a passphrase")
 
 
+def add_request_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of how requests are taken, and for how long they wait."""
+    add = group.add_argument
+    add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
+    add("--request-timeout", type=deadline, metavar="S", help="deadline of every request in seconds (none)")
+    add("--stall-timeout", type=seconds, default=300.0, metavar="S", help="restart a hung engine; 0: never (300)")
+
+
 def add_access_flags(group: argparse._ArgumentGroup) -> None:
     """Add the flags of who may ask."""
     add = group.add_argument
@@ -50,7 +58,7 @@ def add_access_flags(group: argparse._ArgumentGroup) -> None:
         metavar="KEY",
         help="key that requests need; repeatable. Other users of this machine see it in ps: better a file",
     )
-    add("--api-key-file", type=text, metavar="FILE", help="the same, one key per line; also QUIRE_API_KEY=KEY,KEY")
+    add("--api-key-file", type=text, metavar="FILE", help="keys, one a line; also QUIRE_API_KEY=KEY,KEY")
     add(
         "--cors-origin",
         action="append",
@@ -62,6 +70,7 @@ def add_access_flags(group: argparse._ArgumentGroup) -> None:
     add("--root-path", type=root_path, default="", metavar="PATH", help="prefix under which a proxy shows the server")
 
 
+@limited("scheme://host[:port], or *")
 def origin(value: str) -> str:
     """Parse a browser's origin: scheme and host, a port where it is not the usual one, and no path."""
     if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.\-_\[\]:]+", value):
@@ -69,6 +78,7 @@ def origin(value: str) -> str:
     return value
 
 
+@limited("a path such as /llm")
 def root_path(value: str) -> str:
     """Parse a path prefix; none is the default."""
     if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", value):

@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from server.access import make_request_id
 from server.error_replies import error_reply
 from server.errors import HeadersTooLarge, HttpError, MalformedHttp, SlowClient
+from server.file_limits import ConnectionLimit
 
 MAX_HEADER_BYTES = 64 * 1024  # of one request, its request line included
 MAX_HEADER_LINES = 100
@@ -41,9 +42,13 @@ class HttpProtocol(H11Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limit: ConnectionLimit | None = None,
     ) -> None:
+        """limit: of all connections of the worker together."""
         super().__init__(config, server_state, app_state, _loop)
         self.conn = _Connection()
+        self._limit = limit
         self._is_refused = False
         self._began_s = 0.0  # when the first byte of a head, or the end of one, was there
         self._read_s = 0.0
@@ -52,6 +57,11 @@ class HttpProtocol(H11Protocol):
         """Take the connection, and look after it until it is closed."""
         super().connection_made(transport)
         self._began_s = self.loop.time()
+        refusal = None if self._limit is None else self._limit.refusal(len(self.connections))
+        if refusal is not None:
+            self.conn.refusal = refusal
+            self.send_400_response(refusal.message)
+            return
         self.loop.call_later(HEAD_TIMEOUT_S, self._look_at_time)
 
     def data_received(self, data: bytes) -> None:

@@ -8,6 +8,7 @@ or SIGINT: workers finish their streams, then the engine goes. A second signal e
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -16,25 +17,25 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine.config import EngineConfig, LaunchConfig, ServerConfig
 from engine.control import Drain, EngineFailed, Facts, Heartbeat, Hello, Stage
 from engine.errors import StartupError
 from engine.logs import configure_logging
-from engine.process import EngineProcessConfig
-from engine.protocol import EngineReady, FromEngine
-from engine.transport import read_messages
-from server.children import Backoff, WorkerConfig, describe_exit, end_child, kill_child, start_child
-from server.console import Summary, make_console
+from server.announcement import Announcement
+from server.child_configs import child_log_format, engine_process_config, worker_config
+from server.children import Backoff, describe_exit, end_child, is_on_terminal, kill_child, start_child
+from server.console import make_console
 from server.control_server import ControlServer
 from server.exposition import Exposition
+from server.file_limits import raise_file_limit
+from server.greeting import read_greeting
 from server.heartbeat import STALL_AFTER_S, HeartbeatWatch
+from server.key_reload import KeyReloader
 from server.launcher_stats import LauncherStats
-from server.listener import is_ready, owned_socket_file, server_url
-from server.resolve import model_facts
+from server.listener import owned_socket_file
+from server.notify import Notifier, NotifyingConsole
+from server.outage import Outage
 from server.run_dir import RunDir
-from server.stage_times import StageTimes
 from server.version import package_version
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,6 @@ _ENGINE_MODULE = "engine.process"
 _WORKER_MODULE = "server.worker"
 _DRAIN_GRACE_S = 5.0  # what a worker gets beyond its drain timeout to send the last error events
 _ENGINE_END_S = 3.0
-_PROBE_INTERVAL_S = 0.05
 
 
 def launch(
@@ -55,13 +55,20 @@ def launch(
     engine_module: str = _ENGINE_MODULE,
 ) -> int:
     """Run the daemon on `listeners` until it is stopped; return the exit code. Blocks."""
-    configure_logging(level=config.log_level, log_format=_log_format(config), process="launcher")
+    configure_logging(level=config.log_level, log_format=child_log_format(config), process="launcher")
+    raise_file_limit()
+    for notice in config.notices:
+        logger.warning("%s", notice)
     run_dir = RunDir()
+    notifier = Notifier.from_environment(os.environ)
     try:
         with owned_socket_file(config):
-            launcher = Launcher(config, engine_config, server_config, listeners, run_dir, engine_module=engine_module)
+            launcher = Launcher(
+                config, engine_config, server_config, listeners, run_dir, engine_module=engine_module, notifier=notifier
+            )
             return asyncio.run(launcher.run())
     finally:
+        notifier.close()
         run_dir.remove()
 
 
@@ -70,7 +77,7 @@ _ENGINE: ChildKey = ("engine", 0)
 
 
 class Launcher:
-    """One daemon. `run` is its whole life."""
+    """One daemon. `run` is its whole life. listeners: none where a host serves the app (server/hosted.py)."""
 
     def __init__(
         self,
@@ -80,7 +87,8 @@ class Launcher:
         listeners: Sequence[socket.socket],
         run_dir: RunDir,
         *,
-        engine_module: str,
+        engine_module: str = _ENGINE_MODULE,
+        notifier: Notifier | None = None,
     ) -> None:
         self._config = config
         self._engine_config = engine_config
@@ -88,8 +96,6 @@ class Launcher:
         self._listeners = listeners
         self._run_dir = run_dir
         self._engine_module = engine_module
-        self._started_s = time.monotonic()
-        self._times = StageTimes("process", self._started_s)
         self._engine_socket = str(run_dir.path / "engine.sock")
         self._control_socket = str(run_dir.path / "control.sock")
         self._exposition = Exposition(
@@ -99,16 +105,24 @@ class Launcher:
             sample=lambda: self._stats.sample(),
         )
         self._control = ControlServer(exposition=self._exposition, on_message=self._on_message)
-        self._watch = HeartbeatWatch(self._on_stall)
-        self._console = make_console(config.log_format, sys.stderr)
-        self._url = server_url(config, listeners[0])
+        self._keys = KeyReloader(config, server_config.api_key_hashes, self._control.set_keys)
+        self._watch = HeartbeatWatch(self._on_stall, on_hang=self._end_hung, hang_after_s=config.stall_timeout_s)
+        self._notifier = notifier or Notifier(None)
+        self._console = NotifyingConsole(make_console(config.log_format, sys.stderr), self._notifier)
+        self._announcement = Announcement(config, server_config, listeners, self._console)
         self._children: dict[ChildKey, asyncio.subprocess.Process] = {}
-        self._stats = LauncherStats(children=self._children, state=lambda: self._control.state, watch=self._watch)
+        self._outage = Outage()
+        self._stats = LauncherStats(
+            children=self._children, state=lambda: self._control.state, watch=self._watch, outage=self._outage
+        )
         self._failures: dict[ChildKey, EngineFailed] = {}
         self._started_once: set[ChildKey] = set()  # an engine that was ready, a worker that said hello
-        self._facts: dict[str, str] = {}
-        self._is_announced = False
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def sockets(self) -> tuple[str, str]:
+        """Where the engine listens, and where this launcher does."""
+        return self._engine_socket, self._control_socket
 
     @property
     def _is_draining(self) -> bool:
@@ -120,9 +134,11 @@ class Launcher:
         self._exit: asyncio.Future[int] = loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup, is_on_terminal())
         await self._control.start(self._control_socket)
-        logger.info("listening url=%s", self._url)
+        logger.info("listening url=%s", self._announcement.url)
         self._console.stage(self._control.state.stage)
+        self._spawn(self._notifier.watch(state=lambda: self._control.state, progress_age_s=lambda: self._watch.age_s))
         self._spawn(self._keep_engine())
         for index in range(self._config.http_workers):
             self._spawn(self._keep_worker(index))
@@ -138,31 +154,20 @@ class Launcher:
             await asyncio.gather(*(process.wait() for process in self._children.values()))
 
     async def _keep_engine(self) -> None:
-        config = EngineProcessConfig(
-            engine=self._engine_config,
-            engine_socket=self._engine_socket,
-            control_socket=self._control_socket,
-            log_level=self._config.log_level,
-            log_format=_log_format(self._config),
-            debug=self._config.debug,
+        config = engine_process_config(
+            self._config, self._engine_config, engine_socket=self._engine_socket, control_socket=self._control_socket
         )
         await self._keep(_ENGINE, self._engine_module, self._run_dir.write("engine.json", config))
 
     async def _keep_worker(self, index: int) -> None:
         listener = self._listeners[index % len(self._listeners)]
-        config = WorkerConfig(
-            server=msgspec.structs.replace(
-                self._server_config,
-                engine_socket=self._engine_socket,
-                control_socket=self._control_socket,
-                worker_index=index,
-            ),
+        config = worker_config(
+            self._config,
+            self._server_config,
+            index=index,
             listen_fd=listener.fileno(),
-            tls_cert=self._config.tls_cert,
-            tls_key=self._config.tls_key,
-            log_level=self._config.log_level,
-            log_format=_log_format(self._config),
-            debug=self._config.debug,
+            engine_socket=self._engine_socket,
+            control_socket=self._control_socket,
         )
         path = self._run_dir.write(f"worker-{index}.json", config)
         await self._keep(("worker", index), _WORKER_MODULE, path, pass_fds=[listener.fileno()])
@@ -182,11 +187,12 @@ class Launcher:
                 return
             if child == _ENGINE and child in self._started_once:
                 self._watch.stop()
+                self._outage.begin()
                 self._control.set_state(stage=Stage("restarting"), fault="dead")
             await self._control.settle(*child)
             failure = self._failures.pop(child, None)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
-            if child not in self._started_once or (failure is not None and not self._is_announced):
+            if child not in self._started_once or (failure is not None and not self._announcement.is_made):
                 self._fail(reason, failure.exit_code if failure else 3)
                 return
             delay_s = backoff.next(uptime_s=time.monotonic() - started_s)
@@ -202,19 +208,18 @@ class Launcher:
                     self._control.send(Drain(0.0), role="worker", index=hello.index)
             case Stage() if child == _ENGINE:
                 self._control.set_state(stage=message, fault="" if message.name == "ready" else None)
-                if not self._is_announced:
-                    self._times.enter("http" if message.name == "ready" else message.name, time.monotonic())
-                    self._console.stage(message)
+                self._announcement.stage(message)
                 if message.name == "ready":
                     self._watch.start()
+                    self._outage.end()
                     self._spawn(self._learn_limits())
                     if child not in self._started_once:
                         self._started_once.add(child)
-                        self._spawn(self._announce())
+                        self._spawn(self._announcement.make(is_draining=lambda: self._is_draining))
             case Heartbeat() if child == _ENGINE:
                 self._watch.beat(message)
             case Facts(rows, build):
-                self._facts = model_facts(self._server_config.model) | rows
+                self._announcement.add_facts(rows)
                 self._exposition.set_build(build)
             case EngineFailed():
                 self._failures[child] = message
@@ -223,37 +228,16 @@ class Launcher:
         self._control.set_state(fault="stalled" if is_stalled else "")
         logger.error("engine %s after_s=%g", "stalled" if is_stalled else "goes on", STALL_AFTER_S)
 
-    async def _announce(self) -> None:
-        """Show the closing panel once, when a client would find the daemon ready."""
-        # in this order: a drain closes listeners
-        while not self._is_draining and not await is_ready(self._config, self._listeners[0]):
-            await asyncio.sleep(_PROBE_INTERVAL_S)
-        if self._is_announced or self._is_draining:
-            return
-        self._is_announced = True
-        self._console.ready(
-            Summary(
-                model_name=self._server_config.served_model_names[0],
-                url=self._url,
-                facts={**self._facts, "Start": self._times.text(time.monotonic())},
-                num_keys=len(self._server_config.api_key_hashes),
-                elapsed_s=time.monotonic() - self._started_s,
-            )
-        )
+    def _end_hung(self) -> None:
+        """End an engine that will not go on; _keep starts the next one."""
+        reason = f"The engine made no progress for {self._config.stall_timeout_s:g} s (--stall-timeout) and was killed."
+        self._failures[_ENGINE] = EngineFailed(reason, 1)
+        kill_child(self._children[_ENGINE])
 
     async def _learn_limits(self) -> None:
-        """Read the size of the KV pool from the engine's greeting, as a worker does."""
-        try:
-            reader, writer = await asyncio.open_unix_connection(self._engine_socket)
-        except OSError:
-            return  # it died again; the next one will say
-        try:
-            async for message in read_messages(reader, FromEngine):
-                if isinstance(message, EngineReady):
-                    self._exposition.set_cache_config(block_size=message.block_size, num_blocks=message.num_blocks)
-                return
-        finally:
-            writer.close()
+        ready = await read_greeting(self._engine_socket)
+        if ready is not None:  # else it died again; the next one will say
+            self._exposition.set_cache_config(block_size=ready.block_size, num_blocks=ready.num_blocks)
 
     def _on_signal(self, number: int) -> None:
         if not self._is_draining:
@@ -262,6 +246,13 @@ class Launcher:
         elif not self._exit.done():
             logger.warning("second signal, ending now")
             self._exit.set_result(128 + number)
+
+    def _on_hangup(self, was_on_terminal: bool) -> None:
+        """SIGHUP: read the keys again; or the terminal is gone that it was started on, which is like SIGTERM."""
+        if not was_on_terminal or is_on_terminal():
+            self._spawn(self._keys.reload())
+        elif not self._is_draining:
+            self._on_signal(signal.SIGHUP)
 
     async def _drain(self) -> None:
         """Let every stream finish or time out, then end the engine."""
@@ -293,7 +284,3 @@ class Launcher:
         """A task of the launcher that raises is a bug: end loudly instead of half-alive."""
         if not task.cancelled() and (error := task.exception()) is not None and not self._exit.done():
             self._exit.set_exception(error)
-
-
-def _log_format(config: LaunchConfig) -> str:
-    return "json" if config.log_format == "json" else "text"

@@ -1,15 +1,17 @@
 """What the launcher itself measures, at each scrape: is the daemon ready, does the engine go on, what processes use.
 
-Imports engine's control messages and metrics, server's heartbeat and process_stats.
+Imports engine's control messages and metrics, server's heartbeat, outage and process_stats.
 """
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping
 
 from engine.control import State
 from engine.metrics import MetricsDelta
 from server.heartbeat import HeartbeatWatch
+from server.outage import Outage
 from server.process_stats import ProcessStats
 
 
@@ -22,11 +24,15 @@ class LauncherStats:
         children: Mapping[tuple[str, int], asyncio.subprocess.Process],
         state: Callable[[], State],
         watch: HeartbeatWatch,
+        outage: Outage,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._children = children
         self._state = state
         self._watch = watch
+        self._outage = outage
         self._processes = ProcessStats()
+        self._started_s = clock()
 
     def sample(self) -> MetricsDelta:
         """Return what to merge into the page that is about to be rendered."""
@@ -39,4 +45,6 @@ class LauncherStats:
         delta.gauges["engine_up", ""] = is_up
         delta.gauges["ready", ""] = state.stage.name == "ready" and not state.is_draining
         delta.gauges["engine_progress_age_seconds", ""] = self._watch.age_s
+        delta.gauges["engine_restart_seconds", ""] = self._outage.last_s
+        delta.gauges["start_time_seconds", ""] = self._started_s
         return delta

@@ -20,7 +20,7 @@ from engine.errors import StartupError
 _BACKLOG = 2048
 _PROBE_TIMEOUT_S = 5.0
 _SOCKET_MODE = 0o660  # its owner and its group
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where to ask one that listens everywhere  # nosec B104
 _REASONS = {
     errno.EADDRINUSE: "is in use: stop the program that has it, or choose another one with --port (0 picks a free one)",
     errno.EACCES: "needs rights that this user lacks: choose one above 1023 with --port",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import StartupError
+from server.flags import limited
 
 if TYPE_CHECKING:
     from engine.config import LoraSource
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _EXIT_USAGE = 2
 
 
+@limited("NAME=FOLDER")
 def named_folder(text: str) -> tuple[str, str]:
     """Parse NAME=FOLDER. Raises argparse.ArgumentTypeError, to which argparse adds the flag's name."""
     name, _, folder = (part.strip() for part in text.partition("="))

@@ -9,9 +9,15 @@ from server.loras import named_folder
 def add_model_flags(group: argparse._ArgumentGroup) -> None:
     """Add the model, and how it is loaded."""
     add = group.add_argument
-    add("model", nargs="?", metavar="MODEL", help="folder in Hugging Face layout, or hub id (default: built-in demo)")
+    add("model", nargs="?", metavar="MODEL", help="folder or hub id (default: the built-in demo)")
     add("--revision", type=text, metavar="REV", help="branch, tag or commit of the hub id")
-    add("--served-model-name", action="append", type=text, metavar="NAME", help="name clients use; repeatable")
+    add(
+        "--served-model-name",
+        action="append",
+        type=text,
+        metavar="NAME",
+        help="name for requests; repeatable (folder or hub id)",
+    )
     add(
         "--device", choices=("auto", "cuda", "mps", "cpu"), metavar="DEV", default="auto", help="auto, cuda, mps or cpu"
     )
@@ -54,10 +60,15 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     """Add memory and batching."""
     add = group.add_argument
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
-    add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once")
-    add("--max-num-batched-tokens", type=integer(1, 32_768), metavar="N", help="tokens computed per step")
+    add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once (256 on cuda, else 64)")
+    add(
+        "--max-num-batched-tokens",
+        type=integer(1, 32_768),
+        metavar="N",
+        help="tokens computed per step (8192 on cuda, else 512)",
+    )
     add("--max-num-mixed-tokens", type=integer(1, 32_768), metavar="N", help="the same while requests decode")
-    add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block")
+    add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block (16)")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
     add(
         "--kv-cache-dtype",

@@ -70,7 +70,7 @@ class OwnServer:
             self._process = subprocess.Popen(
                 command,
                 cwd=PROJECT_ROOT,
-                env={**os.environ, "QUIRE_API_KEY": self._key},
+                env=_environment(self._key),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -123,6 +123,12 @@ class OwnServer:
                 _end(process)
         finally:
             self._run_dir.remove()
+
+
+def _environment(key: str) -> dict[str, str]:
+    """Return ours with that key, and without what is meant for a server of others: its address, its file."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
+    return {**own, "QUIRE_API_KEY": key}
 
 
 def served_name_flags(names: Iterable[str]) -> list[str]:

@@ -22,6 +22,7 @@ from engine.control import (
     Flushed,
     FromLauncher,
     Hello,
+    Keys,
     Page,
     Scrape,
     Stage,
@@ -64,6 +65,8 @@ class ControlSupervisor:
         self._on_cancel = on_cancel
         self._before_send = before_send
         self._state = State(Stage("config"), False)
+        self._key_hashes: list[str] = []
+        self._greeted = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._pages: dict[int, asyncio.Future[bytes]] = {}
@@ -78,17 +81,23 @@ class ControlSupervisor:
         return self._state
 
     @property
+    def key_hashes(self) -> list[str]:
+        """See Supervisor.key_hashes."""
+        return self._key_hashes
+
+    @property
     def is_connected(self) -> bool:
         """False once the launcher is gone."""
         return self._is_connected
 
     async def start(self) -> None:
-        """Connect and say Hello. Raises OSError if the launcher is gone."""
+        """Connect, say Hello and wait for the State. Raises OSError if the launcher is gone."""
         reader, self._writer = await asyncio.open_unix_connection(self._path, limit=1 << 20)
         self._is_connected = True
         self._end = asyncio.get_running_loop().create_future()
         self._send(Hello("worker", self._worker_index, os.getpid()))
         self._tasks = [asyncio.create_task(self._receive(reader)), asyncio.create_task(self._send_deltas())]
+        await self._greeted.wait()  # keys that were changed are here too: none is let in by the old ones
 
     async def wait_end(self) -> float:
         """Wait until this worker shall end; return the seconds its requests have left. 0 when the launcher is gone."""
@@ -143,6 +152,9 @@ class ControlSupervisor:
                 match message:
                     case State():
                         self._state = message
+                        self._greeted.set()
+                    case Keys(hashes):
+                        self._key_hashes = hashes
                     case Flush(number):
                         self._send_delta()
                         self._send(Flushed(number))
@@ -160,6 +172,7 @@ class ControlSupervisor:
             pass
         finally:
             self._is_connected = False
+            self._greeted.set()
             self._set_end(0.0)
 
     def _set_end(self, timeout_s: float) -> None:

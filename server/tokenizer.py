@@ -267,7 +267,8 @@ def _read_text(path: Path) -> str:
 def _through_transformers(folder: Path) -> HfTokenizer:
     from transformers import AutoTokenizer  # slow (seconds), so only for folders without tokenizer.json
 
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    # a folder, already resolved: nothing is downloaded
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)  # nosec B615
     backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
     if backend is None:
         raise StartupError(f"The tokenizer in {folder} has no fast form (no tokenizer.json can be made of it).")

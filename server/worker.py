@@ -12,33 +12,26 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import uvicorn
 from fastapi import FastAPI
 
-from engine.client import SocketEngineClient
-from engine.config import ServerConfig
 from engine.errors import StartupError, sentence
 from engine.logs import configure_logging
-from engine.metrics import Metrics
-from server.app import create_app
 from server.children import WorkerConfig
-from server.http_metrics import HttpMetrics
+from server.file_limits import ConnectionLimit
 from server.http_protocol import HttpProtocol
-from server.open_requests import OpenRequests
 from server.supervisor import ControlSupervisor
-from server.version import package_version
-
-if TYPE_CHECKING:
-    from server.tracing import Tracer
+from server.worker_app import WorkerApp
 
 logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 75  # above the 60 s of common proxies, so that they close idle connections first
 _POLL_S = 0.05
+_GREETING_S = 5.0  # the engine greets between two steps
 _LAST_WORDS_S = 2.0  # for the error events of requests that did not finish in time
 
 
@@ -52,42 +45,24 @@ class _Server(uvicorn.Server):
 
 async def serve(config: WorkerConfig) -> int:
     """Serve until told to end; return the exit code."""
-    metrics = Metrics()
-    open_requests = OpenRequests()
-    http_metrics = HttpMetrics(metrics, num_requests=lambda: len(open_requests))
-    supervisor = ControlSupervisor(
-        config.server.control_socket,
-        worker_index=config.server.worker_index,
-        metrics=metrics,
-        on_cancel=open_requests.cancel,
-        before_send=http_metrics.record_state,
-    )
+    worker = WorkerApp(config.server)
     try:
-        await supervisor.start()
+        await worker.connect()
     except OSError:
         return 1  # the launcher is gone already
-    client = SocketEngineClient(config.server.engine_socket)
-    await client.start()
+    supervisor = worker.supervisor
     try:
-        tracer = _tracer(config.server)
-        app = create_app(
-            config.server,
-            client=client,
-            supervisor=supervisor,
-            metrics=metrics,
-            open_requests=open_requests,
-            http_metrics=http_metrics,
-            tracer=tracer,
-        )
+        app = worker.make_app()
     except StartupError as error:
         return await _fail(supervisor, error.message, error.exit_code)
     except Exception as error:
         if config.debug:
             traceback.print_exc()
         return await _fail(supervisor, f"HTTP worker: {type(error).__name__}: {sentence(_first_line(error))}", 3)
+    if supervisor.state.stage.name == "ready":  # one that comes later refuses nobody for want of a greeting
+        await worker.client.wait_ready(timeout_s=_GREETING_S)
     server = _Server(_uvicorn_config(app, config))
-    http_metrics.num_connections = lambda: len(server.server_state.connections)
-    lag = asyncio.create_task(http_metrics.watch_lag())
+    worker.http_metrics.num_connections = lambda: len(server.server_state.connections)
     serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=config.listen_fd)]))
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
@@ -100,36 +75,20 @@ async def serve(config: WorkerConfig) -> int:
         await _wait_idle(
             server, timeout_s=timeout_s, must_end=lambda: terminated.is_set() or not supervisor.is_connected
         )
-    await client.aclose()
+    await worker.disconnect_engine()
     await _wait_idle(server, timeout_s=_LAST_WORDS_S)
     told.cancel()
     terminating.cancel()
-    lag.cancel()
     server.should_exit = True
     await serving
-    await supervisor.aclose()
-    if tracer is not None:
-        tracer.close()
+    await worker.aclose()
     return 3 if is_failed else 0
-
-
-def _tracer(config: ServerConfig) -> "Tracer | None":
-    if config.otlp_traces_endpoint is None:
-        return None
-    from server.tracing import Tracer  # only where asked for: it brings the SDK
-
-    return Tracer(
-        config.otlp_traces_endpoint,
-        model_name=config.served_model_names[0],
-        version=package_version(),
-        instance=f"worker-{config.worker_index}",
-    )
 
 
 def _uvicorn_config(app: FastAPI, config: WorkerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=HttpProtocol,
+        http=partial(HttpProtocol, limit=ConnectionLimit()),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,

@@ -183,6 +183,7 @@ class FakeSupervisor:
     def __init__(self, stage: str = "ready", *, is_draining: bool = False, page: bytes = b"quire_up 1\n") -> None:
         self.state = State(Stage(stage), is_draining)
         self.page = page
+        self.key_hashes: list[str] = []
         self.elsewhere: list[str] = []  # ids of requests that other workers serve
 
     async def scrape(self) -> bytes:

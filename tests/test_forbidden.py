@@ -9,6 +9,18 @@ ROOT = Path(__file__).parent.parent
 SOURCES = [path for folder in ("server", "engine", "models", "kernels") for path in (ROOT / folder).rglob("*.py")]
 MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle", "joblib"}
 FUNCTIONS = {"eval", "exec"}
+# A wall clock jumps, so durations and deadlines are measured with time.monotonic. Who may ask what time it is:
+CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
+TELLERS = {
+    "server/app.py": "when the models were made",
+    "server/chat_request.py": "created",
+    "server/completion_request.py": "created",
+    "server/responses_writer.py": "completed_at",
+    "server/chat_template.py": "strftime_now of templates",
+    "server/tracing.py": "when a span began, beside monotonic durations",
+    "server/batch_send.py": "a Retry-After that is a date",
+    "server/top_watch.py": "when a line of --json was taken",
+}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -25,3 +37,11 @@ def test_nothing_is_unpickled_or_evaluated(path):
             assert ast.unparse(node.func) != "torch.load" or is_safe
         elif isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
             assert ast.unparse(node.value) == "False"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_duration_is_measured_with_a_clock_that_jumps(path):
+    calls = {
+        ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)
+    }
+    assert not calls & CLOCKS or path.relative_to(ROOT).as_posix() in TELLERS

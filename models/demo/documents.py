@@ -179,7 +179,7 @@ def _use_one_core() -> None:
 
 
 def _template() -> Callable[..., str]:
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # text, no HTML  # nosec B701
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render
 

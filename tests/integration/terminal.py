@@ -54,6 +54,11 @@ class Terminal:
         self.process.wait(10)
         os.close(self._master)
 
+    def hang_up(self) -> None:
+        """Close the terminal's window."""
+        os.close(self._master)
+        self._master = os.open(os.devnull, os.O_RDWR)
+
     @property
     def text(self) -> str:
         """All that was shown, without escape sequences."""

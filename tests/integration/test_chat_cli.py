@@ -239,7 +239,8 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path):
 
 def test_a_server_of_its_own_is_started_told_in_a_line_and_stopped(env, tmp_path: Path):
     model = str(ROOT / "models" / "demo" / "checkpoint")
-    with Terminal("chat", model, "--temperature", "0", env={**env, "TMPDIR": str(tmp_path)}) as terminal:
+    others = {"QUIRE_UDS": "/nowhere/quire.sock", "QUIRE_STRICT": "true"}  # for a server that is meant for others
+    with Terminal("chat", model, "--temperature", "0", env={**env, **others, "TMPDIR": str(tmp_path)}) as terminal:
         terminal.expect(r"Started .*checkpoint on http://127.0.0.1:\d+ in [\d.]+ s", timeout_s=90)
         terminal.expect("> ")
         terminal.line("What is the capital of France?")

@@ -1,5 +1,6 @@
 """`quire completion`: the scripts, sourced by real shells."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def completed(path: Path, *words: str) -> list[str]:
     [
         (["ch"], ["chat"]),
         (["b"], ["bench", "batch"]),
-        (["bench", ""], ["offline", "serve", "kernels"]),
+        (["bench", ""], ["offline", "serve", "kernels", "report", "steps", "plan"]),
         (["serve", "--device", ""], ["auto", "cuda", "mps", "cpu"]),
         (["batch", "--conc"], ["--concurrency"]),
         (["chat", "--thinking", "h"], ["hidden"]),
@@ -73,16 +74,13 @@ def test_other_shells_can_read_their_script(shell, tmp_path):
     assert subprocess.run([program, "-n", str(path)], capture_output=True, text=True, timeout=60).stderr == ""
 
 
-@pytest.mark.parametrize("command", [[], ["chat"], ["batch"], ["top"], ["completion"]])
-def test_help_fits_a_screen_and_shows_an_example(command):
-    result = subprocess.run(
-        [sys.executable, "-m", "server", *command, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60,
-        env={"COLUMNS": "80"},
-    )  # fmt: skip
-    lines = result.stdout.splitlines()
-    assert len(lines) <= 24
-    assert max(map(len, lines)) <= 80
-    assert any(line.startswith("  quire ") for line in lines)
+@pytest.mark.parametrize("command", ["serve", "bench serve", "bench offline", "doctor"])
+def test_flags_beyond_the_short_help_are_completed_too(bash_script, command):
+    arguments = [sys.executable, "-m", "server", *command.split(), "--help-all"]
+    page = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+    flags = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", page, re.MULTILINE))
+    assert len(flags) > 15
+    assert flags == {word for word in completed(bash_script, *command.split(), "--") if word.startswith("--")}
 
 
 def test_an_unknown_shell_is_wrong_usage():

@@ -175,6 +175,8 @@ def test_a_killed_engine_is_told_to_every_stream_and_comes_back(start: Start) ->
     assert post(daemon).status_code == 200
     metrics = daemon.metrics()
     assert metrics["quire_engine_restarts_total"] == 1
+    assert metrics["quire_engine_restart_seconds"] >= 0.5  # the first delay
+    assert "engine ready again after_s=" in daemon.log
     assert metrics["quire_generation_tokens_total"] >= tokens + 4
 
 

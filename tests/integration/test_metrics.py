@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,7 @@ def test_processes_memory_and_loops_are_measured(http: httpx.Client, observed: D
         assert found["quire_process_open_fds", (role,)] >= num * 5
     assert found["quire_ready", ()] == found["quire_engine_up", ()] == 1
     assert found["vllm:engine_sleep_state", ("awake",)] == 1
+    assert 0 < time.time() - found["quire_start_time_seconds", ()] < 3600
     assert found["quire_http_connections", ()] >= 1
     assert found["quire_event_loop_lag_seconds_count", ()] > 0
     assert found["quire_kv_cache_bytes", ()] > 2**20

@@ -21,7 +21,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
-    for name in ("server", "engine", "models", "kernels", "benchmarks"):
+    for name in ("server", "engine", "models", "kernels", "benchmarks", "deploy"):
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
@@ -46,7 +46,10 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
         "kernels/attention/torch_ref.py",
         "models/demo/checkpoint/model.safetensors",
         "models/demo/checkpoint/chat_template.jinja",
+        "benchmarks/report.html",
         "benchmarks/shapes/qwen3-0.6b/config.json",
+        "deploy/ray/app.py",
+        "deploy/ray/quire.yaml",
     ):
         assert name in names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
@@ -55,6 +58,7 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
         "models",
         "kernels",
         "benchmarks",
+        "deploy",
     }
 
 

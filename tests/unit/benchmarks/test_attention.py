@@ -69,7 +69,7 @@ def run_with(
     """Run the command with one implementation in place of the engine's backends."""
     monkeypatch.setattr(attention, "_backends", lambda heads, part: [implementation])
     monkeypatch.setattr(attention, "_sizes", lambda arguments: SIZES)
-    arguments = argparse.Namespace(json=None, plot=None, compare=None, part="decode")
+    arguments = argparse.Namespace(json=None, plot=None, html=None, compare=None, part="decode")
     return attention.run(arguments), capsys.readouterr().out
 
 

@@ -39,6 +39,16 @@ def test_more_throughput_and_less_latency_are_better() -> None:
     assert "not the same" not in text
 
 
+def test_a_load_is_compared_with_its_own_in_a_sweep() -> None:
+    runs = [SERVE | {"load": {"concurrency": n, "rate_per_s": 0.0, "seed": n}} for n in (1, 8)]
+    text = compare({"date": "2026-11-20", "sweep": runs}, runs[1] | {"mean_ttft_ms": 25.0})
+    assert verdicts(text)["c8 mean_ttft_ms"] == "better"
+    assert "c1 " not in text
+    assert "not the same" not in text
+    other = {"sweep": [runs[1] | {"load": runs[1]["load"] | {"seed": 9}}]}
+    assert "not the same c8 load.seed: 8 → 9" in compare({"sweep": runs}, other)
+
+
 def test_other_conditions_are_named_and_addresses_are_not() -> None:
     text = compare(SERVE, SERVE | {"load": {"concurrency": 64, "port": 9000}})
     assert re.search(r"not the same load\.concurrency: 8 → 64", text)

@@ -82,7 +82,7 @@ def test_a_report_of_failures_alone_has_no_latencies() -> None:
     failed = RequestTiming(100.0, error_kind="timeout", error="no end within 1 s")
     report = make_report(CONFIG, [LoadResult([failed], wall_s=1.0, cpu_s=0.1)], goodput={})
     assert report["num_completed"] == 0
-    assert report["curves"] == {}
+    assert report["histograms"] == {}
     assert "mean_ttft_ms" not in report
 
 

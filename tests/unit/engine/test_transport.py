@@ -201,3 +201,25 @@ def test_who_waits_for_the_pool_hears_of_the_end(tmp_path: Path, is_ours: bool) 
             return first + await asyncio.gather(client.kv_snapshot(), return_exceptions=True)
 
     assert [type(error) for error in asyncio.run(run())] == [ShuttingDown if is_ours else EngineDead] * 2
+
+
+def test_a_client_waits_for_a_greeting_and_no_longer_than_it_shall(tmp_path: Path) -> None:
+    async def run() -> None:
+        path, greets = str(tmp_path / "engine.sock"), asyncio.Event()
+
+        async def greet_late(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await greets.wait()
+            writer.write(encode_frame(READY))
+
+        server = await asyncio.start_unix_server(greet_late, path)
+        client = SocketEngineClient(path)
+        await client.start()
+        await client.wait_ready(timeout_s=0.05)
+        assert client.ready is None
+        asyncio.get_running_loop().call_later(0.05, greets.set)
+        await client.wait_ready(timeout_s=30.0)
+        assert client.ready == READY
+        await client.aclose()
+        server.close()
+
+    asyncio.run(run())

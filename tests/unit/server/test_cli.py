@@ -57,6 +57,8 @@ def test_serve_without_flags_has_the_documented_defaults(launched: list[Launched
 def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages }}")
+    keys = tmp_path / "keys"
+    keys.write_text("of-the-file\nk\n")
     flags = (
         "--host 0.0.0.0 --port 81 --http-workers 3 --served-model-name a --served-model-name b --device cpu "
         "--dtype float32 --load-format dummy --max-model-len 64 --max-num-seqs 4 --max-num-batched-tokens 32 "
@@ -65,7 +67,8 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--speculative ngram --num-speculative-tokens 7 --ngram-min 3 "
         "--strict --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug "
         f"--lora sql={tmp_path} --lora poems={tmp_path}/. --kv-cache-dtype fp8 "
-        "--quantization fp8 --api-key k --cors-origin https://a.test --cors-origin * --root-path /llm"
+        "--quantization fp8 --api-key k --cors-origin https://a.test --cors-origin * --root-path /llm "
+        f"--api-key-file {keys} --stall-timeout 60"
     )
     assert main(["serve", *flags.split()]) == 0
     (config,) = launched
@@ -77,7 +80,12 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         log_format="json",
         log_level="warning",
         debug=True,
+        stall_timeout_s=60.0,
+        api_key_file=str(keys),
+        given_key_hashes=[sha256(b"k").hexdigest()],
+        notices=[config.launch.notices[0]],
     )
+    assert "ps" in config.launch.notices[0]
     assert config.engine == EngineConfig(
         model=config.engine.model,
         load_format="dummy",
@@ -106,7 +114,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         chat_template=str(template),
         strict=True,
         request_timeout_s=60.0,
-        api_key_hashes=[sha256(b"k").hexdigest()],
+        api_key_hashes=[sha256(b"k").hexdigest(), sha256(b"of-the-file").hexdigest()],
         cors_origins=["https://a.test", "*"],
         root_path="/llm",
     )
@@ -239,7 +247,9 @@ def test_a_host_that_cannot_be_listened_on_is_named(host: str, code: int) -> Non
     assert caught.value.exit_code == code
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["bench", "serve", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["serve", "--help"], ["serve", "--help-all"], ["bench", "serve", "--help"], ["--version"]]
+)
 def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "server", *arguments],

@@ -1,6 +1,7 @@
 """What is shown while the daemon starts: log lines without a terminal, bars and a panel on one."""
 
 import dataclasses
+import errno
 import io
 import json
 import logging
@@ -42,6 +43,23 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     for name, value in {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "100"}.items():
         monkeypatch.setenv(name, value)
     return Terminal()
+
+
+@pytest.mark.parametrize("num_shown", [0, 3, len(STAGES)])
+def test_a_terminal_whose_window_is_closed_ends_nothing(terminal: Terminal, num_shown: int) -> None:
+    console = make_console("auto", terminal)
+    assert isinstance(console, TerminalConsole)
+    for index, stage in enumerate(STAGES):
+        if index == num_shown:
+            terminal.write = terminal.flush = _refuse  # type: ignore[method-assign]
+        console.stage(stage)
+    terminal.write = terminal.flush = _refuse  # type: ignore[method-assign]
+    console.ready(SUMMARY)
+    console.stop()
+
+
+def _refuse(*_: object) -> int:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_without_a_terminal_each_stage_is_one_line_and_another_when_done(caplog: pytest.LogCaptureFixture) -> None:

@@ -181,7 +181,12 @@ async def test_an_engine_that_hangs_or_loads_does_not_hold_up_a_scrape(tmp_path:
 @in_loop
 async def test_a_scrape_without_an_answer_is_an_error_and_not_a_hang(tmp_path: Path) -> None:
     path = str(tmp_path / "control.sock")
-    server = await asyncio.start_unix_server(lambda reader, writer: asyncio.sleep(5), path)
+
+    async def greet_and_no_more(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode_frame(State(Stage("ready"), False)))
+        await asyncio.sleep(5)
+
+    server = await asyncio.start_unix_server(greet_and_no_more, path)
     worker = ControlSupervisor(path, worker_index=0, metrics=Metrics(), on_cancel=lambda request_id, *, key_hash: False)
     await worker.start()
     with pytest.raises(EngineError, match="in time"):

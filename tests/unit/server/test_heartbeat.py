@@ -25,8 +25,14 @@ class Watched:
         self.now_s = 0.0
         self.timers: list[Timer] = []
         self.changes: list[bool] = []
+        self.hangs: list[float] = []
         self.watch = HeartbeatWatch(
-            self.changes.append, stall_after_s=10.0, call_later=self._call_later, clock=lambda: self.now_s
+            self.changes.append,
+            stall_after_s=10.0,
+            on_hang=lambda: self.hangs.append(self.now_s),
+            hang_after_s=30.0,
+            call_later=self._call_later,
+            clock=lambda: self.now_s,
         )
         self.watch.start()
 
@@ -113,3 +119,24 @@ def test_the_age_of_the_last_progress_grows_while_a_busy_loop_computes_nothing()
     watched.wait(2.0)
     watched.watch.stop()
     assert watched.watch.age_s == 0  # nothing is expected of an engine that is gone
+
+
+def test_a_stall_that_does_not_end_is_a_hang_once() -> None:
+    watched = Watched()
+    watched.beat(after_s=0.0)
+    watched.wait(10)
+    assert (watched.changes, watched.hangs) == ([True], [])
+    watched.wait(20)
+    watched.wait(60)
+    assert (watched.changes, watched.hangs) == ([True], [30.0])
+
+
+def test_progress_and_an_end_put_a_hang_off() -> None:
+    watched = Watched()
+    watched.wait(15)
+    watched.beat()
+    watched.wait(15)
+    assert watched.changes == [True, False, True]
+    watched.watch.stop()
+    watched.wait(100)
+    assert watched.hangs == []

@@ -1,0 +1,258 @@
+"""The rows about the server: saturation, caching, the HTTP side, processes and GPU."""
+
+from deploy.grafana.panels import Panel, Query, Row
+from deploy.grafana.promql import rate, selected, total
+from deploy.grafana.rows_requests import heatmap, percentiles
+
+_GPU_TOTAL = total("quire_gpu_memory_total_bytes", by="instance")
+
+SATURATION = Row(
+    "Saturation",
+    (
+        Panel(
+            "timeseries",
+            "Requests running and waiting",
+            "Running: hold KV blocks. Waiting for room: --max-num-seqs or the KV cache is full. "
+            "Waiting for a grammar: structured output that is being compiled.",
+            "none",
+            (
+                Query(total("quire_num_requests_running"), "running"),
+                Query(total("quire_num_requests_waiting_by_reason", 'reason="capacity"'), "waiting for room"),
+                Query(total("quire_num_requests_waiting_by_reason", 'reason="deferred"'), "waiting for a grammar"),
+            ),
+        ),
+        Panel(
+            "timeseries",
+            "KV cache held",
+            "Share of the KV blocks that requests hold, by server. Near 1, requests wait or are preempted.",
+            "percentunit",
+            (Query(f"max by (instance) ({selected('quire_kv_cache_usage_ratio')})", "{{instance}}"),),
+            max=1,
+            steps=((None, "transparent"), (0.98, "red")),
+        ),
+        Panel(
+            "timeseries",
+            "Preemptions",
+            "Requests per second that gave up their blocks and are computed again: work done twice.",
+            "cps",
+            (Query(rate("quire_num_preemptions_total"), "preemptions"),),
+        ),
+        percentiles(
+            "Step time",
+            "Between the ends of two steps of the engine: the least possible time between tokens.",
+            "s",
+            "quire_step_time_seconds",
+        ),
+        heatmap("Step time, all", "How many steps took how long.", "s", "quire_step_time_seconds"),
+        Panel(
+            "timeseries",
+            "Since the engine's last progress",
+            "About a second at most, idle or not. It grows while the engine is stuck; above 10 s /health answers 503.",
+            "s",
+            (
+                Query(
+                    f"max by (instance) ({selected('quire_engine_progress_age_seconds')})",
+                    "{{instance}}",
+                ),
+            ),
+        ),
+    ),
+)
+
+CACHING = Row(
+    "Caching",
+    (
+        Panel(
+            "timeseries",
+            "Prefix hits",
+            "Share of prompt tokens that were found in the prefix cache and not computed. Low although prompts begin "
+            "alike: look for a date or an id in the first block.",
+            "percentunit",
+            (
+                Query(
+                    f"{rate('quire_prefix_cache_hits_total')} / {rate('quire_prefix_cache_queries_total')}", "hit ratio"
+                ),
+            ),
+            max=1,
+            width=12,
+        ),
+        Panel(
+            "timeseries",
+            "Prefix cache",
+            "Prompt tokens per second that were looked up, and found.",
+            "suffix: tok/s",
+            (
+                Query(rate("quire_prefix_cache_queries_total"), "looked up"),
+                Query(rate("quire_prefix_cache_hits_total"), "found"),
+            ),
+            width=12,
+        ),
+        Panel(
+            "timeseries",
+            "KV blocks",
+            "Blocks that requests hold, of all there are; the rest caches prefixes.",
+            "none",
+            (
+                Query(total("quire_kv_cache_blocks_used"), "held"),
+                Query(total("quire_kv_cache_blocks_total"), "all"),
+            ),
+            width=12,
+        ),
+        Panel(
+            "timeseries",
+            "Evictions",
+            "Cached blocks per second that were overwritten. With falling prefix hits: the cache is too small.",
+            "cps",
+            (Query(rate("quire_prefix_cache_evictions_total"), "blocks"),),
+            width=12,
+        ),
+    ),
+)
+
+API_SERVER = Row(
+    "API server",
+    (
+        Panel(
+            "timeseries",
+            "HTTP requests by route",
+            "Per second, of the routes that are asked.",
+            "reqps",
+            (Query(f"{rate('quire_http_requests_total', by='route')} > 0", "{{route}}"),),
+        ),
+        Panel(
+            "timeseries",
+            "HTTP requests by status",
+            "Per second. A stream that breaks after its begin is a 2xx here, and counted as failed.",
+            "reqps",
+            (Query(rate("quire_http_requests_total", by="status"), "{{status}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "timeseries",
+            "Open now",
+            "Connections of clients, and POST requests that are being answered.",
+            "none",
+            (
+                Query(total("quire_http_connections"), "connections"),
+                Query(total("quire_http_requests_in_progress"), "requests"),
+            ),
+        ),
+        Panel(
+            "timeseries",
+            "Rejected",
+            "Per second, by reason: invalid is the client's, overloaded a full queue, draining the end of a server.",
+            "reqps",
+            (Query(rate("quire_requests_rejected_total", by="reason"), "{{reason}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "timeseries",
+            "Failed",
+            "Requests per second that we could not answer to their end, by reason.",
+            "reqps",
+            (Query(rate("quire_requests_failed_total", by="reason"), "{{reason}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "timeseries",
+            "Clients that left",
+            "Disconnects per second before the answer's end. Many: time-outs of clients or proxies that are too short.",
+            "reqps",
+            (Query(rate("quire_http_disconnects_total"), "disconnects"),),
+        ),
+        percentiles(
+            "Event loop lag",
+            "How late a worker's event loop wakes up. Above 50 ms: more --http-workers, or a freer machine.",
+            "s",
+            "quire_event_loop_lag_seconds",
+            width=12,
+        ),
+        heatmap(
+            "Event loop lag, all",
+            "How often a worker's event loop woke up how late.",
+            "s",
+            "quire_event_loop_lag_seconds",
+            width=12,
+        ),
+    ),
+)
+
+PROCESSES = Row(
+    "Processes and GPU",
+    (
+        Panel(
+            "timeseries",
+            "CPU",
+            "Cores in use, by role of process. The workers are added up.",
+            "suffix: cores",
+            (Query(rate("quire_process_cpu_seconds_total", by="role"), "{{role}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "timeseries",
+            "Memory",
+            "Resident memory, by role of process.",
+            "bytes",
+            (Query(total("quire_process_resident_memory_bytes", by="role"), "{{role}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "timeseries",
+            "Open files",
+            "File descriptors, by role of process. Each connection is one of a worker's.",
+            "none",
+            (Query(total("quire_process_open_fds", by="role"), "{{role}}"),),
+        ),
+        Panel(
+            "timeseries",
+            "Restarts",
+            "Since the daemon's start: of the engine, and of HTTP workers. The log has the reason of each.",
+            "none",
+            (
+                Query(total("quire_engine_restarts_total"), "engine"),
+                Query(total("quire_worker_restarts_total"), "workers"),
+            ),
+        ),
+        Panel(
+            "timeseries",
+            "GPU memory",
+            "In use by whomever, of all there is. No data without a GPU.",
+            "bytes",
+            (
+                Query(
+                    f"{total('quire_gpu_memory_used_bytes', by='instance')} and {_GPU_TOTAL} > 0", "{{instance}} used"
+                ),
+                Query(f"{_GPU_TOTAL} > 0", "{{instance}} all"),
+            ),
+        ),
+        Panel(
+            "timeseries",
+            "Scrape",
+            "Time that Prometheus needs to read /metrics. It includes the rest of the engine's step.",
+            "s",
+            (Query('max by (instance) (scrape_duration_seconds{job="quire",instance=~"$instance"})', "{{instance}}"),),
+        ),
+        Panel(
+            "stat",
+            "Up for",
+            "Time since the daemon started, of each server.",
+            "s",
+            (Query(f"time() - max by (instance) ({selected('quire_start_time_seconds')})", "{{instance}}"),),
+            width=12,
+        ),
+        Panel(
+            "stat",
+            "What runs",
+            "Version, torch, CUDA, device and type of the weights, of each server.",
+            "none",
+            (
+                Query(
+                    'quire_build_info{instance=~"$instance"}',
+                    "Quire {{version}} · torch {{torch}} · {{device}} · {{dtype}}",
+                ),
+            ),
+            width=12,
+            shows_names=True,
+        ),
+    ),
+)

@@ -1,0 +1,109 @@
+"""Quire on Ray Serve: each replica is a whole daemon, behind Ray's proxies and our router. Imports ray.
+
+    serve run deploy.ray.app:build model=MODEL replicas=2 gpus=1        (deploy/ray/settings.py has every key)
+    serve run deploy/ray/quire.yaml
+Life of a replica: made by Ray → engine ready → serving, checked and counted → no longer routed to → its streams have
+finished, or drain_timeout is over → gone. An engine that dies is restarted in its replica; one that stays away, or
+makes no progress, costs the replica its place.
+"""
+
+import asyncio
+import logging
+import os
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deploy.ray.edge import CALLBACK, CALLBACK_VARIABLE
+from deploy.ray.metrics import export
+from deploy.ray.settings import read_arguments
+from server.hosted import HostedApp
+
+logger = logging.getLogger(__name__)
+
+_ROUTING_STATS_PERIOD_S = 1.0  # how long a replica without an engine is routed to
+_START_ATTEMPTS = 3  # of a replica, before the deployment is given up with the reason
+
+
+@serve.deployment(name="Quire")
+@serve.ingress()
+class QuireReplica:
+    """One replica: our app in Ray's event loop, launcher and engine in processes of their own."""
+
+    def __init__(self, flags: list[str]) -> None:
+        self._hosted = HostedApp(flags)
+        self._export: asyncio.Task[None] | None = None
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Return the app once the engine serves, as Ray asks of a deployment without one."""
+        app = await self._hosted.start()
+        app.add_middleware(ReplicaName, name=serve.get_replica_context().replica_id.unique_id)
+        self._export = asyncio.create_task(export(self._hosted))
+        if os.environ.get(CALLBACK_VARIABLE) != CALLBACK:
+            logger.warning("routing by prompt is off: start Ray with %s=%s", CALLBACK_VARIABLE, CALLBACK)
+        return app
+
+    async def check_health(self) -> None:
+        """Raise while nothing can be generated; Ray asks, and replaces the replica after three times."""
+        if self._hosted.fault:
+            raise RuntimeError(f"This replica cannot serve: {self._hosted.fault}.")
+
+    async def record_routing_stats(self) -> dict[str, bool]:
+        """Tell the routers whether to send anything."""
+        return {"is_ready": not self._hosted.fault}
+
+    async def __del__(self) -> None:
+        """End the daemon; Ray calls this once no request is left."""
+        if self._export is not None:
+            self._export.cancel()
+        await self._hosted.aclose()
+
+
+class ReplicaName:
+    """Middleware that says in x-quire-replica who answered."""
+
+    def __init__(self, app: ASGIApp, name: str) -> None:
+        self._app = app
+        self._name = name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-quire-replica"] = self._name
+            await send(message)
+
+        await self._app(scope, receive, send_named)
+
+
+def build(arguments: dict[str, Any]) -> serve.Application:
+    """Return the application that `serve run` starts. Raises ValueError or StartupError for what cannot be served."""
+    settings, flags = read_arguments(arguments)
+    router = RequestRouterConfig(
+        request_router_class="deploy.ray.routing:AffinityRouter",
+        request_router_kwargs={"max_imbalance": settings.max_imbalance},
+        request_routing_stats_period_s=_ROUTING_STATS_PERIOD_S,
+    )
+    deployment = QuireReplica.options(
+        ray_actor_options={"num_cpus": settings.cpus, "num_gpus": settings.gpus},
+        max_ongoing_requests=settings.max_ongoing_requests,
+        max_queued_requests=settings.max_queued_requests,
+        request_router_config=router,
+        graceful_shutdown_timeout_s=settings.drain_timeout,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=settings.health_period,
+        max_constructor_retry_count=_START_ATTEMPTS,
+    )
+    if settings.max_replicas is None:
+        return deployment.options(num_replicas=settings.replicas).bind(flags)
+    scaling = AutoscalingConfig(
+        min_replicas=settings.replicas,
+        max_replicas=settings.max_replicas,
+        target_ongoing_requests=settings.target_ongoing_requests,
+    )
+    return deployment.options(autoscaling_config=scaling).bind(flags)

@@ -1,0 +1,146 @@
+"""What Ray's HTTP proxies do for us: find the session of a prompt, and end broken answers as our API would.
+
+Started by Ray where RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.ray.edge:middlewares. Ray routes before it reads a
+body, and answers the loss of a replica with a bare text or a cut connection; so both are done around it, in its proxy.
+"""
+
+import os
+
+import msgspec
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deploy.ray.prompt_key import prompt_key
+from engine.errors import EngineDead, Overloaded, ServiceError
+from server.access import make_request_id
+from server.error_replies import anthropic_body, error_body, error_reply, speaks_anthropic
+from server.sse import named_event
+from server.streaming import SSE_DONE
+
+CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+CALLBACK = "deploy.ray.edge:middlewares"
+SESSION_HEADER = "x-session-id"  # unless Ray is told another by the next variable
+SESSION_VARIABLE = "RAY_SERVE_SESSION_ID_HEADER_KEY"
+
+_MAX_BODY_BYTES = 8 * 1024 * 1024  # of a larger one the replica reads no more either; it is passed on as it comes
+_REPLICA_LOST = "The replica that served this request has ended; send the request again."
+_NO_REPLICA = "No replica takes requests at the moment; try again shortly."
+
+
+def middlewares() -> list[Middleware]:
+    """Return what Ray puts around each of its proxies."""
+    return [Middleware(Edge, session_header=os.environ.get(SESSION_VARIABLE, SESSION_HEADER))]
+
+
+class Edge:
+    """One proxy's outermost layer."""
+
+    def __init__(self, app: ASGIApp, *, session_header: str = SESSION_HEADER) -> None:
+        self._app = app
+        self._session_header = _normal(session_header.encode())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_session = any(_normal(name) == self._session_header for name, _ in scope["headers"])
+        if scope["method"] == "POST" and not has_session:
+            key, receive = await _read_key(receive)
+            if key:
+                scope["headers"] = [*scope["headers"], (self._session_header, key.encode())]
+        answer = _Answer(scope, send)
+        try:
+            await self._app(scope, receive, answer.send)
+        finally:
+            await answer.finish()
+
+
+class _Answer:
+    """Passes an answer on, in our form: its own errors as JSON, and never without an end."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._path = scope["path"]
+        self._send = send
+        self._request_id = make_request_id()
+        self._refused_status = 0  # of an answer that Ray itself gave, and that is not passed on
+        self._has_started = self._is_complete = self._is_stream = False
+
+    async def send(self, message: Message) -> None:
+        """Pass one message on."""
+        if message["type"] == "http.response.start":
+            self._start(message)
+        elif not message.get("more_body", False):
+            self._is_complete = True
+        if not self._refused_status:
+            await self._send(message)
+
+    async def finish(self) -> None:
+        """Say what went wrong if the answer is not whole."""
+        if self._refused_status or not self._has_started:
+            await self._refuse()
+        elif not self._is_complete and self._is_stream:
+            error = EngineDead(_REPLICA_LOST)
+            await self._send({"type": "http.response.body", "body": self._last_event(error)})
+
+    def _start(self, message: Message) -> None:
+        headers: dict[bytes, bytes] = {}
+        for name, value in message["headers"]:
+            headers.setdefault(name.lower(), value)  # the id of the request was set by the app, and by Ray once more
+        message["headers"] = list(headers.items())
+        content_type = headers.get(b"content-type", b"")
+        self._request_id = headers.get(b"x-request-id", self._request_id.encode()).decode("latin-1")
+        self._is_stream = content_type.startswith(b"text/event-stream")
+        if message["status"] >= 400 and not content_type.startswith(b"application/json"):
+            self._refused_status = message["status"]
+        else:
+            self._has_started = True
+
+    async def _refuse(self) -> None:
+        error: ServiceError = EngineDead(_NO_REPLICA if self._refused_status else _REPLICA_LOST)
+        if self._refused_status == 429:
+            error = Overloaded(_NO_REPLICA)
+        reply = error_reply(error, request_id=self._request_id, path=self._path)
+        headers = {"content-type": "application/json", "content-length": str(len(reply.body)), **reply.headers}
+        headers["x-request-id"] = self._request_id
+        lines = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": reply.status, "headers": lines})
+        await self._send({"type": "http.response.body", "body": reply.body})
+
+    def _last_event(self, error: ServiceError) -> bytes:
+        if speaks_anthropic(self._path):
+            return named_event(anthropic_body(error, request_id=self._request_id))
+        body = error_body(error, request_id=self._request_id)
+        if self._path.endswith("/responses"):
+            detail = msgspec.json.decode(body)["error"]
+            fields = {name: detail[name] for name in ("code", "message", "param")}
+            return b"event: error\ndata: " + msgspec.json.encode({"type": "error", **fields}) + b"\n\n"
+        return b"data: " + body + b"\n\n" + SSE_DONE
+
+
+def _normal(header: bytes) -> bytes:
+    """Return the name of a header as Ray compares it: proxies in front may have changed case and separators."""
+    return header.lower().replace(b"_", b"-")
+
+
+async def _read_key(receive: Receive) -> tuple[str, Receive]:
+    """Read the body; return the session of its prompt, "" for none, and what gives the same messages again."""
+    messages: list[Message] = []
+    size = 0
+    while size <= _MAX_BODY_BYTES:
+        message = await receive()
+        messages.append(message)
+        size += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            break
+    key = ""
+    if size <= _MAX_BODY_BYTES:
+        key = prompt_key(b"".join(message.get("body", b"") for message in messages))
+    remaining = iter(messages)
+
+    async def replay() -> Message:
+        for message in remaining:
+            return message
+        return await receive()
+
+    return key, replay

@@ -1,0 +1,220 @@
+"""The settings of `quire serve`: each flag is also a variable and a key of a YAML file. Imports argparse and flags.
+
+The one source is the parser's own table of flags; docs/configuration.md is made of it (tests/configuration_page.py).
+Command line > environment > file > default. A value of any place goes through the flag's own parser, so a wrong one
+gets the flag's sentence, with the place's name. Life: flags are added → take_settings → parse_args.
+"""
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from engine.errors import StartupError
+from server.flags import ValueType, boolean
+
+if TYPE_CHECKING:
+    from server.settings_file import FileValue
+
+COMMAND_LINE, DEFAULT = "command line", "default"
+CONFIG_VARIABLE = "QUIRE_CONFIG"
+_PREFIX = "QUIRE_"
+_EXIT_USAGE = 2
+_OF_THE_RUN = ("help", "help_all", "config", "show_config")  # flags that are no settings
+_SECRETS = ("api_key",)  # never in the file, and read from the environment by server/api_keys.py
+# What Kubernetes and Docker links add for a service whose name begins with quire: QUIRE_PORT=tcp://10.0.0.1:8000, …
+_LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
+_LINK_URL = re.compile(r"(tcp|udp|sctp)://")
+
+
+class Setting(NamedTuple):
+    """One flag, and what it is called elsewhere."""
+
+    action: argparse.Action
+    default: Any
+    group: str
+
+    @property
+    def flag(self) -> str:
+        """The flag, or MODEL."""
+        return self.action.option_strings[-1] if self.action.option_strings else str(self.action.metavar)
+
+    @property
+    def key(self) -> str:
+        """The key in the file."""
+        return self.action.dest.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The variable of the environment."""
+        return _PREFIX + self.action.dest.upper()
+
+    @property
+    def is_switch(self) -> bool:
+        """It is true or false."""
+        return self.action.nargs == 0
+
+    @property
+    def is_list(self) -> bool:
+        """It may be given several times."""
+        return isinstance(self.action, argparse._AppendAction)
+
+    @property
+    def is_secret(self) -> bool:
+        """It is never shown."""
+        return self.action.dest in _SECRETS
+
+    @property
+    def limits(self) -> str:
+        """What it takes, in words."""
+        if self.is_switch:
+            return "true or false"
+        if self.action.choices is not None:
+            return ", ".join(map(str, self.action.choices))
+        return self.action.type.limits if isinstance(self.action.type, ValueType) else ""
+
+    @property
+    def meaning(self) -> str:
+        """What --help says of it, without the default."""
+        return re.sub(r" \([^()]*\)$", "", self.action.help or "")
+
+    @property
+    def default_words(self) -> str:
+        """The default, also where it is decided later."""
+        if self.is_switch:
+            return "false"
+        if self.default not in (None, "", []):
+            return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        of_flag, of_group = re.search(r"\(([^()]*)\)$", self.action.help or ""), re.search(r"\((.*)\)$", self.group)
+        found = of_flag or of_group
+        return found[1].removeprefix("default: ") if found else "none"
+
+
+class SettingsParser(argparse.ArgumentParser):
+    """Reports a wrong value in one sentence, without the usage text; fills in what the command line leaves open.
+
+    settings: of take_settings, else none. A parsed namespace then has `origins` too: by dest, where its value is from.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings: list[Setting] = []
+        self._environment: Mapping[str, str] = {}
+        self._place = ""  # of the value that is being parsed, if it is not the command line's
+
+    def take_settings(self, environment: Mapping[str, str]) -> None:
+        """Make every flag added so far a setting."""
+        self._environment = environment
+        for group in self._action_groups:
+            for action in group._group_actions:
+                if action.dest not in _OF_THE_RUN:
+                    self.settings.append(Setting(action, action.default, group.title or ""))
+        for action in [setting.action for setting in self.settings]:
+            action.default = argparse.SUPPRESS  # so that a namespace has what was given, and no more
+            if action.nargs == 0:  # its opposite, for what a file or a variable has switched on
+                name = action.option_strings[-1].removeprefix("--")
+                opposite = name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"
+                self.add_argument(
+                    f"--{opposite}",
+                    dest=action.dest,
+                    action="store_false",
+                    default=argparse.SUPPRESS,
+                    help=argparse.SUPPRESS,
+                )
+
+    def parse_known_args(
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """See ArgumentParser."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if self.settings:
+            try:
+                self._fill(found)
+            except StartupError as error:
+                self.error(error.message.removesuffix("."))
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """End with one sentence."""
+        message = re.sub(r"^argument ", "", message)
+        message = message.replace("the following arguments are required: COMMAND", "a command is needed, e.g. serve")
+        if self._place:
+            message = f"{self._place}: {message.partition(': ')[2]}"
+        self.exit(_EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def _fill(self, found: argparse.Namespace) -> None:
+        """Add what the environment and the file say, and the defaults. All of it is checked, also what is overruled."""
+        by_variable = self._of_environment()
+        path = found.config or self._environment.get(CONFIG_VARIABLE, "").strip()
+        by_key: dict[str, FileValue] = {}
+        if path:
+            from server.settings_file import read_settings_file
+
+            by_key = read_settings_file(path, self.settings)
+        found.origins = {}
+        for setting in self.settings:
+            dest, origin, value = setting.action.dest, DEFAULT, setting.default
+            if isinstance(value, str) and setting.action.type is not None:
+                value = setting.action.type(value)
+            if (in_file := by_key.get(setting.key)) is not None:
+                origin = in_file.place
+                value = self._parse(setting, in_file.texts, [f"{place}: {setting.key}" for place in in_file.places])
+            if (text := by_variable.get(setting.variable)) is not None:
+                texts = [part.strip() for part in text.split(",")] if setting.is_list else [text]
+                origin = setting.variable
+                value = self._parse(setting, texts, [setting.variable] * len(texts))
+            if dest in found:
+                origin = COMMAND_LINE
+            else:
+                setattr(found, dest, list(value) if isinstance(value, list) else value)
+            found.origins[dest] = origin
+
+    def _of_environment(self) -> dict[str, str]:
+        """Return the variables that say something. Raises StartupError for one that nobody knows."""
+        known = {setting.variable: setting for setting in self.settings}
+        said = {}
+        for name, value in self._environment.items():
+            is_ours = name.startswith(_PREFIX) and name != CONFIG_VARIABLE
+            if not is_ours or _LINK.search(name) or (name.endswith("_PORT") and _LINK_URL.match(value)):
+                continue
+            if name not in known:
+                near = nearest(name, [*known, CONFIG_VARIABLE])
+                raise StartupError(f"{name} is no setting of this server{near}.", exit_code=_EXIT_USAGE)
+            if value.strip() and not known[name].is_secret:  # an empty one is what `X: ${X:-}` gives
+                said[name] = value
+        return said
+
+    def _parse(self, setting: Setting, texts: Sequence[str], places: Sequence[str]) -> Any:
+        """Parse texts as the flag would. Ends with the flag's sentence, in which the flag is the place."""
+        values: list[Any] = []
+        for text, self._place in zip(texts, places, strict=True):
+            if setting.is_switch:
+                try:
+                    return boolean(text)
+                except argparse.ArgumentTypeError as error:
+                    self.error(f"argument {setting.flag}: {error}")
+            arguments = [f"{setting.flag}={text}"] if setting.action.option_strings else ["--", text]
+            found, _ = super().parse_known_args(arguments)
+            value = vars(found)[setting.action.dest]
+            values += value if setting.is_list else [value]
+        self._place = ""
+        return values if setting.is_list else values[0]
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return which known name may have been meant, as the end of a sentence."""
+    import difflib
+
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f": {found[0]} is the nearest" if found else ""
+
+
+def places_of(message: str, arguments: argparse.Namespace) -> str:
+    """Return what to add to an error that names flags: where those come from that nobody typed."""
+    origins = vars(arguments).get("origins", {})
+    places = {}
+    for name in re.findall(r"(?<![\w-])--([a-z][a-z-]*)", message):
+        origin = origins.get(name.replace("-", "_"), DEFAULT)
+        if origin not in (DEFAULT, COMMAND_LINE):
+            places[f"--{name}"] = origin
+    return f" ({', '.join(f'{flag} is from {origin}' for flag, origin in places.items())})" if places else ""

@@ -1,0 +1,65 @@
+"""Makes the tables of docs/configuration.md of the flags themselves: make configuration-page; --check only compares."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from server.cli import serve_parser
+from server.settings import Setting
+
+PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+_START, _END = "<!-- settings -->", "<!-- end of settings -->"
+_TITLES = {"http": "HTTP"}
+_HEAD = ["| flag | variable | YAML key | default | meaning | limits |", "|---|---|---|---|---|---|"]
+
+
+def page() -> str:
+    """Return what docs/configuration.md should be."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    start, end = lines.index(_START), lines.index(_END)
+    lines[start + 1 : end] = _tables(serve_parser({}).settings)
+    return "\n".join(lines) + "\n"
+
+
+def _tables(settings: list[Setting]) -> list[str]:
+    groups: dict[str, list[Setting]] = {}
+    for setting in settings:
+        groups.setdefault(setting.group.partition(" (")[0], []).append(setting)
+    lines: list[str] = []
+    for title, members in groups.items():
+        lines += ["", f"### {_TITLES.get(title) or title.capitalize()}", "", *_HEAD, *map(_row, members)]
+    return [*lines, ""]
+
+
+def _row(setting: Setting) -> str:
+    key = "refused: use `api-key-file`" if setting.is_secret else f"`{setting.key}`"
+    metavar = "" if setting.is_switch or setting.flag == setting.action.metavar else f" {_metavar(setting.action)}"
+    cells = [
+        f"`{setting.flag}{metavar}`",
+        f"`{setting.variable}`",
+        key,
+        setting.default_words,
+        setting.meaning,
+        setting.limits,
+    ]
+    return f"| {' | '.join((cell or '–').replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _metavar(action: argparse.Action) -> str:
+    return str(action.metavar or action.dest.upper())
+
+
+def main() -> int:
+    """Write the page; with --check return 1 if it is stale."""
+    text = page()
+    if sys.argv[1:] == ["--check"]:
+        if text == PAGE.read_text(encoding="utf-8"):
+            return 0
+        print(f"{PAGE} is stale: run make configuration-page", file=sys.stderr)
+        return 1
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

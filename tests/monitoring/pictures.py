@@ -1,0 +1,64 @@
+"""Draw the dashboard for docs: `python -m tests.monitoring.pictures docs`, from a daemon under three minutes of load.
+
+The load grows from a few readers to more than the KV pool holds, with one burst, and shrinks again.
+"""
+
+import json
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from deploy.grafana.panels import Json
+from tests.integration.daemon import ROOT, Daemon
+from tests.monitoring.draw import draw_row
+from tests.monitoring.load import FLAGS, burst, running
+from tests.monitoring.prometheus import Prometheus
+
+_PHASES = ((3, 40), (8, 45), (16, 60), (3, 35))  # readers, seconds
+_DASHBOARD = ROOT / "deploy/grafana/dashboards/quire.json"
+
+
+def rows() -> dict[str, list[Json]]:
+    """Return the panels of each row, by its title."""
+    found: dict[str, list[Json]] = {}
+    for panel in json.loads(_DASHBOARD.read_text())["panels"]:
+        if panel["type"] == "row":
+            found[panel["title"]] = panels = []
+        else:
+            panels.append(panel)
+    return found
+
+
+def draw(folder: Path, prometheus: Prometheus, *, start_s: float, end_s: float) -> None:
+    """Write a picture per row."""
+    for title, panels in rows().items():
+        slug = re.sub(r"\W+", "-", title.lower())
+        draw_row(
+            folder / f"dashboard-{slug}.png",
+            title,
+            panels,
+            lambda expr: prometheus.ask(expr, start_s=start_s, end_s=end_s, step_s=2.0),
+        )
+
+
+def main() -> int:
+    """Write dashboard-*.png into a folder."""
+    with tempfile.TemporaryDirectory() as name, Daemon(*FLAGS, folder=Path(name)) as daemon:
+        target = daemon.wait_ready().base_url.removeprefix("http://")
+        with Prometheus(target, folder=Path(name)) as prometheus:
+            start_s = time.time()
+            for num_readers, seconds in _PHASES:
+                with running(daemon.base_url, num_readers=num_readers):
+                    time.sleep(seconds / 2)
+                    if num_readers == max(readers for readers, _ in _PHASES):
+                        burst(daemon.base_url)
+                    time.sleep(seconds / 2)
+                    end_s = time.time()  # before the last readers have ended
+            draw(Path(sys.argv[1]), prometheus, start_s=start_s, end_s=end_s)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""docs/scaling.md and docs/release.md: commands that the program takes, links that lead somewhere, right sums."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from server.cli import _parser
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "docs/scaling.md", ROOT / "docs/release.md"]
+TEXT = PAGES[0].read_text()
+
+
+def commands() -> list[str]:
+    """Every `quire …` of the shell blocks."""
+    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)).replace("\\\n", " ")
+    return re.findall(r"(?m)^(?:\w+=\S+ )?(quire .*?)(?:\s+#.*|\s+&)?$", blocks)
+
+
+def test_there_are_commands_of_each_kind() -> None:
+    assert {tuple(command.split()[1:3]) for command in commands()} == {
+        ("serve", "MODEL"),
+        ("bench", "steps"),
+        ("bench", "plan"),
+    }
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_is_the_programs(command: str) -> None:
+    _parser().parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        if target in ("deploy.md", "ray.md") and not (page.parent / target).exists():
+            continue  # a checkout without deploy/docker or deploy/ray
+        text = ((page.parent / target) if target else page).read_text()
+        lines = re.findall(r"(?m)^#+ (.*)", text)
+        headings = [re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in lines]
+        assert not anchor or anchor in headings, f"{target}#{anchor}"
+
+
+def test_hours_per_million_tokens_are_those_of_the_throughput() -> None:
+    rows = re.findall(r"\| ([\d,]+) \| (0\.\d+) \|$", TEXT, re.MULTILINE)
+    assert len(rows) == 8
+    for throughput, hours in rows:
+        assert float(hours) == pytest.approx(1e6 / 3600 / float(throughput.replace(",", "")), rel=0.02)

@@ -1,0 +1,138 @@
+"""The dashboard and the alerts as they are committed, and what the check of them finds."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.grafana import check, generate, slo
+from deploy.grafana.alerts import ALERTS, rules
+from engine.metrics import METRICS
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_what_is_committed_is_what_would_be_written_and_nothing_is_wrong_with_it() -> None:
+    assert list(generate.faults()) == []
+
+
+def test_a_stale_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    for path, text in generate.files().items():
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(text)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/observability.md").write_text((ROOT / "docs/observability.md").read_text())
+    assert list(generate.faults(tmp_path)) == []
+    dashboard = tmp_path / "deploy/grafana/dashboards/quire.json"
+    dashboard.write_text(dashboard.read_text().replace("Overview", "Review"))
+    assert list(generate.faults(tmp_path)) == [
+        "deploy/grafana/dashboards/quire.json is stale: run python -m deploy.grafana.generate."
+    ]
+    dashboard.unlink()
+    assert list(generate.faults(tmp_path)) == [
+        "deploy/grafana/dashboards/quire.json is missing: run python -m deploy.grafana.generate."
+    ]
+
+
+def _ask(dashboard: check.Json, expr: str) -> None:
+    dashboard["panels"][1]["targets"][0]["expr"] = expr
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda d: d["panels"][1].update(title=""), "has no title"),
+        (lambda d: d["panels"][1].update(description=""), "has no description"),
+        (lambda d: d["panels"][1]["fieldConfig"]["defaults"].update(unit=""), "has no unit"),
+        (lambda d: d["panels"][1].update(targets=[]), "has no query"),
+        (lambda d: _ask(d, "sum(quire_no_such)"), "asks for quire_no_such, which the server does not export"),
+        (lambda d: _ask(d, "up or vllm:no_such > 1"), "asks for vllm:no_such, which"),
+        (lambda d: _ask(d, 'quire_ready{route="/v1"}'), "selects quire_ready by route, which is no label of it"),
+        (lambda d: _ask(d, "rate(quire_prompt_tokens_total[5m])"), "takes a rate over [5m]: only [$__rate_interval]"),
+        (lambda d: _ask(d, 'sum(irate(quire_prompt_tokens_total{job=~"[a]"}[$__range]))'), "takes a irate over"),
+    ],
+)
+def test_each_fault_of_a_panel_is_one_sentence(spoil: Callable[[check.Json], None], said: str) -> None:
+    dashboard = json.loads(json.dumps(generate.quire_dashboard()))
+    spoil(dashboard)
+    (fault,) = check.dashboard_faults(dashboard, check.exported())
+    assert said in fault
+    assert fault.startswith("Panel 2 ")
+    assert fault.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda rule: rule["annotations"].pop("summary"), "has no summary"),
+        (lambda rule: rule["annotations"].pop("description"), "has no description"),
+        (lambda rule: rule["annotations"].pop("runbook"), "has no runbook"),
+        (lambda rule: rule["labels"].clear(), "has no severity"),
+        (lambda rule: rule.update(expr="quire_reddy == 0"), "asks for quire_reddy"),
+        (lambda rule: rule["annotations"].update(runbook="docs/observability.md#x"), "there is no such heading"),
+    ],
+)
+def test_each_fault_of_an_alert_is_one_sentence(spoil: Callable[[check.Json], None], said: str) -> None:
+    spoiled = yaml.safe_load(yaml.safe_dump(rules()))
+    spoil(spoiled["groups"][0]["rules"][0])
+    (fault,) = check.rule_faults(spoiled, check.exported(), (ROOT / "docs/observability.md").read_text())
+    assert said in fault
+    assert fault.startswith("Alert QuireDown ")
+
+
+@pytest.mark.parametrize(
+    ("expr", "found"),
+    [
+        ('sum by (le) (rate(a{x="or b{",y!~"c"}[5m] offset 1m)) / on (job) d', {"a": {"x", "y"}, "d": set()}),
+        ("a and ignoring (r) b unless c:d_total > bool 0.5", {"a": set(), "b": set(), "c:d_total": set()}),
+        ("time() - max(a) or absent(b)", {"a": set(), "b": set()}),
+    ],
+)
+def test_the_metrics_of_a_query_are_found_whatever_stands_around_them(expr: str, found: dict[str, set[str]]) -> None:
+    assert {name: set(labels) for name, labels in check.queried(expr)} == found
+
+
+def test_every_metric_is_exported_with_its_labels() -> None:
+    known = check.exported()
+    for metric in METRICS.values():
+        name = f"quire_{metric.name}" + ("_bucket" if metric.kind == "histogram" else "")
+        assert known[name] >= {"model_name", *metric.labels}
+
+
+def test_targets_are_bounds_of_buckets_so_that_shares_are_exact() -> None:
+    assert slo.TTFT_S in METRICS["time_to_first_token_seconds"].buckets
+    assert slo.ITL_S in METRICS["inter_token_latency_seconds"].buckets
+
+
+def test_panels_do_not_overlap_and_stay_on_the_grid() -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in generate.quire_dashboard()["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        for cell in (
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        ):
+            assert taken.setdefault(cell, panel["title"]) == panel["title"]
+
+
+def test_every_alert_is_tested_to_fire_and_not_to() -> None:
+    tests = yaml.safe_load((ROOT / "deploy/prometheus/alerts_test.yml").read_text())["tests"]
+    asked = [rule for test in tests for rule in test["alert_rule_test"]]
+    for alert in ALERTS:
+        own = [rule for rule in asked if rule["alertname"] == f"Quire{alert.name}"]
+        assert any(rule["exp_alerts"] for rule in own), alert.name
+        assert any(not rule["exp_alerts"] for rule in own), alert.name
+
+
+def test_grafana_and_prometheus_are_provisioned_for_one_interval() -> None:
+    """$__rate_interval is made from what the data source says of it."""
+    prometheus = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    (source,) = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())[
+        "datasources"
+    ]
+    assert source["jsonData"]["timeInterval"] == prometheus["global"]["scrape_interval"]
+    assert [config["job_name"] for config in prometheus["scrape_configs"]] == ["quire"]
