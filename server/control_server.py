@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 # Children that are busy or hung delay a scrape by no more, once as workers and once as engine; their counts then come
 # next time. Twice this is less than what a worker waits for the page.
-_FLUSH_TIMEOUT_S = 0.25
+_FLUSH_TIMEOUT_S = 1.0
 _CANCEL_TIMEOUT_S = 1.0  # less than what a worker waits for the answer
 
 

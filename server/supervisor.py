@@ -34,7 +34,7 @@ from engine.metrics import Metrics, MetricsDelta
 from engine.transport import encode_frame, read_messages
 
 _DELTA_INTERVAL_S = 1.0
-_SCRAPE_TIMEOUT_S = 0.9
+_SCRAPE_TIMEOUT_S = 2.5
 _CANCEL_TIMEOUT_S = 2.0
 
 
