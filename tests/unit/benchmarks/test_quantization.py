@@ -9,10 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.quantization import SCHEMES, format_report, main, measure_errors
+from benchmarks.quantization_reference import Conversation, Reference
 from benchmarks.quantization_schemes import Candidate
 from benchmarks.quantization_trained import (
-    Conversation,
-    Reference,
     fitted,
     format_trained,
     measure_scheme,
