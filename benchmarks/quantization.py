@@ -3,10 +3,11 @@
     python -m benchmarks.quantization --json out.json                      all schemes, Llama 3.1 8B, random weights
     python -m benchmarks.quantization --schemes bf16 nf4 --batches 1 8     some of them
     python -m benchmarks.quantization --model ./folder --device cpu        another config.json, a smoke test
+    python -m benchmarks.quantization --trained --device cpu               errors on trained weights: the demo's
 
 A scheme is a row of SCHEMES. Each runs in a process of its own, so that none meets another's memory. The error is that
 of each layer's product for normal inputs, relative to the product in the model's dtype; random weights are normal, so
-it says nothing of outliers.
+it says nothing of outliers; --trained does (benchmarks/quantization_trained.py), of a model's own logits too.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.offline import versions
+from benchmarks.quantization_schemes import SCHEMES
+from benchmarks.quantization_trained import MAX_ANSWERS, choose_questions, format_trained, measure_trained
 from benchmarks.report import Report, format_table, now, write_report
 from engine.config import EngineConfig
 from engine.device import resolve_device, resolve_dtype
@@ -35,50 +35,12 @@ from models.quantization.base import LinearPart
 from models.quantization.registry import make_linear_method
 from models.quantization.unquantized import Unquantized
 from models.weights import Weights
+from server.resolve import DEMO_FOLDER
 
 _SHAPES = Path(__file__).parent / "shapes"
 _GIB = 1024**3
 _ERROR_ROWS = 64  # of normal inputs
 _SHORT, _LONG = 8, 136  # tokens generated in the two runs whose difference is timed
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """How a model becomes quantised: by the flag, or by what a checkpoint's config.json would say."""
-
-    flag: str = "auto"
-    section: Mapping[str, Any] | None = None
-
-
-def _float8(weights: str, activations: str) -> dict[str, Any]:
-    kind = {"num_bits": 8, "type": "float", "symmetric": True}
-    group = {
-        "targets": ["Linear"],
-        "weights": kind | {"strategy": weights},
-        "input_activations": kind | {"strategy": activations, "dynamic": activations == "token"},
-    }
-    return {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
-
-
-def _integers(num_bits: int, group_size: int | None) -> dict[str, Any]:
-    kind = {"num_bits": num_bits, "type": "int", "symmetric": True, "group_size": group_size}
-    weights = kind | {"strategy": "channel" if group_size is None else "group"}
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
-
-
-SCHEMES: dict[str, Candidate] = {
-    "bf16": Candidate("none"),
-    "fp8": Candidate("fp8"),
-    "fp8-static": Candidate(section=_float8("tensor", "tensor")),
-    "fp8-blocks": Candidate(section={"quant_method": "fp8", "weight_block_size": [128, 128]}),
-    "nf4": Candidate("bitsandbytes-nf4"),
-    "int8": Candidate("bitsandbytes-int8"),
-    "awq": Candidate(section={"quant_method": "awq", "bits": 4, "group_size": 128}),
-    "gptq-8bit": Candidate(section={"quant_method": "gptq", "bits": 8, "group_size": 128}),
-    "packed-32": Candidate(section=_integers(4, 32)),
-    "packed-8bit": Candidate(section=_integers(8, None)),
-}
 
 
 def main() -> int:
@@ -92,16 +54,37 @@ def main() -> int:
     parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--trained", nargs="?", type=Path, const=DEMO_FOLDER, help="compare on this folder's weights, and time nothing"
+    )
+    parser.add_argument("--answers", type=int, default=100, help=f"with --trained: how many, 1 to {MAX_ANSWERS}")
+    parser.add_argument("--max-tokens", type=int, default=96, help="with --trained: of an answer")
     parser.add_argument("--json", default="")
     parser.add_argument("--inner", default="", help=argparse.SUPPRESS)  # where a child puts what it measured
     args = parser.parse_args()
+    if not 1 <= args.answers <= MAX_ANSWERS:
+        parser.error(f"--answers must be 1 to {MAX_ANSWERS}, found {args.answers}")
     if args.inner:
         results = measure(args.schemes[0], Path(args.model), batches=args.batches, device=args.device)
         Path(args.inner).write_text(json.dumps(results))
         return 0
-    report: Report = {"benchmark": "quantization", "date": now(), "versions": versions(), "args": vars(args)}
-    report["schemes"] = {name: _measure_apart(name, args) for name in args.schemes}
-    print(format_report(report))
+    report: Report = {"benchmark": "quantization", "date": now(), "versions": versions()}
+    if args.trained:
+        report |= {"benchmark": "quantization-trained", "model": _name(args.trained)}
+        questions, others = choose_questions(args.answers)
+        report |= measure_trained(
+            args.schemes,
+            args.trained,
+            questions,
+            calibrating=others,
+            device=args.device,
+            max_tokens=args.max_tokens,
+        )
+        print(format_trained(report))
+    else:
+        given = {"model": _name(Path(args.model)), "batches": args.batches, "device": args.device}
+        report |= {"args": given, "schemes": {name: _measure_apart(name, args) for name in args.schemes}}
+        print(format_report(report))
     if args.json:
         write_report(args.json, report)
     return 1 if any("failed" in result for result in report["schemes"].values()) else 0
@@ -182,6 +165,10 @@ def format_report(report: Report) -> str:
         rates = [f"{result['decode_tok_per_s'][str(batch)]:,.0f}" for batch in batches]
         rows.append([name, f"{result['weights_gib']:.2f}", f"{max(result['errors'].values()):.2%}", *rates])
     return format_table(rows)
+
+
+def _name(folder: Path) -> str:
+    return "demo" if folder == DEMO_FOLDER else folder.resolve().name
 
 
 def _measure_apart(name: str, args: argparse.Namespace) -> Report:

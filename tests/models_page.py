@@ -5,12 +5,15 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from benchmarks.quantization_schemes import SCHEMES
+
 PAGE = Path("docs/models.md")
 RESULTS = Path("benchmarks/results")
+MISSING = "**not measured**"
 TEST_FILES = (
     "tests/unit/models/test_logits.py",
     "tests/unit/engine/test_families.py",
@@ -122,17 +125,49 @@ def family_rows(seen: Recorder) -> list[str]:
     return [f"| {row} |" for row in rows]
 
 
-def scheme_rows() -> list[str]:
-    """Return a table row per quantisation scheme of the newest measurement; none measured: one that says so."""
-    files = sorted(RESULTS.glob("quantization-*.json"))
-    if not files:
-        return ["| all | not measured yet | not measured yet | `python -m benchmarks.quantization`, on a GPU |"]
-    report = json.loads(files[-1].read_text())
+def newest(benchmark: str, folder: Path) -> dict[str, Any]:
+    """Return the schemes of the newest report of a benchmark: name → what was measured; none: {}."""
+    reports = [json.loads(path.read_text()) for path in folder.glob("quantization*.json")]
+    found = [report for report in reports if report["benchmark"] == benchmark]
+    return max(found, key=lambda report: report["date"])["schemes"] if found else {}
+
+
+def scheme_rows(folder: Path = RESULTS) -> list[str]:
+    """Return a table row per quantisation scheme of the newest measurements; what was not measured is said aloud."""
+    timed, trained = newest("quantization", folder), newest("quantization-trained", folder)
+    rows = []
+    for name in SCHEMES:
+        is_timed, is_trained = ("describe" in report.get(name, {}) for report in (timed, trained))
+        words = (timed if is_timed else trained).get(name, {}).get("describe", name)
+        cells = [words if name in words or words != "unquantized" else f"{name}, {words}"]
+        cells.append(percent(max(timed[name]["errors"].values())) if is_timed else MISSING)
+        cells += trained_cells(trained[name], words) if is_trained else [MISSING] * 4
+        cells += timed_cells(timed[name]) if is_timed else [MISSING] * 2
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def trained_cells(result: dict[str, Any], words: str) -> list[str]:
+    """Return what a scheme does to trained weights; where its groups are not those of `words`, with which they are."""
+    groups = re.search(r"groups of \d+", result["describe"])
+    note = f" ({groups[0]})" if groups and groups[0] not in words else ""
     return [
-        f"| {row['scheme']} | {row['error']:.4f} | {row['weights_gib']:.2f} | "
-        f"{' / '.join(format(value, ',.0f') for value in row['tokens_per_s'].values())} |"
-        for row in report["schemes"]
+        percent(max(result["errors"].values())) + note,
+        percent(result["logits_error"]),
+        f"{result['kl']:.5f}",
+        percent(result["same_tokens"]),
     ]
+
+
+def timed_cells(result: dict[str, Any]) -> list[str]:
+    """Return the size and speed of a scheme."""
+    rates = " / ".join(format(rate, ",.0f") for rate in result["decode_tok_per_s"].values())
+    return [f"{result['weights_gib']:.2f}", rates]
+
+
+def percent(share: float) -> str:
+    """Say a share in hundredths."""
+    return f"{100 * share:.2f} %"
 
 
 def page(seen: Recorder) -> str:

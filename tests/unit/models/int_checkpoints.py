@@ -1,6 +1,7 @@
 """Checkpoints of integers in the published formats, each beside the dense checkpoint that it means exactly.
 
-The packers are written from the formats' definitions, value by value, and share nothing with what reads them.
+The packers (benchmarks/quantized_weights.py) are written from the formats' definitions, value by value, and share
+nothing with what reads them.
 """
 
 from __future__ import annotations
@@ -15,108 +16,26 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.quantized_weights import Integers, awq_tensors, gptq_tensors, pack, packed_tensors, quantize
+
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-STRAIGHT = tuple(range(8))
 
 
-@dataclass(frozen=True)
-class Integers:
-    """A quantised [N, K] matrix: (codes - zeros[group_of]) * scales[group_of]."""
-
-    codes: np.ndarray  # [N, K]
-    scales: torch.Tensor  # [G, N] fp16
-    zeros: np.ndarray  # [G, N]
-    group_of: np.ndarray  # [K]
-    bits: int
-
-    def dense(self) -> torch.Tensor:
-        scales = self.scales.float().numpy()[self.group_of].T
-        return torch.from_numpy((self.codes - self.zeros[self.group_of].T) * scales)
+def gptq_v2_tensors(matrix: Integers) -> dict[str, torch.Tensor]:
+    return gptq_tensors(matrix, is_v2=True)
 
 
-def quantize(
-    weight: torch.Tensor, *, bits: int, group_size: int, is_symmetric: bool, order_seed: int | None = None
-) -> Integers:
-    """Round to nearest. group_size -1: one group. order_seed: inputs belong to groups in a random order."""
-    values = weight.float().numpy()
-    num_inputs, top = values.shape[1], (1 << bits) - 1
-    size = num_inputs if group_size == -1 else group_size
-    group_of = np.arange(num_inputs) // size
-    if order_seed is not None:
-        group_of = np.random.default_rng(order_seed).permutation(group_of)
-    scales, zeros = [], []
-    for group in range(num_inputs // size):
-        members = values[:, group_of == group]
-        low, high = members.min(1).clip(max=0), members.max(1).clip(min=0)
-        if is_symmetric:
-            scale = 2 * np.maximum(-low, high) / top
-            zero = np.full(len(scale), (top + 1) // 2)
-        else:
-            scale = (high - low) / top
-            zero = np.rint(-low / scale).clip(0, top).astype(int)
-        scales.append(scale.astype(np.float16))
-        zeros.append(zero)
-    scales, zeros = np.stack(scales), np.stack(zeros)
-    codes = np.rint(values / scales[group_of].T.astype(np.float32) + zeros[group_of].T).clip(0, top).astype(int)
-    return Integers(codes, torch.from_numpy(scales), zeros, group_of, bits)
+def gptq_tensors_with_biases(matrix: Integers) -> dict[str, torch.Tensor]:
+    return gptq_tensors(matrix) | {"bias": torch.zeros(matrix.codes.shape[0], dtype=torch.float16)}
 
 
-def pack(values: np.ndarray, bits: int, order: tuple[int, ...] = STRAIGHT) -> torch.Tensor:
-    """[A, B] → [A, B / per word] int32: the i-th field of a word, from its lowest bits, is value order[i] of it."""
-    per_word = 32 // bits
-    words = np.zeros((values.shape[0], -(-values.shape[1] // per_word)), dtype=np.uint64)
-    for column in range(values.shape[1]):
-        field = order.index(column % per_word)
-        words[:, column // per_word] |= values[:, column].astype(np.uint64) << np.uint64(bits * field)
-    return torch.from_numpy(words.astype(np.uint32).view(np.int32))
-
-
-def awq_tensors(name: str, matrix: Integers) -> dict[str, torch.Tensor]:
-    return {
-        f"{name}.qweight": pack(matrix.codes.T, 4, AWQ_ORDER),
-        f"{name}.qzeros": pack(matrix.zeros, 4, AWQ_ORDER),
-        f"{name}.scales": matrix.scales,
-    }
-
-
-def gptq_tensors(name: str, matrix: Integers, *, is_v2: bool = False) -> dict[str, torch.Tensor]:
-    zeros = pack(matrix.zeros, matrix.bits)
-    if not is_v2:
-        ones = sum(1 << shift for shift in range(0, 32, matrix.bits))
-        zeros = torch.from_numpy(zeros.numpy() - np.int32(ones))
-    return {
-        f"{name}.qweight": pack(matrix.codes, matrix.bits).T.contiguous(),
-        f"{name}.qzeros": zeros,
-        f"{name}.scales": matrix.scales,
-        f"{name}.g_idx": torch.from_numpy(matrix.group_of.astype(np.int32)),
-    }
-
-
-def gptq_v2_tensors(name: str, matrix: Integers) -> dict[str, torch.Tensor]:
-    return gptq_tensors(name, matrix, is_v2=True)
-
-
-def gptq_tensors_with_biases(name: str, matrix: Integers) -> dict[str, torch.Tensor]:
-    return gptq_tensors(name, matrix) | {f"{name}.bias": torch.zeros(matrix.codes.shape[0], dtype=torch.float16)}
-
-
-def packed_tensors(name: str, matrix: Integers) -> dict[str, torch.Tensor]:
-    """The form of symmetric pack-quantized layers."""
-    return {
-        f"{name}.weight_packed": pack(matrix.codes, matrix.bits),
-        f"{name}.weight_scale": matrix.scales.T.contiguous(),
-        f"{name}.weight_shape": torch.tensor(matrix.codes.shape),
-    }
-
-
-def asymmetric_packed_tensors(name: str, matrix: Integers) -> dict[str, torch.Tensor]:
+def asymmetric_packed_tensors(matrix: Integers) -> dict[str, torch.Tensor]:
     zeros = pack(matrix.zeros, matrix.bits).T.contiguous()
-    return packed_tensors(name, matrix) | {f"{name}.weight_zero_point": zeros}
+    return packed_tensors(matrix) | {"weight_zero_point": zeros}
 
 
-def ordered_packed_tensors(name: str, matrix: Integers) -> dict[str, torch.Tensor]:
-    return packed_tensors(name, matrix) | {f"{name}.weight_g_idx": torch.from_numpy(matrix.group_of.astype(np.int32))}
+def ordered_packed_tensors(matrix: Integers) -> dict[str, torch.Tensor]:
+    return packed_tensors(matrix) | {"weight_g_idx": torch.from_numpy(matrix.group_of.astype(np.int32))}
 
 
 def packed_config(**weights: object) -> dict[str, object]:
@@ -137,7 +56,7 @@ class IntFormat:
     """One kind of checkpoint."""
 
     config: dict[str, object]  # its quantization_config
-    tensors: Callable[[str, Integers], dict[str, torch.Tensor]]
+    tensors: Callable[[Integers], dict[str, torch.Tensor]]  # by what they are called below the layer's name
     is_symmetric: bool = False
     group_size: int = 16
     bits: int = 4
@@ -211,7 +130,7 @@ def save_quantized(dense: Path, folder: Path, kind: IntFormat) -> None:
             is_symmetric=kind.is_symmetric,
             order_seed=(index if kind.has_own_orders else 5) if kind.is_ordered else None,
         )
-        tensors |= kind.tensors(layer, matrix)
+        tensors |= {f"{layer}.{key}": value for key, value in kind.tensors(matrix).items()}
         stored[name] = matrix.dense()
     save_file(stored, dense / "model.safetensors", metadata={"format": "pt"})
     folder.mkdir(exist_ok=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,22 +15,6 @@ from models.weights import Weights
 from tests.unit.models.harness import CPU, SINGLE, PagedRunner
 
 PROMPT = [3, 30, 17, 4, 25, 8, 8, 31]
-# A projection's name without ".weight", and its matrix → its tensors, by what they are called below that name
-Store = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
-
-
-def requantize(source: Path, target: Path, store: Store, config: Mapping[str, Any] | None) -> Path:
-    """Copy a checkpoint, with its projections as `store` has them and this quantization_config."""
-    shutil.copytree(source, target)
-    tensors = load_file(source / "model.safetensors")
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
-        layer = name.removesuffix(".weight")
-        stored = store(layer, tensors.pop(name))
-        tensors |= {f"{layer}.{key}": value.contiguous() for key, value in stored.items()}
-    save_file(tensors, target / "model.safetensors")
-    raw = json.loads((source / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(raw | {"quantization_config": config}))
-    return target
 
 
 def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import distributed
 from transformers import LlamaConfig, Phi3Config
 
+from benchmarks.quantized_weights import requantize
 from kernels import quant_bnb
 from models.config import ModelConfig
 from models.errors import ModelError
@@ -23,7 +24,7 @@ from models.quantization.base import LinearPart
 from models.quantization.bitsandbytes import Bnb4Bit, Bnb4BitLinear, BnbInt8, BnbInt8Linear
 from models.weights import Weights
 from tests.unit.models.harness import CPU
-from tests.unit.models.quantized_checkpoints import edit, load_model, logits_of, requantize
+from tests.unit.models.quantized_checkpoints import edit, load_model, logits_of
 from tests.unit.models.reference import save_checkpoint
 from tests.unit.models.tensor_parallel_rank import PROMPT as RANKS_PROMPT
 from tests.unit.models.test_fp8 import SHAPE

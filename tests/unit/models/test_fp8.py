@@ -5,6 +5,8 @@ import torch
 from torch import distributed
 from transformers import LlamaConfig, Phi3Config
 
+from benchmarks import quantized_weights
+from benchmarks.quantized_weights import requantize
 from kernels import quant_fp8
 from models.config import ModelConfig
 from models.errors import ModelError
@@ -15,7 +17,7 @@ from models.quantization.fp8 import Fp8, Fp8Linear
 from models.quantization.fp8_block import Fp8Block, Fp8BlockLinear
 from models.weights import Weights
 from tests.unit.models.harness import CPU
-from tests.unit.models.quantized_checkpoints import edit, load_model, logits_of, relative_error, requantize
+from tests.unit.models.quantized_checkpoints import edit, load_model, logits_of, relative_error
 from tests.unit.models.reference import save_checkpoint
 from tests.unit.models.tensor_parallel_rank import PROMPT as RANKS_PROMPT
 from tests.unit.models.test_tensor_parallel import run_ranks
@@ -57,8 +59,7 @@ def by_row(_, weight):
 
 
 def by_tensor(_, weight):
-    values, scales = quant_fp8.quantize_rows(weight.reshape(1, -1))
-    return {"weight": values.view(weight.shape), "weight_scale": scales}
+    return quantized_weights.by_tensor(weight)
 
 
 def by_tensor_static(name, weight):
@@ -76,8 +77,7 @@ def by_tensor_as_transformers(name, weight):
 
 
 def by_block(_, weight):
-    values, scales = quant_fp8.quantize_blocks(weight, 128, 128)
-    return {"weight": values, "weight_scale_inv": scales}
+    return quantized_weights.by_block(weight)
 
 
 KINDS = {

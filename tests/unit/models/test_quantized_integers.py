@@ -84,7 +84,8 @@ def edit(folder, change):
 def test_a_zero_point_of_0_borrows_from_its_neighbour_in_gptq_v1_and_is_read_back(tmp_path):
     codes, zeros = np.full((8, 8), 3), np.array([[5, 0, 7, 0, 0, 1, 15, 0]])
     matrix = Integers(codes, torch.ones(1, 8).half(), zeros, np.zeros(8, dtype=int), bits=4)
-    save_file(int_checkpoints.gptq_tensors("o", matrix), tmp_path / "model.safetensors")
+    tensors = int_checkpoints.gptq_tensors(matrix)
+    save_file({f"o.{key}": value for key, value in tensors.items()}, tmp_path / "model.safetensors")
     w = Weights.from_folder(tmp_path, device=CPU, dtype=torch.float32)
     method = Gptq(4, None, has_order=False, is_v2=False).make_method()
     params = method.load(w, [LinearPart("o", 8, 8, dim=0, rank=0, size=1)])

@@ -1,0 +1,153 @@
+"""The unquantised model that schemes are compared with: how it is run, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from engine.device import resolve_dtype
+from kernels.attention.base import AttentionMetadata
+from kernels.attention.torch_ref import TorchAttention
+from models.config import ModelConfig
+from models.context import ForwardContext
+from models.errors import ModelError
+from models.parallel import TensorParallel
+from models.registry import build
+from models.weights import Weights
+
+_LAYER_ROWS = 8  # first tokens of each answer, at which layers are compared
+_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt, and what the unquantised model answered."""
+
+    token_ids: list[int]
+    num_prompt: int
+
+    @property
+    def answered(self) -> slice:
+        """Where a token of the answer is predicted, or the end after it."""
+        return slice(self.num_prompt - 1, len(self.token_ids))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a model makes of a conversation."""
+
+    # [tokens, vocab_size]
+    logits: torch.Tensor
+    # layer → [tokens, in]
+    inputs: dict[str, torch.Tensor]
+
+
+@dataclass
+class Reference:
+    """The unquantised model, and what it makes of each conversation."""
+
+    folder: Path
+    device: torch.device
+    dtype: torch.dtype
+    conversations: Sequence[Conversation]
+    model: nn.Module
+    # [tokens of the answer, vocab_size] each
+    logits: list[torch.Tensor] = field(default_factory=list)
+    # layer → [rows, in], its inputs at the beginnings of the answers
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    # layer → the largest magnitude of its inputs, on other conversations
+    input_amax: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        conversations: Sequence[Conversation],
+        others: Sequence[Conversation],
+        *,
+        device: torch.device,
+    ) -> Reference:
+        """Load the model, and keep what schemes are compared with. Raises ModelError."""
+        config = ModelConfig.from_folder(folder)
+        dtype = resolve_dtype("auto", config, device)
+        found = cls(folder, device, dtype, conversations, load(folder, "none", device=device, dtype=dtype))
+        for other in others:
+            for name, x in read(found.model, config, other.token_ids, found).inputs.items():
+                found.input_amax[name] = max(found.input_amax.get(name, 0.0), float(x.abs().amax()))
+        kept: dict[str, list[torch.Tensor]] = {}
+        for conversation in conversations:
+            reading = read(found.model, config, conversation.token_ids, found)
+            found.logits.append(reading.logits[conversation.answered])
+            for name, x in reading.inputs.items():
+                kept.setdefault(name, []).append(x[conversation.answered][:_LAYER_ROWS])
+        found.inputs = {name: torch.cat(rows) for name, rows in kept.items()}
+        return found
+
+    def amax_of(self, projection: str) -> float:
+        """The largest magnitude of the input of a projection that a checkpoint names so."""
+        prefix, _, name = projection.rpartition(".")
+        block = prefix.removeprefix("model.")
+        for layer, amax in self.input_amax.items():
+            owner, _, merged = layer.rpartition(".")
+            if owner.endswith(f".{block}") and is_last(name) == is_last(merged):
+                return amax
+        raise ModelError(f"{projection}: no layer of the model has it")
+
+
+def load(folder: Path, flag: str, *, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Build a model as the flag --quantization says. Raises ModelError."""
+    config = ModelConfig.from_folder(folder).quantized(flag)
+    with torch.inference_mode():
+        return build(config, Weights.from_folder(folder, device=device, dtype=dtype), TensorParallel())
+
+
+def layers_of(model: nn.Module) -> Mapping[str, nn.Module]:
+    """The layers that a scheme may have, by name."""
+    return {name: module for name, module in model.named_modules() if name.endswith("_proj")}
+
+
+def is_last(projection: str) -> bool:
+    """Whether a projection's input is what its block has made, not what the block is given."""
+    return projection in ("o_proj", "down_proj")
+
+
+def read(model: nn.Module, config: ModelConfig, token_ids: list[int], reference: Reference) -> Reading:
+    """Run a model over a conversation, as one prefill."""
+    inputs: dict[str, torch.Tensor] = {}
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[torch.Tensor]], None]:
+        return lambda module, arguments: inputs.update({name: arguments[0]})
+
+    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers_of(model).items()]
+    with torch.inference_mode():
+        logits = model.compute_logits(model.forward(*_plan(token_ids, config, reference)))
+    for handle in handles:
+        handle.remove()
+    return Reading(logits, inputs)
+
+
+def _plan(token_ids: list[int], config: ModelConfig, reference: Reference) -> tuple[torch.Tensor, ForwardContext]:
+    """A step of one row whose blocks lie side by side."""
+    device, num_tokens = reference.device, len(token_ids)
+    num_blocks = -(-num_tokens // _BLOCK)
+    shape = (num_blocks, _BLOCK, config.num_kv_heads_per_rank(1), config.head_dim)
+    caches = [
+        tuple(torch.zeros(shape, dtype=reference.dtype, device=device) for _ in range(2))
+        for _ in range(config.num_layers)
+    ]
+    places = torch.arange(num_tokens, device=device)
+    metadata = AttentionMetadata(
+        query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
+        block_table=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
+        slot_mapping=places,
+        max_query_len=num_tokens,
+        max_seq_len=num_tokens,
+        num_decodes=0,
+    )
+    input_ids = torch.tensor(token_ids, device=device)
+    return input_ids, ForwardContext(places, metadata, TorchAttention(), caches)
