@@ -160,7 +160,7 @@ def _way_out(folder: Path) -> str:
     code = f"from transformers import AutoModelForCausalLM as M; M.from_pretrained({str(folder)!r}, dtype='auto')"
     return (
         "and pickled weights (*.bin, *.pt) are never read, since that runs what code they hold. "
-        f'If you trust them, convert them: python -c "{code}.save_pretrained({str(folder)!r})"'
+        f'If you trust them, python -c "{code}.save_pretrained({str(folder)!r})" converts them.'
     )
 
 
