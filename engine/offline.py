@@ -30,7 +30,7 @@ _ADJUSTED_KINDS = (
     SamplingParams(max_tokens=2, temperature=0.0, logit_bias={0: 1.0}),
     SamplingParams(max_tokens=2, top_k=20, presence_penalty=1.0),
 )
-_PROMPT_LENS = (29, 103, 702, 5000)  # tokens of all prompts of a step, about
+_PROMPT_LENS = (29, 103, 402, 702, 5000)  # tokens of all prompts of a step, about
 # A prompt that repeats itself is guessed to go on so
 _DRAFTED_PROMPT, _DRAFTED_KIND = [0] * 12, SamplingParams(max_tokens=8, top_k=20)
 

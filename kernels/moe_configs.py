@@ -6,6 +6,7 @@ weights where an expert has few tokens, the largest tiles that tensor cores take
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 # Up to so many tokens, each (token, expert) pair may be a matrix-vector product of its own
@@ -73,6 +74,19 @@ def grouped_config(*, num_pairs: int, num_experts: int, itemsize: int) -> Groupe
     if itemsize == 4:
         return _GROUPED_FP32
     return next(config for bound, config in _GROUPED if num_pairs <= bound * num_experts)
+
+
+def fitting(config: GroupedConfig, *, shared_bytes: int) -> GroupedConfig:
+    """Take stages off a cut for 16-bit values until a GPU's shared memory holds it; on an H100 nothing is taken.
+
+    shared_bytes: the most that a block may have. Tiles in flight are one fewer than stages before Hopper.
+    """
+
+    def fit(tile: Tile, *, num_matrices: int) -> Tile:
+        tile_bytes = 2 * (config.block_m + num_matrices * tile.block_n) * tile.block_k
+        return dataclasses.replace(tile, num_stages=min(tile.num_stages, shared_bytes // tile_bytes + 1))
+
+    return dataclasses.replace(config, up=fit(config.up, num_matrices=2), down=fit(config.down, num_matrices=1))
 
 
 def grouped_configs() -> list[GroupedConfig]:

@@ -7,11 +7,14 @@ weighted sum over each token's experts in their order, so that results are equal
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
-from kernels.moe_configs import GroupedConfig, PairsConfig, grouped_config, pairs_config, uses_pairs
+from kernels.moe_configs import GroupedConfig, PairsConfig, fitting, grouped_config, pairs_config, uses_pairs
 from kernels.triton_moe_common import add_shared, weigh
 from kernels.triton_moe_grouped import grouped_gemm
 from kernels.triton_moe_pairs import pairs_down, pairs_gate_up
@@ -87,7 +90,15 @@ def _choose(num_tokens: int, *, top_k: int, down: torch.Tensor) -> GroupedConfig
     num_experts, _, intermediate_size = down.shape
     if uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts):
         return pairs_config(intermediate_size=intermediate_size)
-    return grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=down.itemsize)
+    config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=down.itemsize)
+    return fitting(config, shared_bytes=_shared_bytes(down.device)) if down.is_cuda else config
+
+
+@functools.cache
+def _shared_bytes(device: torch.device) -> int:
+    """What Triton lets a block of that GPU have."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return driver.active.utils.get_device_properties(index)["max_shared_mem"]
 
 
 @triton.jit

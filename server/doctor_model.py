@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import StartupError
-from server.resolve import TOKENIZER_FILES, check_folder, fetch, local_folder
+from server.resolve import TOKENIZER_FILES, check_folder, fetch, has_pickles, local_folder
 
 # Of the model, and of what makes it an embedding model (server/embedding_model.py)
 _CONFIG_FILES = ["config.json", "modules.json", "config_sentence_transformers.json", "[0-9]*/config.json"]
@@ -43,7 +43,7 @@ def check_files(found: FoundModel) -> list[str]:
     """Return notes on files that are missing. Raises StartupError where serving would fail for want of them."""
     if found.is_hub:
         return ["Serving it downloads its weights first."] if found.needs_download else []
-    has_weights = any(found.folder.glob("*.safetensors"))
+    has_weights = any(found.folder.glob("*.safetensors")) or has_pickles(found.folder)
     if not has_weights and not any((found.folder / name).is_file() for name in TOKENIZER_FILES):
         return [f"{found.folder} has a configuration alone: it is judged by that, and serving needs the rest."]
     check_folder(found.folder)

@@ -146,12 +146,22 @@ def _check_weights(folder: Path) -> None:
                 f"first {missing[0]}."
             )
     elif not any(folder.glob("*.safetensors")):
-        hint = "" if not _has_pickles(folder) else " Pickled weights (*.bin, *.pt) are never read: convert them first."
-        raise StartupError(f"No weights in {folder}: it has no *.safetensors file.{hint}")
+        raise StartupError(f"No weights in {folder}: it has no *.safetensors file, {_way_out(folder)}")
 
 
-def _has_pickles(folder: Path) -> bool:
+def has_pickles(folder: Path) -> bool:
+    """Whether weights are there that are never read, since reading them runs code."""
     return any(next(folder.glob(pattern), None) is not None for pattern in _PICKLES)
+
+
+def _way_out(folder: Path) -> str:
+    if not has_pickles(folder):
+        return "and no other format (*.bin, *.pt, *.gguf) is read."
+    code = f"from transformers import AutoModelForCausalLM as M; M.from_pretrained({str(folder)!r}, dtype='auto')"
+    return (
+        "and pickled weights (*.bin, *.pt) are never read, since that runs what code they hold. "
+        f'If you trust them, python -c "{code}.save_pretrained({str(folder)!r})" converts them.'
+    )
 
 
 def _read_json(path: Path, hint: str) -> dict[str, object]:

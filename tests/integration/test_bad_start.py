@@ -63,6 +63,10 @@ def remove_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+def pickle_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
 def cut_weights(folder: Path) -> None:
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(100_000)
@@ -85,6 +89,7 @@ def index_of_missing_shards(folder: Path) -> None:
         (corrupt_tokenizer, "tokenizer"),
         (corrupt_template, "template"),
         (remove_weights, "safetensors"),
+        (pickle_weights, "save_pretrained"),
         (cut_weights, "safetensors"),
         (fill_weights_with_noise, "safetensors"),
         (index_of_missing_shards, "model-00001-of-00001.safetensors"),
@@ -99,6 +104,7 @@ def index_of_missing_shards(folder: Path) -> None:
         "bad-tokenizer",
         "bad-template",
         "no-weights",
+        "pickled-weights",
         "cut-weights",
         "noise-weights",
         "missing-shard",

@@ -1,4 +1,4 @@
-"""Every cut of the mixture of experts compiles for a Hopper GPU and fits it. Needs Triton's compiler, but no GPU."""
+"""Every cut of the mixture of experts compiles for a GPU and fits it. Needs Triton's compiler, but no GPU."""
 
 import importlib.util
 import os
@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from kernels.moe_configs import grouped_config, grouped_configs, uses_pairs
+from kernels.moe_configs import fitting, grouped_config, grouped_configs, uses_pairs
 
 SCRIPT = """
+import sys
 from types import SimpleNamespace
 
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-target = GPUTarget("cuda", 90, 32)
+capability, shared_bytes = map(int, sys.argv[1:])
+target = GPUTarget("cuda", capability, 32)
 driver.set_active(
     SimpleNamespace(
         get_current_device=lambda: 0,
@@ -29,10 +31,11 @@ driver.set_active(
 
 from kernels import triton_moe
 from kernels.compile_ahead import collect_kernels
-from kernels.moe_configs import grouped_configs, pairs_config
+from kernels.moe_configs import fitting, grouped_configs, pairs_config
 
 HIDDEN, INTER, EXPERTS = 512, 256, 8
-configs = [*grouped_configs(), pairs_config(intermediate_size=256), pairs_config(intermediate_size=4096)]
+grouped = [fitting(config, shared_bytes=shared_bytes) for config in grouped_configs()]
+configs = [*grouped, pairs_config(intermediate_size=256), pairs_config(intermediate_size=4096)]
 
 
 def zeros(*shape):
@@ -43,7 +46,8 @@ with collect_kernels() as kernels:
     for config in configs:
         triton_moe.mix_experts(
             zeros(20, HIDDEN), zeros(20, EXPERTS + 1), zeros(EXPERTS, 2 * INTER, HIDDEN), zeros(EXPERTS, HIDDEN, INTER),
-            top_k=2, renormalize=True, round_weights=True, shared=zeros(20, HIDDEN), config=config, pdl=True,
+            top_k=2, renormalize=True, round_weights=True, shared=zeros(20, HIDDEN), config=config,
+            pdl=capability >= 90,
         )
 for kernel in kernels:
     function = kernel.function
@@ -52,13 +56,15 @@ for kernel in kernels:
     uses_tensor_cores = "wgmma.mma_async" in compiled.asm["ptx"]
     print(function.__name__, compiled.metadata.shared, uses_tensor_cores, flush=True)
 """
-HOPPER_SHARED_BYTES = 227 * 1024
+SHARED_BYTES = {89: 99 * 1024, 90: 227 * 1024}  # by compute capability: the least and the most
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-def test_every_cut_compiles_for_hopper_and_fits_its_shared_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("capability", list(SHARED_BYTES))
+def test_every_cut_compiles_for_a_gpu_and_fits_its_shared_memory(capability: int, tmp_path: Path) -> None:
+    shared_bytes = SHARED_BYTES[capability]
     run = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", SCRIPT, str(capability), str(shared_bytes)],
         env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
         cwd=Path(__file__).parents[3],
         capture_output=True,
@@ -68,10 +74,18 @@ def test_every_cut_compiles_for_hopper_and_fits_its_shared_memory(tmp_path: Path
     )
     assert run.returncode == 0, run.stderr[-4000:]
     kernels = [line.split() for line in run.stdout.splitlines()]
-    assert all(int(shared) <= HOPPER_SHARED_BYTES for _, shared, _ in kernels), run.stdout
+    assert all(int(shared) <= shared_bytes for _, shared, _ in kernels), run.stdout
     grouped = [uses_tensor_cores for name, _, uses_tensor_cores in kernels if name == "_grouped_kernel"]
-    assert grouped == ["True"] * 2 * len(grouped_configs()), run.stdout
+    assert grouped == [str(capability == 90)] * 2 * len(grouped_configs()), run.stdout
     assert sum(name == "_pairs_down_kernel" for name, _, _ in kernels) == 2
+
+
+def test_an_h100_has_the_cuts_that_were_measured_there_and_others_have_fewer_stages() -> None:
+    for config in grouped_configs():
+        assert fitting(config, shared_bytes=SHARED_BYTES[90]) == config
+        small = fitting(config, shared_bytes=SHARED_BYTES[89])
+        assert 2 <= small.up.num_stages < config.up.num_stages
+        assert 2 <= small.down.num_stages < config.down.num_stages
 
 
 @pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (60, 4), (128, 8)])

@@ -99,6 +99,13 @@ def test_an_incomplete_folder_is_refused_as_serving_would(here, capsys, llama):
     assert "No config.json" in report["sentence"]
 
 
+def test_pickled_weights_are_not_taken_for_none(here, capsys, llama):
+    (llama / "pytorch_model.bin").write_bytes(b"")
+    code, report = run(capsys, llama, "--gpu-memory", "80")
+    assert code == 2
+    assert "never read" in report["sentence"]
+
+
 def test_an_embedding_model_is_called_so(here, capsys, llama):
     write_embedding_files(llama, pooling="lasttoken")
     code, report = run(capsys, llama, "--gpu-memory", "80")

@@ -85,7 +85,14 @@ def test_a_missing_file_is_named(folder: Path, missing: str, words: str) -> None
 
 def test_pickled_weights_are_said_to_be_unread(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "never read" in refused(str(folder)).message
+    message = refused(str(folder)).message
+    assert "*.bin, *.pt) are never read" in message
+    assert f"M.from_pretrained({str(folder)!r}" in message
+
+
+def test_weights_of_another_format_are_said_to_be_unread(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model.gguf")
+    assert "no other format (*.bin, *.pt, *.gguf) is read" in refused(str(folder)).message
 
 
 def test_dummy_weights_need_no_safetensors(folder: Path) -> None:
