@@ -1,6 +1,6 @@
 """deploy/ray on a real Ray cluster of one machine: three replicas of the demo model behind Ray's proxy.
 
-Needs `pip install -e '.[ray]'`; skipped without. One cluster serves all tests, in the order in which they stand.
+One cluster serves all tests, in the order in which they stand.
 """
 
 import contextlib
@@ -16,8 +16,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
-
+from tests.deploy.conftest import need_module
 from tests.deploy.ray_cluster import (
     LONG,
     NUM_REPLICAS,
@@ -34,6 +33,7 @@ from tests.deploy.ray_cluster import (
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A cluster in a short folder: Ray puts unix sockets there, whose paths may have 107 bytes."""
+    need_module("ray")
     with contextlib.ExitStack() as stack:
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="q", dir="/tmp", ignore_cleanup_errors=True))
