@@ -64,7 +64,7 @@ test-monitoring: $(STAMP)
 	$(BIN)/python -m pytest tests/monitoring $(ARGS)
 
 test-deploy: $(VENV)/.installed-deploy
-	$(BIN)/python -m pytest tests/deploy $(ARGS)
+	$(BIN)/python -m pytest tests/deploy -W ignore::DeprecationWarning:ray.serve._private.config $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)

@@ -60,7 +60,9 @@ def answer_to(key: str, status: str) -> int:
 
 
 @needs_root
-def test_systemd_sees_it_ready_reloads_keys_restarts_what_stands_still_and_stops_it_cleanly(manager: OwnSystemd) -> None:
+def test_systemd_sees_it_ready_reloads_keys_restarts_what_stands_still_and_stops_it_cleanly(
+    manager: OwnSystemd,
+) -> None:
     manager.wait_shows(ActiveState="active", SubState="running", NRestarts="0")
     status = manager.systemctl("show", "quire", "--property=StatusText", "--value")
     assert status.startswith("Serving quire-demo on http://127.0.0.1:")
