@@ -32,7 +32,7 @@ exec /lib/systemd/systemd --system --unit=quire.service --log-target=console --s
 
 
 class OwnSystemd:
-    """Life: started with a unit, a drop-in, and keys in /opt/quire/keys → asked with systemctl → killed by leaving the context."""
+    """Life: started with a unit, a drop-in, and keys in /opt/quire/keys → asked with systemctl → killed."""
 
     def __init__(self, folder: Path, *, drop_in: str, keys: str) -> None:
         self._log = folder / "log"
