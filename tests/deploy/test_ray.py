@@ -150,9 +150,9 @@ def test_a_killed_replica_loses_its_own_requests_and_comes_back(cluster: Cluster
 
 def test_an_engine_that_is_stuck_costs_its_replica_its_place(cluster: Cluster) -> None:
     victim = cluster.replicas()[0]
-    stream = Stream(cluster, session_of(cluster, victim))
+    session, engine = session_of(cluster, victim), engine_of(cluster.pids()[victim])
+    stream = Stream(cluster, session)
     assert stream.began.wait(60)
-    engine = engine_of(cluster.pids()[victim])
     os.kill(engine, signal.SIGSTOP)
     wait_for(lambda: victim not in cluster.replicas(), timeout_s=60, what="routing around the stuck replica")
     wait_for(lambda: len(cluster.replicas()) == NUM_REPLICAS, timeout_s=120, what="another replica in its place")
