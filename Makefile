@@ -64,7 +64,7 @@ test-monitoring: $(STAMP)
 	$(BIN)/python -m pytest tests/monitoring $(ARGS)
 
 test-deploy: $(VENV)/.installed-deploy
-	$(BIN)/python -m pytest tests/deploy $(ARGS)
+	$(BIN)/python -m pytest tests/deploy -W ignore::DeprecationWarning:ray.serve._private.config $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)
@@ -112,8 +112,8 @@ $(VENV)/.installed-browser: $(STAMP)
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test,browser]'
 	touch $@
 
-$(VENV)/.installed-deploy: $(STAMP)
-	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test,deploy,ray]'
+$(VENV)/.installed-deploy: $(STAMP) deploy/requirements-supply-chain.txt
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test,deploy,ray]' -r deploy/requirements-supply-chain.txt
 	touch $@
 
 # the interpreter that $(VENV) was made with makes these too

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from server import launch
-from server.cli import main
+from server.cli import main, serve_parser
 from server.heartbeat import STALL_AFTER_S
+from server.settings import CONFIG_VARIABLE
 
 ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -71,6 +72,21 @@ def test_every_package_of_ours_is_copied_into_the_image() -> None:
     for name in (pattern.rstrip("*") for pattern in packages["find"]["include"] if not pattern.startswith("deploy")):
         assert f"COPY {name} {name}\n" in DOCKERFILE
         assert f"!{name}" in ignored
+
+
+def test_every_variable_that_the_files_name_is_a_setting() -> None:
+    known = {setting.variable for setting in serve_parser({}).settings} | {CONFIG_VARIABLE}
+    files = [ROOT / name for name in ("Dockerfile", "docker-compose.yml", ".env.example")]
+    files += [path for path in (ROOT / "deploy").rglob("*") if path.suffix in (".yaml", ".yml", ".env", ".service")]
+    named = {name for path in files for name in re.findall(r"\bQUIRE_[A-Z_]+", path.read_text(encoding="utf-8"))}
+    assert "QUIRE_API_KEY" in named
+    assert named <= known  # the server refuses what it does not know
+
+
+def test_the_port_in_a_container_is_the_one_that_is_published() -> None:
+    for name in ("quire-cpu", "quire-gpu"):
+        assert SERVICES[name]["environment"] == {"QUIRE_PORT": "8000"}  # stronger than .env
+        assert SERVICES[name]["ports"][0].endswith(":8000")
 
 
 def test_the_unit_waits_for_a_drain_and_for_a_stall() -> None:

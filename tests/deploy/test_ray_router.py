@@ -1,11 +1,9 @@
-"""The router's choice among replicas, without a cluster. Needs Ray; skipped without."""
+"""The router's choice among replicas, without a cluster. Needs Ray."""
 
 import asyncio
 from dataclasses import dataclass, field
 
 import pytest
-
-pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
 
 from deploy.ray.routing import NUM_CHOICES, AffinityRouter, home_of
 

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.deploy.conftest import need, needs_root
 from tests.deploy.own_systemd import PYTHON, OwnSystemd
-from tests.integration.daemon import ROOT, is_alive
+from tests.integration.daemon import ROOT, is_alive, wait_for
 
 UNIT = ROOT / "deploy/systemd/quire.service"
 MAX_EXPOSURE = 1.5  # of 10; docs/deploy.md names what is left open, and why
@@ -46,16 +47,30 @@ def manager(tmp_path: Path) -> Iterator[OwnSystemd]:
     system = subprocess.run([PYTHON, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, text=True)
     if system.stdout.strip() != str(sys.version_info[:2]):
         pytest.skip(f"{PYTHON} is not of this Python's version, so it cannot use its packages")
-    drop_in = "[Service]\nWatchdogSec=15\nRestartSec=1\nEnvironment='SERVE_ARGS=--port 0 --device cpu'\n"
-    with OwnSystemd(tmp_path, drop_in=drop_in) as running:
+    drop_in = "[Service]\nWatchdogSec=15\nRestartSec=1\n"
+    drop_in += "Environment='SERVE_ARGS=--port 0 --device cpu --api-key-file /opt/quire/keys'\n"
+    with OwnSystemd(tmp_path, drop_in=drop_in, keys="old") as running:
         yield running
 
 
+def answer_to(key: str, status: str) -> int:
+    """Return what the server that a status names says to a key."""
+    url = f"{status.rpartition(' ')[2]}/v1/models"
+    return httpx.get(url, headers={"authorization": f"Bearer {key}"}, timeout=10).status_code
+
+
 @needs_root
-def test_systemd_sees_it_ready_restarts_what_stands_still_and_stops_it_cleanly(manager: OwnSystemd) -> None:
+def test_systemd_sees_it_ready_reloads_keys_restarts_what_stands_still_and_stops_it_cleanly(
+    manager: OwnSystemd,
+) -> None:
     manager.wait_shows(ActiveState="active", SubState="running", NRestarts="0")
     status = manager.systemctl("show", "quire", "--property=StatusText", "--value")
     assert status.startswith("Serving quire-demo on http://127.0.0.1:")
+    assert (answer_to("old", status), answer_to("new", status)) == (200, 401)
+    manager.keys.write_text("new")
+    assert manager.systemctl("reload", "quire") == ""
+    wait_for(lambda: answer_to("new", status) == 200, timeout_s=10, what="the new key is let in")
+    assert answer_to("old", status) == 401
     engine = manager.pid_of("engine.process")
     assert "\nUid:\t0\t" not in Path(f"/proc/{engine}/status").read_text()
     os.kill(engine, signal.SIGSTOP)

@@ -5,11 +5,9 @@ Needs the PyPI package vllm-router, beside this Python or as the program that VL
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,14 +16,12 @@ import httpx
 import openai
 import pytest
 
+from tests.deploy.conftest import need
 from tests.integration.daemon import Daemon, wait_for
 
-ROUTER = os.environ.get("VLLM_ROUTER") or shutil.which("vllm-router", path=str(Path(sys.executable).parent))
 MODEL = "quire-demo"
 MESSAGES = [{"role": "user", "content": "What is a quire?"}]
 KEY = "router-test-key"
-
-pytestmark = pytest.mark.skipif(ROUTER is None, reason="vllm-router is not installed, and VLLM_ROUTER names none")
 
 
 def free_port() -> int:
@@ -41,8 +37,14 @@ def running_router(daemons: list[Daemon], policy: str, folder: Path) -> Iterator
     arguments += ["--worker-urls", *(daemon.base_url for daemon in daemons), "--worker-startup-check-interval", "1"]
     arguments += ["--health-check-endpoint", "/ready", "--health-check-interval-secs", "1"]
     arguments += ["--health-failure-threshold", "1", "--health-success-threshold", "1"]
+    program = os.environ.get("VLLM_ROUTER") or need("vllm-router")
     with (folder / "router.log").open("ab") as log:
-        process = subprocess.Popen([ROUTER, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [program, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
     url = f"http://127.0.0.1:{port}"
 
     def answers() -> bool:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.online import write_model_folder
-from tests.integration.daemon import ROOT, Daemon, wait_for
+from tests.integration.daemon import ROOT, Daemon, is_alive, wait_for
 from tests.integration.faulty_daemon import FaultyDaemon
 
 pytestmark = pytest.mark.gpu
@@ -111,6 +111,18 @@ def test_after_a_fault_of_the_device_every_stream_is_told_and_the_engine_comes_b
         wait_for(lambda: running.get("/ready").status_code == 200, timeout_s=60, what="ready again")
         assert running.post().status_code == 200
         assert running.metrics()["quire_engine_restarts_total"] == 1
+
+
+def test_a_killed_launcher_leaves_the_gpus_memory_free(folder: Path, tmp_path: Path) -> None:
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    with Daemon(str(folder), "--load-format", "dummy", "--kv-cache-memory", "4GiB", folder=tmp_path) as running:
+        running.wait_ready()
+        assert torch.cuda.mem_get_info()[0] < free - 4 * GIB
+        children = running.children()
+        running.process.kill()
+        wait_for(lambda: not any(map(is_alive, children)), timeout_s=10, what="the end of every process")
+        wait_for(lambda: torch.cuda.mem_get_info()[0] > free - 64 * MIB, timeout_s=10, what="the GPU's memory")
 
 
 def test_without_triton_torch_serves_the_same_tokens_and_says_so() -> None:
