@@ -248,6 +248,20 @@ def test_what_is_dear_to_make_is_asked_for_less_often():
     asyncio.run(run())
 
 
+def test_what_took_long_only_since_others_used_the_cores_is_not_shown_for_ever(monkeypatch):
+    monkeypatch.setattr("server.kv_feed._MAX_AGE_S", 0.3)
+
+    async def run():
+        client = FakeEngineClient()
+        client.kv = make_snapshot(cost_s=60.0)
+        feed = KvFeed(client, model="tiny")
+        first = await feed.next()
+        await asyncio.sleep(0.4)
+        assert await feed.next() is not first
+
+    asyncio.run(run())
+
+
 def test_an_engine_that_does_not_answer_is_an_error_and_no_hang(monkeypatch):
     monkeypatch.setattr("server.kv_feed._ANSWER_TIMEOUT_S", 0.05)
 
