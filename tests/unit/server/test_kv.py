@@ -243,8 +243,7 @@ def test_what_is_dear_to_make_is_asked_for_less_often_but_not_kept_for_ever(monk
         await asyncio.sleep(0.7)
         assert await feed.next() is not first
         client.kv = make_snapshot(cost_s=0.001)
-        other = KvFeed(client, model="tiny")
-        fresh = await other.next()
+        fresh = await (other := KvFeed(client, model="tiny")).next()
         await asyncio.sleep(0.3)
         assert await other.next() is not fresh
         assert client.num_kv_asks == 4
