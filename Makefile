@@ -58,7 +58,7 @@ configuration-page: $(STAMP)
 	$(BIN)/python -m tests.configuration_page
 
 test-browser: $(VENV)/.installed-browser
-	$(BIN)/python -m pytest tests/browser $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/browser $(ARGS)
 
 test-monitoring: $(STAMP)
 	$(BIN)/python -m pytest tests/monitoring $(ARGS)

@@ -18,6 +18,7 @@ from engine.protocol import KvRequest, KvSnapshot
 INTERVAL_S = 0.25
 _ANSWER_TIMEOUT_S = 5.0  # a step may take long where a CPU computes it
 _MAX_SHARE = 0.02  # of the engine's time: what is dear to make is asked for less often
+_MAX_AGE_S = 2.0  # but shown no longer, for where others use the cores a cheap one may take long
 
 _encoder = msgspec.json.Encoder()
 
@@ -121,7 +122,7 @@ class KvFeed:
             self._key = key
             revision += 1
         body = _encoder.encode(state_of(snapshot, model=self._model, wall_s=wall_s))
-        next_s = asked_s + max(self._interval_s, snapshot.cost_s / _MAX_SHARE)
+        next_s = asked_s + max(self._interval_s, min(snapshot.cost_s / _MAX_SHARE, _MAX_AGE_S))
         self._shown = Shown(body, revision, wall_s, next_s)
         return self._shown
 

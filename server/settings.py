@@ -125,8 +125,13 @@ class SettingsParser(argparse.ArgumentParser):
     def parse_known_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """See ArgumentParser."""
+        """See ArgumentParser; nothing is left over."""
         found, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # said here and not by the outermost parser, which knows neither the command nor its flags
+            flag = next((word for word in unknown if word.startswith("-")), "").partition("=")[0]
+            if not flag:
+                self.error(f"{unknown[0]!r} is one argument too many")
+            self.error(f"{flag} is no flag of {self.prog}{nearest(flag, list(self._option_string_actions))}")
         if self.settings:
             try:
                 self._fill(found)

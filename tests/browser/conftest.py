@@ -13,9 +13,12 @@ sync_api = pytest.importorskip(
     "playwright.sync_api", reason="needs the extra `browser` (make test-browser installs it)"
 )
 
-NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
+NAMES = ("chromium", "google-chrome-stable", "google-chrome", "chrome", "chromium-browser")  # the last may be a stub
 # as root there is no sandbox, and a container's /dev/shm is small
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--force-prefers-reduced-motion"]
+# what is awaited takes a fraction of a second, but some seconds where others use the machine
+_TIMEOUT_MS = 20_000
+sync_api.expect.set_options(timeout=_TIMEOUT_MS)
 
 
 def find_chromium() -> str | None:
@@ -46,7 +49,7 @@ def open_page(browser: "sync_api.Browser") -> Iterator[Callable[..., "sync_api.P
 
     def open_one(url: str, **settings: object) -> "sync_api.Page":
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings})
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(_TIMEOUT_MS)
         contexts.append(context)
         page = context.new_page()
         page.on("console", complain)

@@ -21,7 +21,7 @@ def test_a_newcomer_clicks_a_question_and_gets_an_answer(daemon, open_page):
     finished(page)
     expect(page.locator(".assistant .text")).to_contain_text("Lima")
     expect(page.locator(".figures")).to_have_text(
-        re.compile(r"TTFT .+ · \d+ tok/s · \d+ tokens · \d+ of \d+ prompt tokens cached")
+        re.compile(r"TTFT .+ · [\d.]+ tok/s · \d+ tokens · \d+ of \d+ prompt tokens cached")
     )
     say(page, "What is the capital of France?")
     finished(page, 2)
@@ -61,6 +61,33 @@ def test_stopping_frees_the_engine(daemon, open_page):
         lambda: " 499 " in daemon.log or " abort " in daemon.log, timeout_s=10, what="an aborted request in the log"
     )
     wait_for(lambda: daemon.metrics()["quire_num_requests_running"] == 0, timeout_s=10, what="an idle engine")
+
+
+def test_two_tabs_share_a_prefix_in_sight_until_both_are_stopped(daemon, open_page):
+    cache = open_page(f"{daemon.base_url}/kv")
+    expect(cache.locator("#requests")).to_contain_text("No requests now")
+    first = open_page(f"{daemon.base_url}/")
+    tabs = [first, first.context.new_page()]
+    tabs[1].goto(f"{daemon.base_url}/")
+    for tab in tabs:
+        tab.route("**/v1/chat/completions", _ask_for_a_long_answer)
+        say(tab, "A quire is a gathering of leaves, folded once and sewn through the fold. " * 6)
+        expect(tab.locator(".assistant .text").last).not_to_be_empty()
+    rows = cache.locator("#requests tr[data-key]")
+    expect(rows).to_have_count(2)
+    expect(cache.locator("#shared")).to_have_text(re.compile(r"^[1-9]\d*$"))
+    expect(rows.nth(0).locator("td").nth(3)).to_have_text(cache.locator("#shared").inner_text())
+    expect(rows.nth(1).locator("td").nth(3)).to_have_text(cache.locator("#shared").inner_text())
+    for tab in tabs:
+        tab.locator("#send.stop").click()
+    expect(rows).to_have_count(0)
+    expect(cache.locator("#shared")).to_have_text("0")
+    expect(cache.locator("#occupancy")).to_have_text("0.0%")
+
+
+def _ask_for_a_long_answer(route):
+    """Let an answer last until it is stopped: the page has no such setting."""
+    route.continue_(post_data={**route.request.post_data_json, "ignore_eos": True, "max_tokens": 1500})
 
 
 def test_thinking_can_be_switched_on_where_the_template_has_a_switch(daemon, open_page):

@@ -75,6 +75,24 @@ def test_an_unknown_flag_is_one_sentence_everywhere(capsys):
         assert (ended.value.code, out, err.count("\n")) == (2, "", 1), name
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("serve --prot 1", "--prot is no flag of quire serve: --port is the nearest"),
+        ("serve --max-model-length=5", "--max-model-length is no flag of quire serve: --max-model-len is the nearest"),
+        ("bench serve --concurency 4", "--concurency is no flag of quire bench serve: --concurrency is the nearest"),
+        ("serve one two", "'two' is one argument too many"),
+        ("completion bash --json", "--json is no flag of quire completion"),
+    ],
+)
+def test_a_mistyped_flag_is_told_by_its_own_command_with_the_nearest(words, sentence, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    command = " ".join(words.split()[: 2 if words.startswith("bench") else 1])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"quire {command}: error: {sentence} (see quire {command} --help)\n"
+
+
 def test_a_wide_terminal_is_used(capsys, monkeypatch):
     narrow = printed(capsys, "serve", "--help-all")
     monkeypatch.setenv("COLUMNS", "200")

@@ -230,7 +230,9 @@ def test_who_shuts_down_ends_the_stream(app):
         assert viewer.names()[-1] == "end"
 
 
-def test_what_is_dear_to_make_is_asked_for_less_often():
+def test_what_is_dear_to_make_is_asked_for_less_often_but_not_kept_for_ever(monkeypatch):
+    monkeypatch.setattr("server.kv_feed._MAX_AGE_S", 1.0)
+
     async def run():
         client = FakeEngineClient()
         client.kv = make_snapshot(cost_s=0.1)  # 2 % of 5 s
@@ -238,12 +240,13 @@ def test_what_is_dear_to_make_is_asked_for_less_often():
         first = await feed.next()
         await asyncio.sleep(0.4)
         assert await feed.next() is first
+        await asyncio.sleep(0.7)
+        assert await feed.next() is not first
         client.kv = make_snapshot(cost_s=0.001)
-        other = KvFeed(client, model="tiny")
-        fresh = await other.next()
+        fresh = await (other := KvFeed(client, model="tiny")).next()
         await asyncio.sleep(0.3)
         assert await other.next() is not fresh
-        assert client.num_kv_asks == 3
+        assert client.num_kv_asks == 4
 
     asyncio.run(run())
 
