@@ -106,6 +106,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat_and_ctrl_d_leaves(daemon: Da
         terminal.expect("waiting")
         terminal.send(CTRL_C)
         terminal.expect("stopped|tok/s")
+        terminal.expect("> ")
         terminal.press(CTRL_C, "Ctrl-D leaves")
         terminal.line("Hi")
         terminal.expect("tok/s")
