@@ -90,7 +90,8 @@ class Terminal:
             with contextlib.suppress(AssertionError):
                 self.expect(pattern, timeout_s=2)
                 return
-        raise AssertionError(f"no {pattern!r} after {key!r}, but {self.text[-1000:]!r}; exit code {self.process.poll()}")
+        end = self.process.poll()
+        raise AssertionError(f"no {pattern!r} after {key!r}, but {self.text[-1000:]!r}; exit code {end}")
 
     def wait(self, timeout_s: float = 60.0) -> int:
         """Wait for the end; return the exit code."""
