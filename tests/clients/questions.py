@@ -9,7 +9,7 @@ CAPITAL, PARIS = "What is the capital of France?", "Paris"
 FOLLOW_UP, MADRID = "And of Spain?", "Madrid"
 WEATHER = "What is the weather in Paris?"
 PERSON = (
-    "Take the facts from this text: George is 26 years old and lives in Dubai. Use JSON with the keys name, age, city."
+    "Take the facts from this text: George is 34 years old and lives in Madrid. Use JSON with the keys name, age, city."
 )
 REPORT = '{"temperature": 18, "condition": "sunny"}'  # what the weather tool says
 
@@ -35,7 +35,7 @@ class Person(pydantic.BaseModel):
     city: str
 
 
-GEORGE = Person(name="George", age=26, city="Dubai")
+GEORGE = Person(name="George", age=34, city="Madrid")
 
 
 def get_weather(city: str) -> str:
