@@ -148,6 +148,7 @@ def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
         model=str(folder),
         load_format="auto" if shape is None else "dummy",
         device=arguments.device,
+        tensor_parallel_size=arguments.tensor_parallel_size,
         quantization=arguments.quantization,
         attention_backend=arguments.attention_backend,
         max_model_len=arguments.max_model_len or _model_len(folder),

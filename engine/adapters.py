@@ -35,12 +35,18 @@ class Adapters:
 
 
 def open_adapters(
-    config: EngineConfig, model: ModelConfig, *, max_step_tokens: int, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    model: ModelConfig,
+    *,
+    max_step_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    tp: TensorParallel,
 ) -> Adapters | None:
     """Open the adapters that the config names; None: it names none. Raises ModelError for one that cannot be served."""
     if not config.loras:
         return None
     opened = tuple(Adapter(source.name, Path(source.folder)) for source in config.loras)
-    num_bytes = check_adapters(opened, model, dtype=dtype, tp=TensorParallel())
+    num_bytes = check_adapters(opened, model, dtype=dtype, tp=tp)
     tokens = LoraTokens(num_adapters=len(opened), max_tokens=max_step_tokens, device=device)
     return Adapters(opened, num_bytes, tokens)

@@ -30,6 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # local folder in Hugging Face layout
     load_format: str = "auto"  # auto (safetensors) | dummy (random weights of the config's shapes)
     device: str = "auto"  # auto | cuda | mps | cpu
+    tensor_parallel_size: int = 1  # devices that share the model, each with a process of its own
     dtype: str = "auto"  # auto | bfloat16 | float16 | float32
     quantization: str = "auto"  # of the linear layers. auto: as the checkpoint is | none | a scheme of server/flags.py
     loras: list[LoraSource] = []  # adapters of the model; the first has lora_index 1

@@ -23,7 +23,10 @@ class Hello(msgspec.Struct, tag=True):
 
 
 class Stage(msgspec.Struct, tag=True, omit_defaults=True):
-    """Where the engine's start stands. name: imports, config, kernels, weights, kv_cache, graphs, self_test, ready."""
+    """Where the engine's start stands.
+
+    name: imports, config, kernels, ranks, weights, kv_cache, graphs, self_test, ready.
+    """
 
     name: str
     done: int = 0  # of `total` units; 0 of 0 while unknown

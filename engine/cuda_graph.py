@@ -21,6 +21,7 @@ from engine.input_batch import MixedShape
 RunDecode = Callable[[torch.Tensor], torch.Tensor]
 GraphPool = tuple[int, int]
 RunMixed = Callable[[MixedShape], torch.Tensor]
+Agree = Callable[[list[float]], list[float]]
 
 # Padded numbers of tokens. Below the first bound of tokens there are also shapes of few rows; up to the second, where
 # idle programs of the prefill kernel would show, few rows may be prompts
@@ -108,8 +109,10 @@ class DecodeGraphs:
 class MixedGraphs:
     """Captures `run_mixed` (MixedShape → hidden [R, hidden_size], no sync inside) and replays it."""
 
-    def __init__(self, run_mixed: RunMixed, *, shapes: list[MixedShape]) -> None:
+    def __init__(self, run_mixed: RunMixed, *, shapes: list[MixedShape], agree: Agree) -> None:
+        """agree: makes what was measured here what the first of several ranks measured, since all must choose alike."""
         self._run_mixed = run_mixed
+        self._agree = agree
         self.shapes = shapes
         self._graphs: dict[MixedShape, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[MixedShape, torch.Tensor] = {}
@@ -173,6 +176,8 @@ class MixedGraphs:
         self._run_mixed(self.shapes[0])
         self._launch_s = time.perf_counter() - launched_s
         torch.cuda.synchronize()
+        self._launch_s, *seconds = self._agree([self._launch_s, *self._seconds.values()])
+        self._seconds = dict(zip(self._seconds, seconds, strict=True))
 
 
 def _capture(run: Callable[[], torch.Tensor], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
@@ -180,6 +185,7 @@ def _capture(run: Callable[[], torch.Tensor], pool: GraphPool) -> tuple[torch.cu
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # thread_local, since NCCL has a thread that asks for events
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         output = run()
     return graph, output

@@ -20,8 +20,26 @@ _FP8_CAPABILITY = (8, 9)  # the first that converts fp8 in hardware, and the fir
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def resolve_device(name: str) -> torch.device:
-    """Return the device asked for. auto: CUDA, else MPS, else the CPU. Raises StartupError if it is not there."""
+def resolve_device(name: str, *, rank: int = 0, size: int = 1) -> torch.device:
+    """Return the device asked for. auto: CUDA, else MPS, else the CPU. Raises StartupError if it is not there.
+
+    rank, size: of the ranks that share a model, each on a GPU of its own, which becomes this process's current one.
+    """
+    device = _resolve_kind(name)
+    if size == 1:
+        return device
+    if device.type == "mps":
+        raise StartupError(f"--tensor-parallel-size {size}: Apple GPUs cannot share a model: use --device cpu, or 1.")
+    if device.type == "cpu":
+        return device
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < size:
+        raise StartupError(f"--tensor-parallel-size {size} needs {size} GPUs, and this process sees {num_gpus}.")
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def _resolve_kind(name: str) -> torch.device:
     if name in ("cuda", "auto"):
         reason, is_fault = why_no_cuda()
         if reason is None:

@@ -23,20 +23,21 @@ from engine.device import resolve_device, resolve_dtype, resolve_kv_dtype, why_n
 from engine.diagnosis import Ask, Diagnosis, Gpu, Machine, ModelReport, Room, Stored
 from engine.errors import StartupError, sentence
 from engine.grammar_compiler import CompilerLoader
+from engine.limits import choose_limits
 from engine.load import BACKENDS
 from engine.memory import DeviceMemory, format_size, measure_memory
-from engine.setup import Setup, choose_limits
+from engine.setup import Setup
 from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.torch_ref import TorchAttention
 from models.config import ModelConfig
 from models.errors import ModelError
+from models.parallel import TensorParallel
 from models.registry import find_architecture
 from models.stored import stored_weights
 
 # Tokens of a request whose number at once is told, as far as the context goes, which is told as well
 _TYPICAL_LENS = (512, 2048, 8192, 32_768, 131_072)
 _CPU = torch.device("cpu")
-SERVED_GPUS = 1  # over which the daemon can split a model
 
 
 def examine(ask: Ask) -> Diagnosis:
@@ -95,10 +96,11 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     report.dtype, report.max_context_len = str(dtype).removeprefix("torch."), model.max_context_len
     report.stored = _stored(folder, model)
     model.check_tensor_parallel(ask.num_gpus)
-    share = model.share_of_rank(ask.num_gpus)
-    limits, backend = choose_limits(config, device), _backend(share, dtype, device, kv_dtype=kv_dtype)
-    setup = Setup(config, share, device, dtype, kv_dtype, limits, backend, CompilerLoader(folder))
-    report.weights, report.kv_bytes_per_token = setup.weight_bytes, share.kv_bytes_per_token(1, setup.kv_dtype)
+    tp = TensorParallel(size=ask.num_gpus)
+    limits = choose_limits(config, device)
+    backend = _backend(model.share_of_rank(tp.size), dtype, device, kv_dtype=kv_dtype)
+    setup = Setup(config, model, device, dtype, kv_dtype, limits, backend, CompilerLoader(folder), tp=tp)
+    report.weights, report.kv_bytes_per_token = setup.weight_bytes, model.kv_bytes_per_token(tp.size, setup.kv_dtype)
     memory = _memory(ask, config, device)
     plan = setup.plan_pool(has_weights=False, memory=memory)
     lens = sorted({size for size in _TYPICAL_LENS if size < plan.max_model_len} | {plan.max_model_len})
@@ -115,10 +117,6 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
             size: min((plan.num_blocks - 1) // -(-size // plan.block_size), limits.max_num_seqs) for size in lens
         },
     )
-    if ask.num_gpus > SERVED_GPUS:
-        raise StartupError(
-            f"Split over {ask.num_gpus} GPUs it fits, but this version of Quire serves a model on {SERVED_GPUS} GPU."
-        )
 
 
 def _memory(ask: Ask, config: EngineConfig, device: torch.device) -> DeviceMemory:

@@ -26,6 +26,7 @@ from engine.step import RowPlan, StepPlan, StepResult, TokenMasks
 from kernels.attention.base import AttentionBackend
 from kernels.ops import LoraTokens, allow_only
 from models.context import ForwardContext
+from models.parallel import ALONE, TensorParallel
 
 
 class ModelRunner:
@@ -44,12 +45,15 @@ class ModelRunner:
         device: torch.device,
         lora_tokens: LoraTokens | None = None,
         max_num_samples: int | None = None,
+        tp: TensorParallel = ALONE,
     ) -> None:
         """lora_tokens: what the model's linear layers read; None: it has no adapters.
 
         max_num_samples: the most positions that a step with drafts samples; None: there are no drafts.
+        tp: the ranks that run the same plans; the first samples, the others are told.
         """
         self.device = device
+        self._tp = tp
         self._model = model
         self._kv_caches = kv_caches
         self._backend = backend
@@ -72,7 +76,7 @@ class ModelRunner:
         self._builder = InputBatchBuilder(
             self._state, staging, block_size=plan.block_size, max_mixed=max_mixed, lora_tokens=lora_tokens
         )
-        self._sampler = Sampler(self._state, max_rows=max_rows)
+        self._sampler = Sampler(self._state, max_rows=max_rows, tp=tp)
         self._scorer = PromptScorer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
         self._decode_graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
@@ -88,6 +92,7 @@ class ModelRunner:
         mixed = MixedGraphs(
             lambda shape: self._run_mixed(shape, shape.num_tokens, self._max_model_len),
             shapes=self._shapes,
+            agree=lambda seconds: self._tp.agree(seconds, self.device),
         )
         pool = torch.cuda.graph_pool_handle()
         done = itertools.count(1)
@@ -241,7 +246,8 @@ class _Step:
             # now, since a row's parameters change hands once the step is committed
             self._num_logprobs = self._sampler.num_logprobs(self._sampling.rows)
             with torch.inference_mode():
-                self._sampled = self._sampler.sample(self._logits, self._sampling, masks).start_copy()
+                sampled = self._sampler.sample(self._logits, self._sampling, masks)
+                self._sampled = None if sampled is None else sampled.start_copy()
         if self._device.type == "cuda":
             self._done = torch.cuda.Event()
             self._done.record()

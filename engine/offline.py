@@ -17,6 +17,7 @@ from engine.generate import Generation, LocalTransport, generate
 from engine.load import OnStage, load_engine
 from engine.metrics import Metrics
 from engine.protocol import PoolingKind, SamplingParams
+from engine.ranks import RankHost
 from engine.setup import LoadedEngine
 
 _WARM_UP_ROWS = 66  # one past the last size with kernels of its own
@@ -44,9 +45,14 @@ class OfflineEngine:
         self.engine = loaded.engine(self.transport, Metrics(), depth=depth)
 
     @classmethod
-    def load(cls, config: EngineConfig, on_stage: OnStage = lambda stage: None) -> OfflineEngine:
-        """Load a model. Blocks; raises StartupError with one sentence for whatever is wrong."""
-        return cls(load_engine(config, on_stage, serve=lambda loaded: cls(loaded).rehearse()))
+    def load(
+        cls, config: EngineConfig, on_stage: OnStage = lambda stage: None, *, host: RankHost | None = None
+    ) -> OfflineEngine:
+        """Load a model. Blocks; raises StartupError with one sentence for whatever is wrong.
+
+        host: of the other ranks, if the model is split over several; None: the end of one ends this process.
+        """
+        return cls(load_engine(config, on_stage, serve=lambda loaded: cls(loaded).rehearse(), host=host))
 
     def generate(
         self, prompts: list[list[int]], params: list[SamplingParams], *, lora_indices: Sequence[int] | None = None

@@ -28,6 +28,7 @@ from engine.logs import configure_logging
 from engine.metrics import Metrics
 from engine.parent import die_with_parent
 from engine.protocol import EngineReady
+from engine.ranks import RankHost
 from engine.transport import Connection, SocketTransport
 
 logger = logging.getLogger(__name__)
@@ -90,7 +91,8 @@ class EngineProcess:
     def _load(self) -> Engine:
         from engine.offline import OfflineEngine  # torch comes in here: the launcher knows that this process lives
 
-        offline = OfflineEngine.load(self._config.engine, self._control.send)
+        host = RankHost(self._on_rank_lost, self._config.log_level, self._config.log_format)
+        offline = OfflineEngine.load(self._config.engine, self._control.send, host=host)
         loaded = offline.loaded
         self._control.send(Stage("self_test"))
         offline.self_test()
@@ -123,6 +125,10 @@ class EngineProcess:
         self._control.sock.setblocking(True)
         self._control.send(EngineFailed(_as_sentence(message), exit_code))
         return exit_code
+
+    def _on_rank_lost(self, message: str, exit_code: int) -> None:
+        """End this process, whose main thread waits for that rank by now and sends nothing. Another thread's call."""
+        os._exit(self._fail(message, exit_code))
 
     def _on_control(self, messages: list[Any] | None) -> None:
         """Handle what the launcher sent; None: it is gone."""

@@ -19,6 +19,7 @@ from engine.protocol import TokenLogprobs
 from engine.step import RequestInit, RowPlan, TokenMasks
 from kernels.ops import HAS_TRITON, TokenSampler, allow_only, penalize
 from kernels.sampling import Truncation, add_bias, sample, top_logprobs
+from models.parallel import ALONE, TensorParallel
 
 _Bias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # rows, token ids, values
 
@@ -85,9 +86,10 @@ class _Layout:
 class Sampler:
     """Samples step after step over one DeviceState."""
 
-    def __init__(self, state: DeviceState, *, max_rows: int) -> None:
-        """max_rows: logits of one step."""
+    def __init__(self, state: DeviceState, *, max_rows: int, tp: TensorParallel = ALONE) -> None:
+        """max_rows: logits of one step. tp: the ranks whose models run the same plans."""
         self._state = state
+        self._tp = tp
         self._inits: dict[int, RequestInit] = {}
         self._layout: _Layout | None = None
         self._token_sampler: TokenSampler | None = None
@@ -113,8 +115,16 @@ class Sampler:
         """Return how many logprobs each row's request asked for, by req_index, as of now."""
         return {row.req_index: self._inits[row.req_index].params.logprobs for row in rows}
 
-    def sample(self, logits: torch.Tensor, sampling: SampleRows, masks: TokenMasks | None = None) -> Sampled:
-        """Choose a token for each row of logits [S, V], and record it in the state. Does not sync."""
+    def sample(self, logits: torch.Tensor, sampling: SampleRows, masks: TokenMasks | None = None) -> Sampled | None:
+        """Choose a token for each row of logits [S, V], and record it in the state. Does not sync.
+
+        Of several ranks only the first chooses, so that they cannot differ; the others are told, and return None.
+        """
+        sampled = self._sample(logits, sampling, masks) if self._tp.rank == 0 else None
+        self._tp.broadcast(self._state.last_token)
+        return sampled
+
+    def _sample(self, logits: torch.Tensor, sampling: SampleRows, masks: TokenMasks | None) -> Sampled:
         layout, req_index = self._layout_of(sampling.rows, masks.req_indices if masks else []), sampling.req_index
         adjusted = layout.adjusted
         if adjusted is None:

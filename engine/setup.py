@@ -14,25 +14,27 @@ import torch
 from engine.adapters import Adapters
 from engine.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from engine.engine import Engine
-from engine.errors import StartupError
 from engine.grammar import Grammars
 from engine.grammar_compiler import CompilerLoader
 from engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache, smallest_pool_bytes
+from engine.limits import Limits
 from engine.memory import GIB, DeviceMemory, check_memory, measure_memory
 from engine.metrics import Metrics
 from engine.model_runner import ModelRunner
 from engine.outbox import Transport
+from engine.process_group import join_ranks
+from engine.ranks import NeverRaised, RankedExecutor, Ranks
 from engine.scheduler import Scheduler
 from engine.speculative import make_drafter
 from kernels.attention.base import AttentionBackend
 from models.config import ModelConfig
 from models.model_size import mlp_values_per_token
+from models.parallel import ALONE, TensorParallel
 
 # How long decoding requests wait at most for a step with prompts: what a reader of a stream does not notice
 _LONG_STEP_S = 0.045
 # What the captured graphs themselves take on a GPU, about 10 MiB each
 _GRAPHS_BYTES = GIB
-_MANY_SAMPLES = 256  # positions of a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class LoadedEngine:
     kv_cache_bytes: int
     num_loras: int = 0
     speculative: SpeculativeConfig | None = None
+    ranks: Ranks | None = None  # the others that this model is split over
 
     def engine(
         self,
@@ -64,7 +67,7 @@ class LoadedEngine:
     ) -> Engine:
         """Return an engine over the runner, with a scheduler and a prefix cache of its own."""
         return Engine(
-            executor=self.runner,
+            executor=self.runner if self.ranks is None else RankedExecutor(self.runner, self.ranks),
             scheduler=Scheduler(self.scheduler_config),
             transport=transport,
             metrics=metrics,
@@ -73,7 +76,8 @@ class LoadedEngine:
             depth=depth or self.depth,
             max_waiting=max_waiting,
             max_queued_tokens=max_queued_tokens,
-            memory_error=torch.OutOfMemoryError,
+            # several ranks cannot give up a step that one of them has begun
+            memory_error=torch.OutOfMemoryError if self.ranks is None else NeverRaised,
             release_memory=self._release_memory,
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
             can_generate=self.has_lm_head,
@@ -107,36 +111,6 @@ class LoadedEngine:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How much runs at once; see EngineConfig."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_num_samples: int | None = None  # positions that a step with drafts samples; None: there are no drafts
-
-
-def choose_limits(config: EngineConfig, device: torch.device) -> Limits:
-    """Fill in what the user left open. Raises StartupError for limits that starve each other."""
-    is_cuda = device.type == "cuda"
-    num_seqs = config.max_num_seqs or min(256 if is_cuda else 64, config.max_num_batched_tokens or 256)
-    batched = config.max_num_batched_tokens or max(8192 if is_cuda else 512, num_seqs)
-    for flag, tokens in (
-        ("--max-num-batched-tokens", batched),
-        ("--max-num-mixed-tokens", config.max_num_mixed_tokens or batched),
-    ):
-        if tokens < num_seqs:
-            raise StartupError(
-                f"{flag} {tokens} is less than --max-num-seqs {num_seqs}: "
-                "each running request needs one token per step."
-            )
-    if config.speculative is None:
-        return Limits(num_seqs, batched)
-    # What is sampled without drafts is set aside anyway; few requests may need more
-    with_drafts = min(num_seqs * (1 + config.speculative.num_tokens), _MANY_SAMPLES, batched)
-    return Limits(num_seqs, batched, max(num_seqs, with_drafts))
-
-
-@dataclass(frozen=True)
 class Setup:
     """All that is decided before the weights are read. Its repr tells it from every other."""
 
@@ -149,6 +123,12 @@ class Setup:
     backend: AttentionBackend = field(repr=False)
     compiler_loader: CompilerLoader = field(repr=False)
     adapters: Adapters | None = None
+    tp: TensorParallel = field(default=ALONE, repr=False)
+
+    @property
+    def share(self) -> ModelConfig:
+        """The model as large as what one rank holds of it."""
+        return self.model_config.share_of_rank(self.tp.size)
 
     @property
     def num_loras(self) -> int:
@@ -157,21 +137,39 @@ class Setup:
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take on the device."""
-        return self.model_config.weight_bytes(self.dtype)
+        """What the weights take on each device."""
+        return self.share.weight_bytes(self.dtype)
 
     @property
     def step_bytes(self) -> int:
         """What a step holds beside weights and pool; on the CPU nothing worth counting."""
-        return _step_bytes(self.model_config, self.limits, self.dtype) if self.device.type != "cpu" else 0
+        if self.device.type == "cpu":
+            return 0
+        return _step_bytes(self.share, self.limits, self.dtype, vocab_size=self.model_config.vocab_size)
+
+    def limited_to(self, max_model_len: int) -> Setup:
+        """This, for requests of at most so many tokens."""
+        return dataclasses.replace(self, model_config=self.model_config.limited_to(max_model_len))
+
+    def joined(self, rendezvous: str, rank: int) -> Setup:
+        """This, once all ranks are there: see join_ranks. Blocks."""
+        tp = join_ranks(rank=rank, size=self.tp.size, rendezvous=rendezvous, device=self.device)
+        return dataclasses.replace(self, tp=tp)
+
+    def measure_memory(self) -> DeviceMemory:
+        """Return what this rank's device has now, or if another rank's may give less, as much less."""
+        memory, tp = measure_memory(self.config, self.device), self.tp
+        if self.device.type == "cpu":  # which all of them share
+            memory = dataclasses.replace(memory, usable=memory.usable // tp.size)
+        return dataclasses.replace(memory, usable=tp.least(memory.usable, self.device))
 
     def plan_pool(self, *, has_weights: bool, memory: DeviceMemory | None = None) -> KVCachePlan:
         """Size the pool from `memory`, or what is free now, less the weights unless they are there.
 
         Raises StartupError.
         """
-        config, model, dtype = self.config, self.model_config, self.dtype
-        memory = memory or measure_memory(config, self.device)
+        config, model, dtype = self.config, self.share, self.dtype
+        memory = memory or self.measure_memory()
         block_size = config.block_size or max(16, self.backend.block_size_multiple)
         step_bytes = self.step_bytes
         weights = 0 if has_weights else self.weight_bytes
@@ -195,12 +193,14 @@ class Setup:
         plan: KVCachePlan,
         on_graph: Callable[[int, int], None],
         facts: dict[str, str],
+        *,
+        ranks: Ranks | None = None,
     ) -> LoadedEngine:
         """Allocate the pool, capture graphs, and measure what limits depend on."""
         config, limits, device = self.config, self.limits, self.device
         runner = ModelRunner(
             model,
-            kv_caches=allocate_kv_cache(plan, self.model_config, dtype=self.kv_dtype, device=device),
+            kv_caches=allocate_kv_cache(plan, self.share, dtype=self.kv_dtype, device=device),
             plan=plan,
             backend=self.backend,
             max_num_seqs=limits.max_num_seqs,
@@ -209,6 +209,7 @@ class Setup:
             device=device,
             lora_tokens=None if self.adapters is None else self.adapters.tokens,
             max_num_samples=limits.max_num_samples,
+            tp=self.tp,
         )
         # Hidden states of whole prompts come without graphs, so a model without a head has no use for them
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager
@@ -245,6 +246,7 @@ class Setup:
             kv_cache_bytes=plan.num_blocks * plan.bytes_per_block,
             num_loras=self.num_loras,
             speculative=config.speculative,
+            ranks=ranks,
         )
 
 
@@ -256,11 +258,15 @@ def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> 
     return min(max(fitting, 2 * limits.max_num_seqs), limits.max_num_batched_tokens)
 
 
-def _step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype) -> int:
-    """Upper estimate of what a step holds beside weights and pool: the widest layer, logits, counts for penalties."""
+def _step_bytes(share: ModelConfig, limits: Limits, dtype: torch.dtype, *, vocab_size: int) -> int:
+    """Upper estimate of what a step holds beside weights and pool: the widest layer, logits, counts for penalties.
+
+    share: what a rank holds of the model; vocab_size: of all.
+    """
+    model = share
     widest = 4 * model.hidden_size + mlp_values_per_token(model) + 3 * model.num_heads * model.head_dim
     num_samples = max(limits.max_num_seqs, limits.max_num_samples or 0)
-    logits = num_samples * model.vocab_size * (4 * 4 + 5) * model.has_lm_head
+    logits = num_samples * vocab_size * (4 * 4 + 5) * model.has_lm_head
     # Some quantised matrices are made dense for as long as they are multiplied
     dense = 0 if model.quantization is None else 2 * model.intermediate_size * model.hidden_size * dtype.itemsize
     return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + dense + _GRAPHS_BYTES

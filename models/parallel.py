@@ -5,28 +5,42 @@ Layers call these by name and know no more; with one rank each is a no-op, so a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import distributed
 
+from kernels.one_shot import OneShot
+
+try:
+    from torch.distributed import all_gather_single as all_gather_into
+except ImportError:  # before torch 2.13
+    from torch.distributed import all_gather_into_tensor as all_gather_into
+
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """Rank `rank` of `size`. group: the process group over which it talks; needed when size > 1."""
+    """Rank `rank` of `size`. group: the process group over which it talks.
+
+    None with several ranks: it talks to nobody, and what others have is made up: for sizes, and to rehearse kernels.
+    one_shot: sums what is small; None: the group's library does. Every rank has one, or none has.
+    """
 
     rank: int = 0
     size: int = 1
     group: distributed.ProcessGroup | None = None
+    one_shot: OneShot | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.size
-        assert self.size == 1 or self.group is not None, "several ranks need a process group"
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum x over the ranks, in place, and return it."""
-        if self.size > 1:
-            distributed.all_reduce(x, group=self.group)
+        """Return the sum of every rank's x: x itself, overwritten, or a tensor of its own."""
+        if self.group is None:
+            return x
+        if self.one_shot is not None and self.one_shot.takes(x):
+            return self.one_shot.sum(x)
+        distributed.all_reduce(x, group=self.group)
         return x
 
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -35,11 +49,31 @@ class TensorParallel:
             return x
         dim = dim % x.dim()
         gathered = x.new_empty(self.size, *x.shape)
-        distributed.all_gather_into_tensor(gathered.flatten(0, 1), x.contiguous(), group=self.group)
+        if self.group is None:
+            gathered.copy_(x)
+        else:
+            all_gather_into(gathered.flatten(0, 1), x.contiguous(), group=self.group)
         return gathered.movedim(0, dim).flatten(dim, dim + 1)
 
     def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
         """Overwrite x with rank src's, in place, and return it. src counts within the group."""
-        if self.size > 1:
+        if self.group is not None:
             distributed.broadcast(x, group=self.group, group_src=src)
         return x
+
+    def agree(self, numbers: list[float], device: torch.device) -> list[float]:
+        """Return rank 0's numbers on every rank. Blocks and syncs; not for the step path."""
+        if self.group is None:
+            return numbers
+        return self.broadcast(torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()
+
+    def least(self, number: int, device: torch.device) -> int:
+        """Return the smallest of every rank's numbers. Blocks and syncs; not for the step path."""
+        if self.group is None:
+            return number
+        x = torch.tensor([number], dtype=torch.int64, device=device)
+        distributed.all_reduce(x, op=distributed.ReduceOp.MIN, group=self.group)
+        return int(x.item())
+
+
+ALONE = TensorParallel()

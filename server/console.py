@@ -24,6 +24,7 @@ _STAGE_LABELS = {
     "imports": "Starting the engine",
     "config": "Reading the model's configuration",
     "kernels": "Preparing kernels",
+    "ranks": "Waiting for the other GPUs",
     "weights": "Loading weights",
     "kv_cache": "Sizing the KV cache",
     "graphs": "Capturing graphs",

@@ -16,7 +16,7 @@ examples:
 """
 _MOST_USED = {
     "model": ("model", "--quantization", "--kv-cache-dtype"),
-    "memory": ("--gpu-memory", "--gpu-memory-utilization", "--max-model-len", "--tensor-parallel"),
+    "memory": ("--gpu-memory", "--gpu-memory-utilization", "--max-model-len", "--tensor-parallel-size"),
     "output": ("--json",),
 }
 
@@ -43,7 +43,7 @@ def add_doctor(
     add("--gpu-memory", type=gibibytes, metavar="GIB", help="plan for a GPU of this size, not what is here")
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of it to be used (0.9)")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
-    add("--tensor-parallel", type=integer(1, 64), default=1, metavar="N", help="GPUs to split the model over (1)")
+    add("-tp", "--tensor-parallel-size", type=integer(1, 64), default=1, metavar="N", help="GPUs that share it (1)")
     choices = {"--device": ("auto", "cuda", "mps", "cpu"), "--dtype": ("auto", "bfloat16", "float16", "float32")}
     for flag, names in choices.items():
         add(flag, choices=names, default="auto", metavar=flag[2:5].upper(), help=", ".join(names))
@@ -72,7 +72,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         gpu_memory=arguments.gpu_memory,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         max_model_len=arguments.max_model_len,
-        num_gpus=arguments.tensor_parallel,
+        num_gpus=arguments.tensor_parallel_size,
     )
     address = LaunchConfig(host=arguments.host, port=arguments.port)
     report = look(Question(arguments.model, arguments.revision, arguments.pooling, ask, address))

@@ -22,6 +22,14 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         "--device", choices=("auto", "cuda", "mps", "cpu"), metavar="DEV", default="auto", help="auto, cuda, mps or cpu"
     )
     add(
+        "-tp",
+        "--tensor-parallel-size",
+        type=integer(1, 64),
+        metavar="N",
+        default=1,
+        help="GPUs of this machine that share the model (1)",
+    )
+    add(
         "--dtype",
         choices=("auto", "bfloat16", "float16", "float32"),
         metavar="TYPE",

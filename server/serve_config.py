@@ -81,6 +81,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         model=folder,
         load_format=arguments.load_format,
         device=arguments.device,
+        tensor_parallel_size=arguments.tensor_parallel_size,
         dtype=arguments.dtype,
         quantization=arguments.quantization,
         loras=loras,

@@ -96,7 +96,7 @@ def test_each_gpu_has_its_share_of_a_model(llama: Path) -> None:
     assert half.kv_bytes_per_token * 2 == whole.kv_bytes_per_token
     norms = 2 * (2 * 32 + 1) * 4096  # which every GPU has whole, two bytes each
     assert half.weights * 2 == whole.weights + norms
-    assert "on 1 GPU" in half.problem
+    assert half.problem is None
     assert half.room is not None
     assert "does not split over 3 ranks" in look(llama, gpu_memory=80 * GIB, num_gpus=3).problem
     assert "this machine has 0" in look(llama, device="cpu", num_gpus=2).problem

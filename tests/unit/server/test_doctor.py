@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_exit_code_2_and_a_sentence(here, capsys, llama):
     assert code == 2
     assert report["problems"] == [report["sentence"]]
     assert "16 GiB" in report["sentence"]
-    code, report = run(capsys, llama, "--gpu-memory", "80", "--tensor-parallel", "2")
+    code, report = run(capsys, llama, "--gpu-memory", "80", "--tensor-parallel-size", "2")
     assert code == 2
     assert "2 GPUs" in report["sentence"]
 
@@ -260,7 +260,7 @@ def test_colour_is_for_terminals_alone(here, monkeypatch, capsys):
     ("flags", "words"),
     [
         (["--gpu-memory", "much"], "not a size"), (["--gpu-memory", "0"], "not a size"),
-        (["--tensor-parallel", "0"], "from 1 to 64"), (["--max-model-len", "x"], "whole number"),
+        (["--tensor-parallel-size", "0"], "from 1 to 64"), (["--max-model-len", "x"], "whole number"),
     ],
 )  # fmt: skip
 def test_wrong_flags_are_one_sentence(capsys, flags, words):

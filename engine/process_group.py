@@ -1,0 +1,45 @@
+"""The process group of the ranks that share a model. Imports torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+from kernels.one_shot import OneShot
+from models.parallel import TensorParallel
+
+# Loading a share of the weights may take one rank longer than another: from one disk, after a download
+_PATIENCE = timedelta(hours=1)
+# Up to here a sum in one kernel is faster than NCCL's (benchmarks/notes.md)
+_ONE_SHOT_BYTES = 512 * 1024
+
+
+def join_ranks(*, rank: int, size: int, rendezvous: str, device: torch.device) -> TensorParallel:
+    """Meet the other ranks of this host. Blocks until all are there; once per process.
+
+    rendezvous: path of a file that is not there yet, the same for all. Nothing is bound but on the loopback.
+    """
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):  # the only way to say it to these libraries
+        os.environ.setdefault(variable, loopback)
+    is_cuda = device.type == "cuda"
+    distributed.init_process_group(
+        "nccl" if is_cuda else "gloo",
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=size,
+        timeout=_PATIENCE,
+        device_id=device if is_cuda else None,
+    )
+    group = distributed.group.WORLD
+    assert group is not None
+    tp = TensorParallel(rank, size, group)
+    if not is_cuda:
+        return tp
+    one_shot = OneShot.make(group, device, num_bytes=_ONE_SHOT_BYTES)
+    everyone_has = tp.least(int(one_shot is not None), device) == 1
+    return TensorParallel(rank, size, group, one_shot if everyone_has else None)
