@@ -83,14 +83,16 @@ class ReplicaName:
 
 def build(arguments: dict[str, Any]) -> serve.Application:
     """Return the application that `serve run` starts. Raises ValueError or StartupError for what cannot be served."""
-    settings, flags = read_arguments(arguments)
+    settings, reservation, flags = read_arguments(arguments)
     router = RequestRouterConfig(
         request_router_class="deploy.ray.routing:AffinityRouter",
         request_router_kwargs={"max_imbalance": settings.max_imbalance},
         request_routing_stats_period_s=_ROUTING_STATS_PERIOD_S,
     )
     deployment = QuireReplica.options(
-        ray_actor_options={"num_cpus": settings.cpus, "num_gpus": settings.gpus},
+        ray_actor_options={"num_cpus": reservation.cpus, "num_gpus": reservation.gpus},
+        placement_group_bundles=[reservation.bundle()] if reservation.is_split else None,
+        placement_group_strategy="STRICT_PACK" if reservation.is_split else None,
         max_ongoing_requests=settings.max_ongoing_requests,
         max_queued_requests=settings.max_queued_requests,
         request_router_config=router,

@@ -1,26 +1,29 @@
 """What `serve run deploy.ray.app:build KEY=VALUE …` and quire.yaml may say. Never imports ray, so that any test can.
 
 Keys of RaySettings are for Ray; `model` and all others are the flags of `quire serve`, with - or _ between words.
+Both sides hear of tensor_parallel_size, a flag: as many devices are reserved for each replica, all on one node.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from server.hosted_daemon import parse_flags
 
-_Replicas = Annotated[int, msgspec.Meta(ge=1, le=4096)]
+_MOST_REPLICAS = 4096
 
 
 class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """How many replicas there are, what each may use, and how it ends."""
 
-    replicas: _Replicas = 1  # with max_replicas: the fewest
-    max_replicas: _Replicas | None = None  # None: there are always `replicas`
+    replicas: Annotated[int, msgspec.Meta(ge=0, le=_MOST_REPLICAS)] = 1  # with max_replicas: the fewest, and may be 0
+    max_replicas: Annotated[int, msgspec.Meta(ge=1, le=_MOST_REPLICAS)] | None = (
+        None  # None: there are always `replicas`
+    )
     target_ongoing_requests: Annotated[float, msgspec.Meta(gt=0)] = 32.0  # per replica: more add one, fewer end one
-    cpus: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # of each replica
-    gpus: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # of each: 0 computes on the CPU, a share shares a GPU
+    cpus: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # of each rank, and so of a replica that is not split
+    gpus: Annotated[float, msgspec.Meta(ge=0)] | None = None  # of each replica: one a rank; 0 computes on the CPU
     max_ongoing_requests: Annotated[int, msgspec.Meta(ge=1)] = 256  # per replica; the next go to another one
     max_queued_requests: Annotated[int, msgspec.Meta(ge=1)] = 1024  # per proxy, when all replicas are full; then 503
     max_imbalance: Annotated[int, msgspec.Meta(ge=0)] = 8  # requests by which a replica may lead, to keep its sessions
@@ -28,8 +31,28 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
     health_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0  # seconds; three bad checks replace a replica
 
 
-def read_arguments(arguments: Mapping[str, Any]) -> tuple[RaySettings, list[str]]:
-    """Return what is for Ray, and the flags of `quire serve`. Raises ValueError, StartupError for wrong flags."""
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """What Ray keeps for each replica, and gives to its actor, whose processes compute with it."""
+
+    cpus: float
+    gpus: float
+    is_split: bool  # over several ranks, whose devices must be on one node
+
+    def bundle(self) -> dict[str, float]:
+        """Return all of it as one bundle of a placement group: Ray shows an actor the GPUs of its bundle alone."""
+        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+
+
+class RayArguments(NamedTuple):
+    """What the arguments say, each part for whom it is for."""
+
+    settings: RaySettings
+    reservation: Reservation
+    flags: list[str]  # of `quire serve`
+
+
+def read_arguments(arguments: Mapping[str, Any]) -> RayArguments:
+    """Read all arguments. Raises ValueError, and StartupError for wrong flags."""
     kinds = {field.name: field.type for field in msgspec.structs.fields(RaySettings)}
     values: dict[str, Any] = {}
     flags: list[str] = []
@@ -44,19 +67,37 @@ def read_arguments(arguments: Mapping[str, Any]) -> tuple[RaySettings, list[str]
     settings = RaySettings(**values)
     if settings.max_replicas is not None and settings.max_replicas < settings.replicas:
         raise ValueError(f"max_replicas={settings.max_replicas} must be at least replicas={settings.replicas}.")
-    return settings, flags + _device(settings, parse_flags(flags).device)
+    if settings.max_replicas is None and settings.replicas == 0:
+        raise ValueError("replicas=0 needs max_replicas: without it nothing would ever be served.")
+    parsed = parse_flags(flags)
+    gpus = _gpus(settings.gpus, parsed.device, parsed.tensor_parallel_size)
+    size = parsed.tensor_parallel_size
+    reservation = Reservation(cpus=settings.cpus * size, gpus=gpus, is_split=size > 1)
+    # Ray hides no GPU from a replica that has none
+    device = ["--device=cpu"] if gpus == 0 and parsed.device == "auto" else []
+    return RayArguments(settings, reservation, flags + device)
 
 
-def _device(settings: RaySettings, device: str) -> list[str]:
-    """Return the flag that keeps a replica off GPUs that Ray has not given to it: Ray itself hides none."""
-    if settings.gpus == 0 and device == "cuda":
-        raise ValueError("device=cuda needs gpus=1, or a share of one: gpus=0 reserves none for a replica.")
-    return ["--device=cpu"] if settings.gpus == 0 and device == "auto" else []
+def _gpus(said: float | None, device: str, size: int) -> float:
+    """Return how many GPUs a replica needs. Raises ValueError if what was said is another number.
+
+    said: None for what it needs: none if it is alone and was not sent to a GPU.
+    """
+    needed = size if device == "cuda" or (size > 1 and device == "auto") else 0
+    gpus = needed if said is None else said
+    if device == "cpu" and gpus:
+        raise ValueError(f"gpus={gpus:g} and device=cpu: a replica that computes on the CPU uses no GPU.")
+    if device == "cuda" and not gpus:
+        raise ValueError("gpus=0 and device=cuda: gpus=0 reserves no GPU for a replica.")
+    if gpus not in (0, size) and (size > 1 or gpus > 1):
+        raise ValueError(
+            f"gpus={gpus:g} and tensor_parallel_size={size}: a model is split over tensor_parallel_size GPUs, all of"
+            f" which a replica needs, each whole: set both to the same number."
+        )
+    return gpus
 
 
 def _convert(name: str, value: Any, kind: Any) -> Any:
-    if name == "gpus" and str(value).strip().isdigit() and int(value) > 1:
-        raise ValueError(f"gpus={value}: a replica computes on one GPU, quire serve splits no model over several yet.")
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -39,9 +39,21 @@ LONG = {"prompt": "A quire is", "max_tokens": 1500, "ignore_eos": True, "stream"
 _PIDS = """
 import json, os, sys, ray
 ray.init(address=sys.argv[1], namespace="serve", log_to_driver=False)
-names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
-replicas = {name.rpartition("#")[2]: ray.get_actor(name) for name in names if "SERVE_REPLICA" in name}
-print(json.dumps({name: ray.get(actor.__ray_call__.remote(lambda _: os.getpid())) for name, actor in replicas.items()}))
+pids = {}
+for row in ray.util.list_named_actors(all_namespaces=True):
+    if "SERVE_REPLICA" in row["name"]:
+        try:
+            call = ray.get_actor(row["name"]).__ray_call__.remote(lambda _: os.getpid())
+            pids[row["name"].rpartition("#")[2]] = ray.get(call)
+        except (ValueError, ray.exceptions.RayActorError):
+            pass  # it ended meanwhile
+print(json.dumps(pids))
+"""
+
+_GROUPS = """
+import json, sys, ray
+ray.init(address=sys.argv[1], namespace="serve", log_to_driver=False)
+print(json.dumps([group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]))
 """
 
 
@@ -78,10 +90,12 @@ class Cluster:
         }
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, *, num_gpus: int = 0, num_replicas: int = NUM_REPLICAS, **arguments: object) -> None:
+        """Start Ray, which takes num_gpus on trust, and deploy as deploy() does."""
         port = self.address.rpartition(":")[2]
-        flags = ["--head", "--block", f"--port={port}", "--num-cpus=4", "--include-dashboard=false"]
+        flags = ["--head", "--block", f"--port={port}", "--num-cpus=4", f"--num-gpus={num_gpus}"]
         flags += [
+            "--include-dashboard=false",
             f"--metrics-export-port={self.metrics_port}",
             "--disable-usage-stats",
             "--object-store-memory=100000000",
@@ -96,14 +110,19 @@ class Cluster:
                 start_new_session=True,
             )
         wait_for(lambda: self._accepts(int(port)), timeout_s=60, what="the cluster's address")
-        self.deploy()
-        wait_for(lambda: len(self.replicas()) == NUM_REPLICAS, timeout_s=240, what=f"{NUM_REPLICAS} replicas")
+        self.deploy(replicas=num_replicas, **arguments)
+        wait_for(lambda: len(self.replicas()) == num_replicas, timeout_s=240, what=f"{num_replicas} replicas")
 
-    def deploy(self, **arguments: object) -> None:
-        """Deploy the shipped YAML with arguments of its application, as a user does."""
+    def deploy(self, *, autoscaling: dict[str, float] | None = None, **arguments: object) -> None:
+        """Deploy the shipped YAML with arguments of its application, as a user does.
+
+        autoscaling: options of Ray's own, in place of what the arguments make of it.
+        """
         config = yaml.safe_load((ROOT / "deploy" / "ray" / "quire.yaml").read_text())
         config["http_options"] = {"host": "127.0.0.1", "port": int(self.url.rpartition(":")[2])}
         config["applications"][0]["args"] |= ARGUMENTS | arguments
+        if autoscaling is not None:
+            config["applications"][0]["deployments"] = [{"name": "Quire", "autoscaling_config": autoscaling}]
         self._config.write_text(yaml.safe_dump(config))
         flags = ["run", "--non-blocking", "--address", self.address, str(self._config)]
         self._python("-m", "ray.serve.scripts", *flags)
@@ -111,6 +130,10 @@ class Cluster:
     def pids(self) -> dict[str, int]:
         """Return the replicas that have a process, those that are ending included."""
         return json.loads(self._python("-c", _PIDS, self.address).splitlines()[-1])
+
+    def placement_groups(self) -> list[dict]:
+        """Return Ray's rows of the placement groups that there are."""
+        return json.loads(self._python("-c", _GROUPS, self.address).splitlines()[-1])
 
     def stop(self) -> None:
         """End this cluster's processes and no others."""
@@ -205,11 +228,28 @@ class Stream(threading.Thread):
 
 def engine_of(replica: int) -> int:
     """Return the pid of the engine below a replica's process."""
-    children = {replica}
-    while children:
-        pid = children.pop()
-        if b"engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return pid
+    (engine,) = _below(replica, b"engine.process\0")
+    return engine
+
+
+def ranks_of(engine: int) -> list[int]:
+    """Return the pids of an engine's further ranks."""
+    return _below(engine, b"engine.rank_process\0")
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Return the environment that a process was started with."""
+    entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def _below(pid: int, argument: bytes) -> list[int]:
+    """Return the pids below a process of those that have an argument."""
+    found, todo = [], [pid]
+    while todo:
+        pid = todo.pop()
+        if argument in Path(f"/proc/{pid}/cmdline").read_bytes():
+            found.append(pid)
         for task in Path(f"/proc/{pid}/task").iterdir():
-            children |= {int(child) for child in (task / "children").read_text().split()}
-    raise AssertionError(f"no engine below {replica}")
+            todo += [int(child) for child in (task / "children").read_text().split()]
+    return found
