@@ -35,7 +35,7 @@ def time_graph(calls: Sequence[Callable[[], object]], *, replays: int = 15) -> f
         calls[-1]()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             for call in calls:
                 call()
         graph.replay()

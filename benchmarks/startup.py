@@ -1,4 +1,5 @@
-"""Seconds from `quire serve` to readiness, per stage, with Triton's cache empty and full, for the real shapes.
+"""Seconds from `quire serve` to readiness, per stage, and from the death of an engine to the next, for the real shapes:
+with an empty cache of Triton, and with a full one.
 
     python -m benchmarks.startup --shapes qwen3-0.6b llama-3.1-8b --warm-starts 2 --json out.json
 The first start of a machine also reads torch from its disk: --warm-starts without a cold one come after it. Random
@@ -9,6 +10,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,7 @@ from benchmarks.online import write_model_folder
 
 _SHAPES = Path(__file__).parent / "shapes"
 _READY = re.compile(r"Ready in ([\d.]+) s")
+_AGAIN = re.compile(r"engine ready again after_s=([\d.]+)")
 _STAGES = re.compile(r'start="([^"]*)"')
 _COMPILED = re.compile(r"kernels compiled=.*")
 
@@ -48,23 +51,28 @@ def main() -> int:
 
 
 def measure_start(folder: str, cache: str, flags: list[str], *, log: str = "") -> dict[str, object]:
-    """Start the daemon, wait until its log says that it is ready, and stop it. Raises RuntimeError if it ends before.
+    """Start the daemon, wait until its log says that it is ready, kill its engine, wait for the next one, stop it.
 
-    Returns the seconds on our clock, on the daemon's, per stage, and what it says of compiling kernels.
+    Returns the seconds on our clock, on the daemon's, per stage, what it says of compiling kernels, and how long the
+    engine was gone. Raises RuntimeError if the daemon ends before.
     """
     command = [sys.executable, "-m", "server", "serve", folder, "--load-format", "dummy", "--port", "0", *flags]
     started_s = time.monotonic()
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TRITON_CACHE_DIR": cache})
-    assert server.stderr is not None
     lines: list[str] = []
-    try:
-        for line in server.stderr:
+
+    def read_until(pattern: re.Pattern[str]) -> re.Match[str]:
+        for line in server.stderr or []:
             lines.append(line)
-            if ready := _READY.search(line):
-                elapsed_s = time.monotonic() - started_s
-                break
-        else:
-            raise RuntimeError("the daemon ended before it was ready:\n" + "".join(lines[-20:]))
+            if found := pattern.search(line):
+                return found
+        raise RuntimeError("the daemon ended before it was ready:\n" + "".join(lines[-20:]))
+
+    try:
+        ready = read_until(_READY)
+        elapsed_s = time.monotonic() - started_s
+        os.kill(_engine_of(server.pid), signal.SIGKILL)
+        again = read_until(_AGAIN)
     finally:
         if log:
             with Path(log).open("a") as file:
@@ -78,7 +86,13 @@ def measure_start(folder: str, cache: str, flags: list[str], *, log: str = "") -
         "daemon_seconds": float(ready[1]),
         "stages": stages[1] if stages else "",
         "kernels": compiled[0] if compiled else "",
+        "engine_restart_seconds": float(again[1]),
     }
+
+
+def _engine_of(launcher: int) -> int:
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return next(int(pid) for pid in children if b"engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 if __name__ == "__main__":

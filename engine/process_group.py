@@ -9,13 +9,10 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
-from kernels.one_shot import OneShot
 from models.parallel import TensorParallel
 
 # Loading a share of the weights may take one rank longer than another: from one disk, after a download
 _PATIENCE = timedelta(hours=1)
-# Up to here a sum in one kernel is faster than NCCL's (benchmarks/notes.md)
-_ONE_SHOT_BYTES = 512 * 1024
 
 
 def join_ranks(*, rank: int, size: int, rendezvous: str, device: torch.device) -> TensorParallel:
@@ -37,9 +34,4 @@ def join_ranks(*, rank: int, size: int, rendezvous: str, device: torch.device) -
     )
     group = distributed.group.WORLD
     assert group is not None
-    tp = TensorParallel(rank, size, group)
-    if not is_cuda:
-        return tp
-    one_shot = OneShot.make(group, device, num_bytes=_ONE_SHOT_BYTES)
-    everyone_has = tp.least(int(one_shot is not None), device) == 1
-    return TensorParallel(rank, size, group, one_shot if everyone_has else None)
+    return TensorParallel(rank, size, group)

@@ -88,6 +88,11 @@ class Ranks:
         told = _with_whole_paths(config)
         self._ranks = [self._start(told, rank, max_model_len) for rank in range(1, config.tensor_parallel_size)]
 
+    @property
+    def pids(self) -> list[int]:
+        """Their processes, by rank."""
+        return [process.pid for process, _ in self._ranks]
+
     def send(self, plan: StepPlan) -> None:
         """Send a plan to every rank. Blocks only for a rank that is many steps behind."""
         frame = encode_frame(plan)

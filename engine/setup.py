@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 import torch
+from torch import distributed
 
 from engine.adapters import Adapters
 from engine.config import EngineConfig, SchedulerConfig, SpeculativeConfig
@@ -102,6 +103,13 @@ class LoadedEngine:
             return 0, 0
         free, total = torch.cuda.mem_get_info(self.runner.device)
         return total - free, total
+
+    def close(self) -> None:
+        """Release what the model takes, and end the other ranks. After it, another engine may be loaded here."""
+        self.runner.close()
+        if self.ranks is not None:
+            self.ranks.close()
+            distributed.destroy_process_group()
 
     def _release_memory(self) -> None:
         """Wait for all that was launched, then give cached memory back to the device."""

@@ -5,12 +5,10 @@ Layers call these by name and know no more; with one rank each is a no-op, so a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import distributed
-
-from kernels.one_shot import OneShot
 
 try:
     from torch.distributed import all_gather_single as all_gather_into
@@ -23,24 +21,19 @@ class TensorParallel:
     """Rank `rank` of `size`. group: the process group over which it talks.
 
     None with several ranks: it talks to nobody, and what others have is made up: for sizes, and to rehearse kernels.
-    one_shot: sums what is small; None: the group's library does. Every rank has one, or none has.
     """
 
     rank: int = 0
     size: int = 1
     group: distributed.ProcessGroup | None = None
-    one_shot: OneShot | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.size
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of every rank's x: x itself, overwritten, or a tensor of its own."""
-        if self.group is None:
-            return x
-        if self.one_shot is not None and self.one_shot.takes(x):
-            return self.one_shot.sum(x)
-        distributed.all_reduce(x, group=self.group)
+        """Sum x over the ranks, in place, and return it."""
+        if self.group is not None:
+            distributed.all_reduce(x, group=self.group)
         return x
 
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:

@@ -30,7 +30,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     shapes = "random weights: qwen3-0.6b, llama-3.1-8b …"
     model.add_argument("--shape", type=text, metavar="NAME", help=shapes)
     add("--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", metavar="DEV", help="auto, cuda, mps, cpu")
-    add("-tp", "--tensor-parallel-size", type=integer(1, 64), default=1, metavar="N", help="GPUs that share it (1)")
+    add("--tensor-parallel-size", type=integer(1, 64), default=1, metavar="N", help="GPUs that share it (1)")
     add("--attention-backend", choices=BACKEND_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--quantization", choices=QUANTIZATION_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length (8192, or the model's)")

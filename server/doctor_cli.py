@@ -43,7 +43,7 @@ def add_doctor(
     add("--gpu-memory", type=gibibytes, metavar="GIB", help="plan for a GPU of this size, not what is here")
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of it to be used (0.9)")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
-    add("-tp", "--tensor-parallel-size", type=integer(1, 64), default=1, metavar="N", help="GPUs that share it (1)")
+    add("--tensor-parallel-size", type=integer(1, 64), default=1, metavar="N", help="GPUs that share it (1)")
     choices = {"--device": ("auto", "cuda", "mps", "cpu"), "--dtype": ("auto", "bfloat16", "float16", "float32")}
     for flag, names in choices.items():
         add(flag, choices=names, default="auto", metavar=flag[2:5].upper(), help=", ".join(names))

@@ -22,7 +22,6 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         "--device", choices=("auto", "cuda", "mps", "cpu"), metavar="DEV", default="auto", help="auto, cuda, mps or cpu"
     )
     add(
-        "-tp",
         "--tensor-parallel-size",
         type=integer(1, 64),
         metavar="N",

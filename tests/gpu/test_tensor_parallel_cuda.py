@@ -1,0 +1,72 @@
+"""A model on several GPUs gives the tokens of one, and ends as a whole. Needs two GPUs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.test_engine_cuda import checkpoint  # noqa: F401  (a fixture)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has fewer than two GPUs"),
+]
+
+TIMEOUT_S = 200
+
+
+def tokens_of(checkpoint: Path, *, size: int, is_eager: bool, depth: int = 2) -> list[list[list[int]]]:  # noqa: F811
+    arguments = [str(checkpoint), str(size), str(is_eager), str(depth)]
+    command = [sys.executable, "-m", "tests.gpu.tensor_parallel_run", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[list[list[int]]]:  # noqa: F811
+    return tokens_of(checkpoint, size=1, is_eager=False)
+
+
+@pytest.mark.parametrize(("is_eager", "depth"), [(False, 2), (True, 2), (False, 1)])
+def test_two_gpus_give_the_tokens_of_one(
+    checkpoint: Path,  # noqa: F811
+    expected: list[list[list[int]]],
+    is_eager: bool,
+    depth: int,
+) -> None:
+    assert tokens_of(checkpoint, size=2, is_eager=is_eager, depth=depth) == expected
+
+
+def test_the_end_of_a_killed_engine_is_its_ranks(checkpoint: Path) -> None:  # noqa: F811
+    code = (
+        "import sys, time; from engine.config import EngineConfig; from engine.offline import OfflineEngine\n"
+        "offline = OfflineEngine.load(EngineConfig(model=sys.argv[1], tensor_parallel_size=2, max_num_seqs=8,"
+        " max_num_batched_tokens=48, kv_cache_memory_bytes=64 << 20))\n"
+        "print(*offline.loaded.ranks.pids, flush=True); time.sleep(600)"
+    )
+    engine = subprocess.Popen([sys.executable, "-c", code, str(checkpoint)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert engine.stdout is not None
+        pids = [int(pid) for pid in engine.stdout.readline().split()]
+        assert len(pids) == 1
+    finally:
+        engine.send_signal(signal.SIGKILL)
+        engine.wait()
+    deadline = time.monotonic() + 20
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a rank outlives its engine"
+        time.sleep(0.1)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text() and os.kill(pid, 0) is None
+    except (FileNotFoundError, ProcessLookupError):
+        return False
