@@ -22,6 +22,7 @@ def commands() -> list[str]:
 def test_there_are_commands_of_each_kind() -> None:
     assert {tuple(command.split()[1:3]) for command in commands()} == {
         ("serve", "MODEL"),
+        ("doctor", "MODEL"),
         ("bench", "steps"),
         ("bench", "plan"),
     }

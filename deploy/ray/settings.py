@@ -11,16 +11,12 @@ import msgspec
 
 from server.hosted_daemon import parse_flags
 
-_MOST_REPLICAS = 4096
-
 
 class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """How many replicas there are, what each may use, and how it ends."""
 
-    replicas: Annotated[int, msgspec.Meta(ge=0, le=_MOST_REPLICAS)] = 1  # with max_replicas: the fewest, and may be 0
-    max_replicas: Annotated[int, msgspec.Meta(ge=1, le=_MOST_REPLICAS)] | None = (
-        None  # None: there are always `replicas`
-    )
+    replicas: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 1  # with max_replicas: the fewest, and may be 0
+    max_replicas: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None  # None: there are always `replicas`
     target_ongoing_requests: Annotated[float, msgspec.Meta(gt=0)] = 32.0  # per replica: more add one, fewer end one
     cpus: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # of each rank, and so of a replica that is not split
     gpus: Annotated[float, msgspec.Meta(ge=0)] | None = None  # of each replica: one a rank; 0 computes on the CPU
@@ -70,8 +66,8 @@ def read_arguments(arguments: Mapping[str, Any]) -> RayArguments:
     if settings.max_replicas is None and settings.replicas == 0:
         raise ValueError("replicas=0 needs max_replicas: without it nothing would ever be served.")
     parsed = parse_flags(flags)
-    gpus = _gpus(settings.gpus, parsed.device, parsed.tensor_parallel_size)
     size = parsed.tensor_parallel_size
+    gpus = _gpus(settings.gpus, parsed.device, size)
     reservation = Reservation(cpus=settings.cpus * size, gpus=gpus, is_split=size > 1)
     # Ray hides no GPU from a replica that has none
     device = ["--device=cpu"] if gpus == 0 and parsed.device == "auto" else []
@@ -91,8 +87,8 @@ def _gpus(said: float | None, device: str, size: int) -> float:
         raise ValueError("gpus=0 and device=cuda: gpus=0 reserves no GPU for a replica.")
     if gpus not in (0, size) and (size > 1 or gpus > 1):
         raise ValueError(
-            f"gpus={gpus:g} and tensor_parallel_size={size}: a model is split over tensor_parallel_size GPUs, all of"
-            f" which a replica needs, each whole: set both to the same number."
+            f"gpus={gpus:g} and tensor_parallel_size={size}: a replica has one whole GPU for each rank of its model:"
+            " set both to the same number."
         )
     return gpus
 

@@ -54,6 +54,7 @@ def check_server(deployment: Manifest) -> None:
     _check_end(pod, container, drain_s=arguments["drain_timeout"])
     _check_security(pod, container)
     _check_volumes(pod, container, arguments)
+    _check_gpus(pod, container, num_gpus=arguments["tensor_parallel_size"])
 
 
 def check_arguments(container: Manifest) -> dict[str, Any]:
@@ -118,3 +119,15 @@ def _check_volumes(pod: Manifest, container: Manifest, arguments: dict[str, Any]
         (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "api-keys"]
         assert [item["path"] for item in volume["secret"]["items"]] == [Path(key_file).name]
         assert not any(item["name"] == "QUIRE_API_KEY" and "value" in item for item in container["env"])
+
+
+def _check_gpus(pod: Manifest, container: Manifest, *, num_gpus: int) -> None:
+    """A pod must have as many GPUs as share its model, and memory in which their processes meet."""
+    limits = container["resources"]["limits"]
+    if "nvidia.com/gpu" not in limits:
+        return
+    assert limits["nvidia.com/gpu"] == str(num_gpus), "--tensor-parallel-size is another number"
+    (name,) = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    (volume,) = [volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == name]
+    assert volume["medium"] == "Memory"
+    assert volume["sizeLimit"] == "1Gi", "without a limit: half of the node's memory"

@@ -129,6 +129,28 @@ def test_a_gpu_replica_asks_for_one_gpu_and_needs_no_spare() -> None:
     assert "replicas" not in deployment["spec"], "the autoscaler's business"
 
 
+def test_the_patches_of_the_guide_give_a_pod_as_many_gpus_as_share_its_model(tmp_path: Path) -> None:
+    (patches,) = re.findall(r"```yaml\n(patches:.*?)```", (ROOT / "docs/scaling.md").read_text(), re.DOTALL)
+    shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/kustomization.yaml").write_text(f"resources: [../kubernetes/overlays/gpu]\n{patches}")
+    manifests = render(tmp_path / "mine")
+    validate(manifests)
+    deployment = one(manifests, "Deployment")
+    check_server(deployment)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert check_arguments(container)["tensor_parallel_size"] == 4
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
+
+
+def test_a_number_of_gpus_that_the_server_does_not_use_is_found() -> None:
+    deployment = one(render(KUBERNETES / "overlays/gpu"), "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    container["resources"]["limits"]["nvidia.com/gpu"] = "2"
+    with pytest.raises(AssertionError, match="--tensor-parallel-size"):
+        check_server(deployment)
+
+
 def test_the_picker_can_read_metrics_and_finds_its_pool() -> None:
     manifests = render(KUBERNETES / "overlays/llm-d")
     (server,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]

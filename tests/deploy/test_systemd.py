@@ -41,14 +41,16 @@ def test_the_unit_is_hardened(analyze: str) -> None:
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[OwnSystemd]:
-    """Return a systemd that starts the unit, with a free port and less patience."""
+    """Return a systemd that starts the unit, with a free port, two ranks and less patience."""
     for program, package in (("unshare", "util-linux"), ("systemctl", "systemd")):
         need(program, package=package)
     system = subprocess.run([PYTHON, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, text=True)
     if system.stdout.strip() != str(sys.version_info[:2]):
         pytest.skip(f"{PYTHON} is not of this Python's version, so it cannot use its packages")
     drop_in = "[Service]\nWatchdogSec=15\nRestartSec=1\n"
-    drop_in += "Environment='SERVE_ARGS=--port 0 --device cpu --api-key-file /opt/quire/keys'\n"
+    drop_in += (
+        "Environment='SERVE_ARGS=--port 0 --device cpu --tensor-parallel-size 2 --api-key-file /opt/quire/keys'\n"
+    )
     with OwnSystemd(tmp_path, drop_in=drop_in, keys="old") as running:
         yield running
 
@@ -72,10 +74,12 @@ def test_systemd_sees_it_ready_reloads_keys_restarts_what_stands_still_and_stops
     wait_for(lambda: answer_to("new", status) == 200, timeout_s=10, what="the new key is let in")
     assert answer_to("old", status) == 401
     engine = manager.pid_of("engine.process")
-    assert "\nUid:\t0\t" not in Path(f"/proc/{engine}/status").read_text()
+    rank = manager.pid_of("engine.rank_process")
+    assert all("\nUid:\t0\t" not in Path(f"/proc/{pid}/status").read_text() for pid in (engine, rank))
     os.kill(engine, signal.SIGSTOP)
     manager.wait_shows(ActiveState="active", StatusText="The engine makes no progress")
     manager.wait_shows(ActiveState="active", SubState="running", NRestarts="1")
     assert not is_alive(engine)
+    assert not is_alive(rank)
     manager.systemctl("stop", "quire")
     assert manager.shows(ActiveState="inactive", Result="success", ExecMainStatus="0")
