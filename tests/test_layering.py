@@ -51,10 +51,12 @@ ENGINE_WITH_TORCH = {
     "model_runner",
     "offline",
     "pooler",
+    "process_group",
     "prompt_logprobs",
     "rehearsal",
     "sampler",
     "setup",
+    "setup_facts",
     "staging",
 }
 # calls that make the host wait for the device, or copy off it; each exception with its reason
