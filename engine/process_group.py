@@ -1,4 +1,4 @@
-"""The process group of the ranks that share a model: how they meet, and what they agree on while loading. Imports torch."""
+"""The process group of the ranks that share a model: how they meet, and agree on what loading needs. Imports torch."""
 
 from __future__ import annotations
 
