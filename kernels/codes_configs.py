@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LOOKUPS = ("permute", "shared", "load")
+# How codes become values → planes, of a word's 4, for which that is done by byte permutations; -1: from memory
+LOOKUPS = {"permute": 4, "mixed": 2, "shared": 0, "load": -1}
 # fp32 sums that splits of one product may leave for each other, and tiles in which they meet
 SCRATCH_SUMS = 1 << 22
 SCRATCH_TILES = 4096
@@ -27,7 +28,7 @@ class CodesGemmConfig:
     num_warps: int
     num_stages: int
     prefetch: int = 2  # tiles of weights that a program asks L2 for before it waits for x; 0: none
-    lookup: str = "permute"  # one of LOOKUPS; "load", from memory, is for devices that know no PTX
+    lookup: str = "permute"  # one of LOOKUPS; "load" is for devices that know no PTX
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@
 As kernels/triton_int_gemm.py: weight @ x.T, weights unpacked where tensor cores take them, K split until the device is
 full, the parts summed in order by the last program of a tile. A plane of codes becomes values by byte permutations of
 the table, which stays in registers, or by lookups in shared memory, where each lane of a warp has a table of its own,
-of two values per byte, in a bank of its own. A block's sum is scaled in fp32. Capturable in a CUDA graph.
+of two values per byte, in a bank of its own; or half of the planes become so by the one and half by the other, since
+each keeps another unit of the multiprocessor busy. A block's sum is scaled in fp32. Capturable in a CUDA graph.
 
 In PTX both take two neighbours of a row at once, so they rely on Triton handing over neighbours: it does in the layouts
 in which tensor cores take 16-bit operands. tests/gpu/test_quant_codes_cuda.py would show if it did not any more.
@@ -26,7 +27,6 @@ from kernels.triton_gemv import GemvScratch
 
 MAX_ROWS = 128
 _BLOCK = tl.constexpr(BLOCK)
-_PERMUTE, _SHARED, _LOAD = (tl.constexpr(index) for index in range(len(LOOKUPS)))
 
 
 def can_codes_gemm(x: torch.Tensor, weight: CodeWeight) -> bool:
@@ -67,14 +67,12 @@ def codes_gemm(
     packed, table = weight.packed.view(torch.int16), weight.registers
     if config.lookup == "load":
         packed, table = weight.packed, weight.rounded
-    elif config.lookup == "shared":
-        table = weight.pairs
     # row tiles first: those that read the same weights run at the same time, and L2 holds them
     _codes_gemm_kernel[grid](
-        x, packed, weight.scales, table, bias, out, scratch.partial, scratch.arrivals,
+        x, packed, weight.scales, table, weight.pairs, bias, out, scratch.partial, scratch.arrivals,
         num_rows, n, k, num_tiles, triton.cdiv(num_tiles, config.splits), x.stride(0),
         M_PAD=config.block_m, BLOCK_N=config.block_n, PLANE=weight.plane, SPLITS=config.splits,
-        LOOKUP=LOOKUPS.index(config.lookup), IS_PAIRED=weight.is_paired, EVEN_N=n % config.block_n == 0,
+        PERMUTED=LOOKUPS[config.lookup], IS_PAIRED=weight.is_paired, EVEN_N=n % config.block_n == 0,
         EVEN_K=k % (4 * weight.plane) == 0, HAS_BIAS=bias is not None, STAGES=config.num_stages,
         PREFETCH=config.prefetch, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
     )  # fmt: skip
@@ -83,9 +81,9 @@ def codes_gemm(
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles", "tiles_per_split"])
 def _codes_gemm_kernel(
-    x_ptr, packed_ptr, scales_ptr, table_ptr, bias_ptr, out_ptr, partial_ptr, arrivals_ptr,
+    x_ptr, packed_ptr, scales_ptr, table_ptr, pairs_ptr, bias_ptr, out_ptr, partial_ptr, arrivals_ptr,
     num_rows, n, k, num_tiles, tiles_per_split, stride_x,
-    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, PLANE: tl.constexpr, SPLITS: tl.constexpr, LOOKUP: tl.constexpr,
+    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, PLANE: tl.constexpr, SPLITS: tl.constexpr, PERMUTED: tl.constexpr,
     IS_PAIRED: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
     STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -102,16 +100,16 @@ def _codes_gemm_kernel(
         firsts = tile * BLOCK_N + tl.arange(0, BLOCK_N // SHARE) * SHARE
         for ahead in tl.static_range(PREFETCH):
             lines = tl.minimum(first + ahead, num_tiles - 1) * n + tl.minimum(firsts, n - 1)
-            prefetch_l2(packed_ptr + lines * (PLANE if LOOKUP != _LOAD else 2 * PLANE))
-    if LOOKUP == _SHARED:
-        _fill_tables(table_ptr)
+            prefetch_l2(packed_ptr + lines * (PLANE if PERMUTED >= 0 else 2 * PLANE))
+    if PERMUTED >= 0 and PERMUTED < 4:
+        _fill_tables(pairs_ptr)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     rows = row_tile * M_PAD + tl.arange(0, M_PAD)
     acc = _sum_slab(
         x_ptr + rows.to(tl.int64) * stride_x, packed_ptr, scales_ptr, table_ptr, rows < num_rows, sources,
-        first, last, n, k, M_PAD, BLOCK_N, PLANE, LOOKUP, IS_PAIRED, EVEN_K, STAGES,
+        first, last, n, k, M_PAD, BLOCK_N, PLANE, PERMUTED, IS_PAIRED, EVEN_K, STAGES,
     )  # fmt: skip
     results = out_ptr + rows.to(tl.int64)[None, :] * n + outputs[:, None]
     mask = (rows < num_rows)[None, :] & (outputs < n)[:, None]
@@ -135,18 +133,18 @@ def _codes_gemm_kernel(
 @triton.jit
 def _sum_slab(
     x_ptrs, packed_ptr, scales_ptr, table_ptr, in_rows, sources, first, last, n, k,
-    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, PLANE: tl.constexpr, LOOKUP: tl.constexpr, IS_PAIRED: tl.constexpr,
+    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, PLANE: tl.constexpr, PERMUTED: tl.constexpr, IS_PAIRED: tl.constexpr,
     EVEN_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_N, M_PAD] fp32: weight @ x.T over the tiles [first, last)."""
     RUN: tl.constexpr = _BLOCK // PLANE  # planes of a block
     offsets = tl.arange(0, PLANE)
-    if LOOKUP == _LOAD:
+    if PERMUTED < 0:
         code_ptrs = packed_ptr + sources[:, None] * (2 * PLANE) + (offsets // 2 * 4)[None, :]
         halves = (4 * (offsets % 2))[None, :]
     else:
         word_ptrs = packed_ptr + sources[:, None] * PLANE + offsets[None, :]
-    if LOOKUP == _PERMUTE:
+    if PERMUTED > 0:
         # Tensors of one entry, since Triton unpacks in the layout of tensor cores only what comes from such loads
         one = table_ptr + tl.arange(0, 1)[:, None]
         registers = (
@@ -155,7 +153,7 @@ def _sum_slab(
         )  # fmt: skip
     acc = tl.zeros([BLOCK_N, M_PAD], tl.float32)
     for t in tl.range(first, last, num_stages=STAGES):
-        if LOOKUP != _LOAD:
+        if PERMUTED >= 0:
             words = tl.load(word_ptrs + t * n * PLANE, eviction_policy="evict_first")
         for run in tl.static_range(4 // RUN):
             start = (t * 4 + run * RUN) * PLANE
@@ -167,13 +165,13 @@ def _sum_slab(
                 inputs = start + index * PLANE + offsets
                 mask = in_rows[:, None] if EVEN_K else in_rows[:, None] & (inputs < k)[None, :]
                 x = tl.load(x_ptrs[:, None] + inputs[None, :], mask=mask, other=0.0)
-                if LOOKUP == _LOAD:
+                if PERMUTED < 0:
                     codes = tl.load(code_ptrs + t * n * (2 * PLANE) + run * RUN + index)
                     weights = tl.load(table_ptr + ((codes >> halves) & 15).to(tl.int32))
-                elif LOOKUP == _SHARED:
-                    weights = _look_up(words, scales, x, run * RUN + index)
-                else:
+                elif run * RUN + index < PERMUTED:
                     weights = _permute(words, registers, scales, x, run * RUN + index, IS_PAIRED)
+                else:
+                    weights = _look_up(words, scales, x, run * RUN + index)
                 part = tl.dot(weights, tl.trans(x), part)
             acc += part * scales[:, None]
     return acc
