@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -62,6 +62,8 @@ def candidates(block_m: int) -> list[Candidate]:
             for programs in _PROGRAMS:
                 cut = CodesCut(lookup, block_n, warps, stages, 2 if block_m <= 16 else 0, programs)
                 found.append(Candidate(plane, is_paired=True, cut=cut))
+    if block_m == 8:  # the same as tiles of 16 rows, the others empty
+        found += [replace(one, cut=replace(one.cut, least_rows=16)) for one in found[:24]]
     first = table[32][0]
     found.insert(4, Candidate(32, is_paired=False, cut=CodesCut("permute", *first, 2 if block_m <= 16 else 0, 264)))
     return found

@@ -119,7 +119,8 @@ def _sweep(results: list[Result], baselines: list[Result], failures: dict[Launch
                 key = (name, num_rows, one)  # two candidates may be one launch
                 if key not in done:
                     done[key] = _measure(problem, num_rows, candidate, one, scratch, failures)
-                facts = {"shape": name, "n": problem.n, "k": problem.k, "rows": num_rows, "splits": one.config.splits}
+                facts = {"shape": name, "n": problem.n, "k": problem.k, "rows": num_rows}
+                facts |= {"block_m": one.config.block_m, "splits": one.config.splits}
                 results.append(facts | as_result(candidate) | done[key])
 
 
@@ -234,7 +235,10 @@ def _least(timed: Sequence[Result], lookup: str, *, is_paired: bool) -> str:
 def _describe(result: Result) -> str:
     cut = result["cut"]
     kind = cut["lookup"] if result["is_paired"] else "any"
-    return f"{kind} p{result['plane']} n{cut['block_n']} w{cut['num_warps']} st{cut['num_stages']} s{result['splits']}"
+    return (
+        f"{kind} p{result['plane']} m{result['block_m']} n{cut['block_n']} w{cut['num_warps']} st{cut['num_stages']}"
+        f" s{result['splits']}"
+    )
 
 
 def _first_line(text: str) -> str:

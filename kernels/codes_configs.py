@@ -41,10 +41,11 @@ class CodesCut:
     num_stages: int
     prefetch: int
     programs: int
+    least_rows: int = 8  # of a tile: from 16 on Triton takes Hopper's own products, wgmma
 
     def config(self, *, num_rows: int, n: int, num_tiles: int) -> CodesGemmConfig:
         """The cut of one shape. num_tiles: packed, along K."""
-        block_m = block_rows(num_rows)
+        block_m = max(self.least_rows, block_rows(num_rows))
         meetings = -(-num_rows // block_m) * -(-n // self.block_n)
         splits = 1
         while (

@@ -22,8 +22,8 @@ def test_the_table_takes_what_is_best_in_the_mean():
     ]  # fmt: skip
     assert choose(results).split("\n") == [
         "PLANE = 32",
-        "    (8, False): CodesCut('shared', 128, 4, 6, 2, 528),  # 5.0% from each shape's best, in the mean",
-        "    (64, True): CodesCut('permute', 64, 4, 4, 2, 264),  # 0.0% from each shape's best, in the mean",
+        "    (8, False): CodesCut('shared', 128, 4, 6, 2, 528, 8),  # 5.0% from each shape's best, in the mean",
+        "    (64, True): CodesCut('permute', 64, 4, 4, 2, 264, 8),  # 0.0% from each shape's best, in the mean",
     ]
 
 
