@@ -86,6 +86,15 @@ def launches() -> list[Launch]:
     return sorted(wanted, key=lambda key: wanted[key])
 
 
+def probes() -> list[Launch]:
+    """One launch of each lookup in each kind of product: what faults here would take all that comes after with it."""
+    return [
+        Launch(32, is_paired=True, config=CodesGemmConfig(block_m, 128, 2, 4, 6 if block_m == 8 else 4, 2, lookup))
+        for block_m in (8, 64)
+        for lookup in ("permute", "shared", "mixed")
+    ]
+
+
 def compile_jobs(found: Sequence[Launch], *, until_s: float) -> list[Callable[[], object]]:
     """One tiny launch of each; past until_s, of time.monotonic(), they fail instead."""
     return [functools.partial(_run_tiny, one, until_s) for one in found]

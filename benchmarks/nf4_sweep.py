@@ -36,6 +36,7 @@ from benchmarks.nf4_candidates import (
     launch,
     launches,
     make_weight,
+    probes,
     random_codes,
 )
 from benchmarks.report import format_table
@@ -75,14 +76,10 @@ def main() -> None:
         print(choose(json.loads(options.choose.read_text())["results"]))
         return
     started_s = time.monotonic()
-    wanted = launches()
-    jobs = compile_jobs(wanted, until_s=started_s + _COMPILE_SHARE * options.seconds)
-    failures = {wanted[int(error.split()[1].rstrip(":"))]: _first_line(error) for error in compile_ahead(jobs)}
+    failures = _compile(until_s=started_s + _COMPILE_SHARE * options.seconds)
     if not torch.cuda.is_available():
         sys.exit("benchmarks.nf4_sweep needs a CUDA device.")
-    print(
-        f"compiled {len(wanted) - len(failures)} of {len(wanted)} in {time.monotonic() - started_s:.0f} s", flush=True
-    )
+    print(f"compiled in {time.monotonic() - started_s:.0f} s; not, or not to be launched: {len(failures)}", flush=True)
     results: list[Result] = []
     baselines: list[Result] = []
     try:
@@ -93,6 +90,19 @@ def main() -> None:
             options.out.write_text(json.dumps(found, indent=1))
     print_results(results, baselines)
     print(f"{time.monotonic() - started_s:.0f} s")
+
+
+def _compile(*, until_s: float) -> dict[Launch, str]:
+    """Fill Triton's cache; returns what must not be launched, and why."""
+
+    def run(found: Sequence[Launch], processes: int) -> dict[Launch, str]:
+        errors = compile_ahead(compile_jobs(found, until_s=until_s), processes=processes)
+        return {found[int(error.split()[1].rstrip(":"))]: _first_line(error) for error in errors}
+
+    probed = probes()
+    broken = {one.config.lookup: reason for one, reason in run(probed, len(probed)).items()}
+    failures = {one: broken[one.config.lookup] for one in launches() if one.config.lookup in broken}
+    return failures | run([one for one in launches() if one not in failures], 14)
 
 
 @torch.inference_mode()
@@ -138,12 +148,12 @@ def _measure(
     if one in failures:
         return {"failed": failures[one]}
     weights = problem.weights[candidate.plane, candidate.is_paired]
-    x = torch.randn(num_rows, problem.k, dtype=torch.bfloat16, device="cuda")
-    run = functools.partial(codes_gemm, bias=None, scratch=scratch, config=one.config, pdl=True)
-    expected = x.double() @ problem.exact.T
-    poison = torch.full((num_rows, problem.n), float("nan"), dtype=x.dtype, device=x.device)
-    del poison  # what the product is written to next
     try:
+        x = torch.randn(num_rows, problem.k, dtype=torch.bfloat16, device="cuda")
+        run = functools.partial(codes_gemm, bias=None, scratch=scratch, config=one.config, pdl=True)
+        expected = x.double() @ problem.exact.T
+        poison = torch.full((num_rows, problem.n), float("nan"), dtype=x.dtype, device=x.device)
+        del poison  # what the product is written to next
         out = run(x, weights[0])
         error = float((out.double() - expected).norm() / expected.norm())
         if not error < _MAX_ERROR:
