@@ -97,7 +97,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     report.stored = _stored(folder, model)
     model.check_tensor_parallel(ask.num_gpus)
     tp = TensorParallel(size=ask.num_gpus)
-    limits = choose_limits(config, device)
+    limits = choose_limits(config, is_cuda=device.type == "cuda")
     backend = _backend(model.share_of_rank(tp.size), dtype, device, kv_dtype=kv_dtype)
     setup = Setup(config, model, device, dtype, kv_dtype, limits, backend, CompilerLoader(folder), tp=tp)
     report.weights, report.kv_bytes_per_token = setup.weight_bytes, model.kv_bytes_per_token(tp.size, setup.kv_dtype)

@@ -1,10 +1,8 @@
-"""How much runs at once, of what the user left open. Imports torch for its device."""
+"""How much runs at once, of what the user left open. Never imports torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
 
 from engine.config import EngineConfig
 from engine.errors import StartupError
@@ -21,9 +19,8 @@ class Limits:
     max_num_samples: int | None = None  # positions that a step with drafts samples; None: there are no drafts
 
 
-def choose_limits(config: EngineConfig, device: torch.device) -> Limits:
+def choose_limits(config: EngineConfig, *, is_cuda: bool) -> Limits:
     """Fill in what the user left open. Raises StartupError for limits that starve each other."""
-    is_cuda = device.type == "cuda"
     num_seqs = config.max_num_seqs or min(256 if is_cuda else 64, config.max_num_batched_tokens or 256)
     batched = config.max_num_batched_tokens or max(8192 if is_cuda else 512, num_seqs)
     for flag, tokens in (

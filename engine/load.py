@@ -27,6 +27,7 @@ from engine.kv_cache import KVCachePlan
 from engine.limits import choose_limits
 from engine.memory import describe_shortage, format_size, is_out_of_memory
 from engine.model_runner import ModelRunner
+from engine.process_group import least
 from engine.ranks import RankConfig, RankHost, Ranks
 from engine.rehearsal import rehearse
 from engine.setup import LoadedEngine, Setup
@@ -78,7 +79,7 @@ def load_rank(told: RankConfig) -> ModelRunner:
     with _in_sentences(config, stages):
         setup = _decide(config, rank=told.rank).limited_to(told.max_model_len).joined(told.rendezvous, told.rank)
         model = _load_weights(setup, stages.append, "")
-        setup.tp.least(0, setup.device)  # until the first has compiled all kernels
+        least(setup.tp, 0, setup.device)  # until the first has compiled all kernels
         stages.append(Stage("kv_cache"))
         return setup.assemble(model, setup.plan_pool(has_weights=True), lambda done, total: None, {}).runner
 
@@ -121,7 +122,7 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: Ra
     weights_s = time.monotonic() - started
     if compilation is not None:
         compilation.wait(lambda done, total: on_stage(Stage("kernels", done, total, unit="kernels")))
-    setup.tp.least(0, device)  # now the other ranks find all kernels compiled
+    least(setup.tp, 0, device)  # now the other ranks find all kernels compiled
     on_stage(Stage("kv_cache"))
     plan = setup.plan_pool(has_weights=True)
     if config.max_model_len is None and plan.max_model_len < whole.max_context_len:
@@ -154,7 +155,7 @@ def _decide(config: EngineConfig, *, rank: int) -> Setup:
     elif device.type == "cpu" and tp.size > 1:
         torch.set_num_threads(max(torch.get_num_threads() // tp.size, 1))
     backend = _select_backend(config, model, dtype, device, kv_dtype=kv_dtype)
-    limits = choose_limits(config, device)
+    limits = choose_limits(config, is_cuda=device.type == "cuda")
     most = max_step_tokens(limits.max_num_seqs, limits.max_num_batched_tokens)
     adapters = open_adapters(config, model, max_step_tokens=most, dtype=dtype, device=device, tp=tp)
     loader = CompilerLoader(Path(config.model))

@@ -19,6 +19,7 @@ from engine.device_state import DeviceState
 from engine.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows, shape_of
 from engine.kv_cache import KVCachePlan
 from engine.pooler import PoolSums, pool
+from engine.process_group import agree
 from engine.prompt_logprobs import PromptScorer, PromptScores
 from engine.sampler import Sampled, Sampler
 from engine.staging import Staging
@@ -92,7 +93,7 @@ class ModelRunner:
         mixed = MixedGraphs(
             lambda shape: self._run_mixed(shape, shape.num_tokens, self._max_model_len),
             shapes=self._shapes,
-            agree=lambda seconds: self._tp.agree(seconds, self.device),
+            agree=lambda seconds: agree(self._tp, seconds, self.device),
         )
         pool = torch.cuda.graph_pool_handle()
         done = itertools.count(1)

@@ -1,4 +1,4 @@
-"""The process group of the ranks that share a model. Imports torch."""
+"""The process group of the ranks that share a model: how they meet, and agree on what loading needs. Imports torch."""
 
 from __future__ import annotations
 
@@ -35,3 +35,17 @@ def join_ranks(*, rank: int, size: int, rendezvous: str, device: torch.device) -
     group = distributed.group.WORLD
     assert group is not None
     return TensorParallel(rank, size, group)
+
+
+def agree(tp: TensorParallel, numbers: list[float], device: torch.device) -> list[float]:
+    """Return rank 0's numbers on every rank. Blocks and syncs."""
+    return tp.broadcast(torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()
+
+
+def least(tp: TensorParallel, number: int, device: torch.device) -> int:
+    """Return the smallest of every rank's numbers, once all are there. Blocks and syncs."""
+    if tp.group is None:
+        return number
+    x = torch.tensor([number], dtype=torch.int64, device=device)
+    distributed.all_reduce(x, op=distributed.ReduceOp.MIN, group=tp.group)
+    return int(x.item())

@@ -23,7 +23,7 @@ from engine.memory import GIB, DeviceMemory, check_memory, measure_memory
 from engine.metrics import Metrics
 from engine.model_runner import ModelRunner
 from engine.outbox import Transport
-from engine.process_group import join_ranks
+from engine.process_group import join_ranks, least
 from engine.ranks import NeverRaised, RankedExecutor, Ranks
 from engine.scheduler import Scheduler
 from engine.speculative import make_drafter
@@ -169,7 +169,7 @@ class Setup:
         memory, tp = measure_memory(self.config, self.device), self.tp
         if self.device.type == "cpu":  # which all of them share
             memory = dataclasses.replace(memory, usable=memory.usable // tp.size)
-        return dataclasses.replace(memory, usable=tp.least(memory.usable, self.device))
+        return dataclasses.replace(memory, usable=least(tp, memory.usable, self.device))
 
     def plan_pool(self, *, has_weights: bool, memory: DeviceMemory | None = None) -> KVCachePlan:
         """Size the pool from `memory`, or what is free now, less the weights unless they are there.

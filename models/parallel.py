@@ -54,19 +54,5 @@ class TensorParallel:
             distributed.broadcast(x, group=self.group, group_src=src)
         return x
 
-    def agree(self, numbers: list[float], device: torch.device) -> list[float]:
-        """Return rank 0's numbers on every rank. Blocks and syncs; not for the step path."""
-        if self.group is None:
-            return numbers
-        return self.broadcast(torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()
-
-    def least(self, number: int, device: torch.device) -> int:
-        """Return the smallest of every rank's numbers. Blocks and syncs; not for the step path."""
-        if self.group is None:
-            return number
-        x = torch.tensor([number], dtype=torch.int64, device=device)
-        distributed.all_reduce(x, op=distributed.ReduceOp.MIN, group=self.group)
-        return int(x.item())
-
 
 ALONE = TensorParallel()

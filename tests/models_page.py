@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,10 +127,10 @@ def family_rows(seen: Recorder) -> list[str]:
 
 
 def newest(benchmark: str, folder: Path) -> dict[str, Any]:
-    """Return the schemes of the newest report of a benchmark: name → what was measured; none: {}."""
+    """Return of each scheme what the newest report of a benchmark that has it says; none: {}."""
     reports = [json.loads(path.read_text()) for path in folder.glob("quantization*.json")]
     found = [report for report in reports if report["benchmark"] == benchmark]
-    return max(found, key=lambda report: report["date"])["schemes"] if found else {}
+    return {name: seen for report in sorted(found, key=itemgetter("date")) for name, seen in report["schemes"].items()}
 
 
 def scheme_rows(folder: Path = RESULTS) -> list[str]:
