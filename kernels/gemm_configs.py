@@ -1,4 +1,4 @@
-"""How products of 65 and more rows are cut, where a cut of ours measured faster than cuBLAS (benchmarks/gemm_sweep.py)."""
+"""How products of 65 and more rows are cut, where a cut of ours beat cuBLAS (`benchmarks/gemm_sweep.py`, one H100)."""
 
 from __future__ import annotations
 
@@ -73,16 +73,19 @@ def gemm_config(*, num_rows: int, n: int, k: int, num_sms: int) -> HopperGemmCon
 
 
 def num_programs(config: HopperGemmConfig | GemmConfig, *, num_rows: int, n: int, k: int, num_sms: int) -> int:
-    """Programs of a launch, or 0 if that cut does not fit: too few tiles to stream, too many to split, too short a K."""
+    """Programs of a launch, or 0 if that cut does not fit: too few tiles to stream, too many to split, a short K."""
     is_hopper = isinstance(config, HopperGemmConfig)
     block_m = config.consumers * 64 if is_hopper else config.block_m
     tiles = -(-num_rows // block_m) * -(-n // config.block_n)
     if k % config.block_k != 0:
         return 0
     if config.splits == STREAMED:
-        return num_sms if tiles > num_sms else 0
-    if config.splits > 1 and (tiles * config.splits > num_sms or config.splits > k // config.block_k):
-        return 0
-    if not is_hopper and k % (config.splits * config.block_k) != 0:
-        return 0
-    return tiles * config.splits
+        return num_sms if is_hopper and tiles > num_sms else 0
+    programs = tiles * config.splits
+    if is_hopper:  # programs wait for one another: all must be resident
+        fits = config.splits == 1 or (programs <= num_sms and config.splits <= k // config.block_k)
+    else:
+        sums = programs * block_m * config.block_n
+        room = tiles <= num_sms * 4 and sums <= num_sms * MAX_SUMS
+        fits = config.splits == 1 or (room and k % (config.splits * config.block_k) == 0)
+    return programs if fits else 0

@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.gemm_configs import MAX_SUMS, GemmScratch, HopperGemmConfig, num_programs
+from kernels.gluon_gemm_sums import await_parts, hand_over, part, store
 
 if not triton.__version__.startswith("3.6."):
     raise ImportError("Gluon changes between versions of Triton: this was written for 3.6")
@@ -86,18 +87,15 @@ def _gemm_kernel(
     x_tiles = gl.allocate_shared_memory(x_desc.dtype, [STAGES * CONSUMERS, 64, BLOCK_K], x_desc.layout)
     w_tiles = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
     loaded, free = _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS)
-    total = num_row_tiles * num_n_tiles * k_steps
-    begin = gl.program_id(0) * total // gl.num_programs(0)
-    end = (gl.program_id(0) + 1) * total // gl.num_programs(0)
+    begin, end = _run_of_program(k_steps, num_row_tiles * num_n_tiles, SPLITS)
     run = (begin, end, k_steps, num_row_tiles)
     ring = (x_tiles, w_tiles, loaded, free)
     outputs = (bias_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, n)
     if CONSUMERS == 1:
         gl.warp_specialize(
             [(_multiply, (ring, run, outputs, SPLITS, HAS_BIAS, 0)), (_load, (x_desc, w_desc, ring, run, PDL))],
-            [1],
-            [_LOADING_REGISTERS],
-        )
+            [1], [_LOADING_REGISTERS],
+        )  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
@@ -105,9 +103,8 @@ def _gemm_kernel(
                 (_multiply, (ring, run, outputs, SPLITS, HAS_BIAS, 1)),
                 (_load, (x_desc, w_desc, ring, run, PDL)),
             ],
-            [4, 1],
-            [REGISTERS, _LOADING_REGISTERS],
-        )
+            [4, 1], [REGISTERS, _LOADING_REGISTERS],
+        )  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize(
             [
@@ -116,9 +113,8 @@ def _gemm_kernel(
                 (_multiply, (ring, run, outputs, SPLITS, HAS_BIAS, 2)),
                 (_load, (x_desc, w_desc, ring, run, PDL)),
             ],
-            [4, 4, 1],
-            [REGISTERS, REGISTERS, _LOADING_REGISTERS],
-        )
+            [4, 4, 1], [REGISTERS, REGISTERS, _LOADING_REGISTERS],
+        )  # fmt: skip
     else:
         gl.warp_specialize(
             [
@@ -128,9 +124,24 @@ def _gemm_kernel(
                 (_multiply, (ring, run, outputs, SPLITS, HAS_BIAS, 3)),
                 (_load, (x_desc, w_desc, ring, run, PDL)),
             ],
-            [4, 4, 4, 1],
-            [REGISTERS, REGISTERS, REGISTERS, _LOADING_REGISTERS],
-        )
+            [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, _LOADING_REGISTERS],
+        )  # fmt: skip
+
+
+@gluon.jit
+def _run_of_program(k_steps, num_tiles, SPLITS: gl.constexpr):
+    """The K steps of this program, numbered through all tiles: [begin, end)."""
+    program = gl.program_id(0)
+    if SPLITS == 0:
+        each = num_tiles * k_steps // gl.num_programs(0)
+        rest = num_tiles * k_steps % gl.num_programs(0)
+        begin = program * each + gl.minimum(program, rest)
+        end = begin + each + (program < rest).to(gl.int32)
+    else:
+        split = program % SPLITS
+        begin = program // SPLITS * k_steps + split * k_steps // SPLITS
+        end = program // SPLITS * k_steps + (split + 1) * k_steps // SPLITS
+    return begin, end
 
 
 @gluon.jit
@@ -150,85 +161,97 @@ def _grid_dependency(INSTRUCTION: gl.constexpr):
 @gluon.jit
 def _load(x_desc, w_desc, ring, run, PDL: gl.constexpr):
     """Load the tiles of each K step into the ring; the first weights before the wait for x."""
-    x_tiles, w_tiles, loaded, free = ring
+    _x_tiles, w_tiles, _loaded, free = ring
     begin, end, k_steps, num_row_tiles = run
     STAGES: gl.constexpr = w_tiles.shape[0]
-    filled = gl.minimum(end, begin + STAGES)
-    for unit in range(begin, filled):
-        _load_weights(w_desc, ring, unit, unit - begin, k_steps, num_row_tiles)
+    num_filled = gl.minimum(end - begin, STAGES)
+    n_tile, row_tile, step = begin // k_steps // num_row_tiles, begin // k_steps % num_row_tiles, begin % k_steps
+    w_n_tile, w_row_tile, w_step = n_tile, row_tile, step
+    for stage in range(num_filled):
+        _load_weights(w_desc, ring, stage, w_n_tile, w_step)
+        w_n_tile, w_row_tile, w_step = _next(w_n_tile, w_row_tile, w_step, run)
     if PDL:
         _grid_dependency("griddepcontrol.wait;")
         _grid_dependency("griddepcontrol.launch_dependents;")
-    for unit in range(begin, filled):
-        _load_rows(x_desc, ring, unit, unit - begin, k_steps, num_row_tiles)
-    for unit in range(filled, end):
-        stage = (unit - begin) % STAGES
-        mbarrier.wait(free.index(stage), ((unit - begin) // STAGES - 1) & 1)
-        _load_weights(w_desc, ring, unit, stage, k_steps, num_row_tiles)
-        _load_rows(x_desc, ring, unit, stage, k_steps, num_row_tiles)
+    for stage in range(num_filled):
+        _load_rows(x_desc, ring, stage, row_tile, step)
+        n_tile, row_tile, step = _next(n_tile, row_tile, step, run)
+    for i in range(num_filled, end - begin):
+        stage = i % STAGES
+        mbarrier.wait(free.index(stage), (i // STAGES - 1) & 1)
+        _load_weights(w_desc, ring, stage, n_tile, step)
+        _load_rows(x_desc, ring, stage, row_tile, step)
+        n_tile, row_tile, step = _next(n_tile, row_tile, step, run)
 
 
 @gluon.jit
-def _load_weights(w_desc, ring, unit, stage, k_steps, num_row_tiles):
+def _next(n_tile, row_tile, step, run):
+    """Where the next K step is. Counted, not divided: the warp that loads must keep ahead."""
+    _begin, _end, k_steps, num_row_tiles = run
+    is_last_step = step + 1 == k_steps
+    is_last_row = is_last_step & (row_tile + 1 == num_row_tiles)
+    step = gl.where(is_last_step, 0, step + 1)
+    row_tile = gl.where(is_last_row, 0, row_tile + is_last_step.to(gl.int32))
+    return n_tile + is_last_row.to(gl.int32), row_tile, step
+
+
+@gluon.jit
+def _load_weights(w_desc, ring, stage, n_tile, step):
     """Begin a stage: say how much comes, and ask for the weights."""
     x_tiles, w_tiles, loaded, _free = ring
     CONSUMERS: gl.constexpr = x_tiles.shape[0] // w_tiles.shape[0]
     BLOCK_N: gl.constexpr = w_tiles.shape[1]
     BLOCK_K: gl.constexpr = w_tiles.shape[2]
     mbarrier.expect(loaded.index(stage), (BLOCK_N + CONSUMERS * 64) * BLOCK_K * 2)
-    feature = unit // k_steps // num_row_tiles * BLOCK_N
-    tma.async_copy_global_to_shared(
-        w_desc, [feature, unit % k_steps * BLOCK_K], loaded.index(stage), w_tiles.index(stage)
-    )
+    coordinates = [n_tile * BLOCK_N, step * BLOCK_K]
+    tma.async_copy_global_to_shared(w_desc, coordinates, loaded.index(stage), w_tiles.index(stage))
 
 
 @gluon.jit
-def _load_rows(x_desc, ring, unit, stage, k_steps, num_row_tiles):
+def _load_rows(x_desc, ring, stage, row_tile, step):
     """Ask for each warpgroup's rows; those past the last are zeros."""
     x_tiles, w_tiles, loaded, _free = ring
     CONSUMERS: gl.constexpr = x_tiles.shape[0] // w_tiles.shape[0]
     BLOCK_K: gl.constexpr = w_tiles.shape[2]
-    row = unit // k_steps % num_row_tiles * (CONSUMERS * 64)
     for i in gl.static_range(CONSUMERS):
-        tma.async_copy_global_to_shared(
-            x_desc, [row + i * 64, unit % k_steps * BLOCK_K], loaded.index(stage), x_tiles.index(stage * CONSUMERS + i)
-        )
+        coordinates = [(row_tile * CONSUMERS + i) * 64, step * BLOCK_K]
+        tma.async_copy_global_to_shared(x_desc, coordinates, loaded.index(stage), x_tiles.index(stage * CONSUMERS + i))
 
 
 @gluon.jit
 def _multiply(ring, run, outputs, SPLITS: gl.constexpr, HAS_BIAS: gl.constexpr, WHICH: gl.constexpr):
     """One warpgroup: its 64 rows of each tile in the run."""
-    x_tiles, w_tiles, _loaded, _free = ring
     begin, end, k_steps, num_row_tiles = run
-    CONSUMERS: gl.constexpr = x_tiles.shape[0] // w_tiles.shape[0]
-    BLOCK_N: gl.constexpr = w_tiles.shape[1]
-    unit = begin
-    while unit < end:
-        tile = unit // k_steps
-        first = unit % k_steps
-        steps = gl.minimum(k_steps - first, end - unit)
-        acc = _sum_products(ring, unit - begin, steps, WHICH)
-        row = (tile % num_row_tiles * CONSUMERS + WHICH) * 64
-        feature = tile // num_row_tiles * BLOCK_N
-        program = gl.program_id(0)
-        if SPLITS > 1:
-            owner = program // SPLITS * SPLITS + WHICH % SPLITS
-            if program == owner:
-                _await_parts(outputs, owner, WHICH, SPLITS - 1)
-                for i in gl.static_range(SPLITS - 1):
-                    other = i + (1 if i >= WHICH % SPLITS else 0)
-                    acc += gl.load(_part(outputs, program // SPLITS * SPLITS + other, acc, WHICH), cache_modifier=".cg")
-                _store(acc, outputs, row, feature, HAS_BIAS)
+    program = gl.program_id(0)
+    if SPLITS == 0:
+        unit = begin
+        while unit < end:
+            first = unit % k_steps
+            steps = gl.minimum(k_steps - first, end - unit)
+            acc = _sum_products(ring, unit - begin, steps, WHICH)
+            if first > 0:
+                hand_over(acc, outputs, program - 1, WHICH)
             else:
-                _hand_over(acc, outputs, owner, WHICH)
-        elif SPLITS == 0 and first > 0:
-            _hand_over(acc, outputs, program - 1, WHICH)
+                if steps < k_steps:
+                    await_parts(outputs, program, WHICH, 1)
+                    acc += gl.load(part(outputs, program + 1, acc, WHICH), cache_modifier=".cg")
+                store(
+                    acc, outputs, unit // k_steps, num_row_tiles, ring[0].shape[0] // ring[1].shape[0], HAS_BIAS, WHICH
+                )
+            unit += steps
+    else:
+        acc = _sum_products(ring, 0, end - begin, WHICH)
+        first_program = program // SPLITS * SPLITS
+        owner = first_program + WHICH % SPLITS
+        if SPLITS > 1 and program != owner:
+            hand_over(acc, outputs, owner, WHICH)
         else:
-            if SPLITS == 0 and steps < k_steps:
-                _await_parts(outputs, program, WHICH, 1)
-                acc += gl.load(_part(outputs, program + 1, acc, WHICH), cache_modifier=".cg")
-            _store(acc, outputs, row, feature, HAS_BIAS)
-        unit += steps
+            if SPLITS > 1:
+                await_parts(outputs, owner, WHICH, SPLITS - 1)
+                for i in gl.static_range(SPLITS - 1):
+                    other = first_program + i + (1 if i >= WHICH % SPLITS else 0)
+                    acc += gl.load(part(outputs, other, acc, WHICH), cache_modifier=".cg")
+            store(acc, outputs, program // SPLITS, num_row_tiles, ring[0].shape[0] // ring[1].shape[0], HAS_BIAS, WHICH)
 
 
 @gluon.jit
@@ -249,59 +272,3 @@ def _sum_products(ring, done, steps, WHICH: gl.constexpr):
     acc = hopper.warpgroup_mma_wait(0, [acc])
     mbarrier.arrive(free.index((done + steps - 1) % STAGES))
     return acc
-
-
-@gluon.jit
-def _part(outputs, program, acc, WHICH: gl.constexpr):
-    """Where a program's 64 rows of sums stand. Scalar part first: what is left is a constant of each register."""
-    _bias_ptr, _out_ptr, partial_ptr, _arrivals_ptr, _num_rows, _n = outputs
-    BLOCK_N: gl.constexpr = acc.shape[1]
-    lines = gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout))
-    columns = gl.arange(0, BLOCK_N, gl.SliceLayout(0, acc.type.layout))
-    return partial_ptr + (program * 32768 + WHICH * (64 * BLOCK_N)) + (lines[:, None] * BLOCK_N + columns[None, :])
-
-
-@gluon.jit
-def _hand_over(acc, outputs, owner, WHICH: gl.constexpr):
-    """Leave the sums to that program."""
-    _bias_ptr, _out_ptr, _partial_ptr, arrivals_ptr, _num_rows, _n = outputs
-    gl.store(_part(outputs, gl.program_id(0), acc, WHICH), acc)
-    gl.thread_barrier()
-    gl.atomic_add(arrivals_ptr + owner * 4 + WHICH, 1, sem="release")
-
-
-@gluon.jit
-def _await_parts(outputs, owner, WHICH: gl.constexpr, NUMBER: gl.constexpr):
-    """Wait until so many other programs have left their sums, which they all do; then make ready for the next launch."""
-    _bias_ptr, _out_ptr, _partial_ptr, arrivals_ptr, _num_rows, _n = outputs
-    arrivals = arrivals_ptr + owner * 4 + WHICH
-    arrived = gl.atomic_add(arrivals, 0, sem="acquire")
-    while arrived < NUMBER:
-        arrived = gl.atomic_add(arrivals, 0, sem="acquire")
-    gl.store(arrivals, 0)
-
-
-@gluon.constexpr_function
-def _line_layout(block_n):
-    """Rows as wgmma's warps and lanes have them, but 8 columns in a thread: reached by shuffles within a quad."""
-    columns = [[0, 1 << bit] for bit in range(block_n.bit_length() - 1)]
-    registers = [*columns[:3], [8, 0], *columns[5:]]
-    lanes = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, block_n])
-
-
-@gluon.jit
-def _store(acc, outputs, first_row, first_feature, HAS_BIAS: gl.constexpr):
-    """Add the bias and store, rounded to the output's dtype."""
-    bias_ptr, out_ptr, _partial_ptr, _arrivals_ptr, num_rows, n = outputs
-    BLOCK_N: gl.constexpr = acc.shape[1]
-    if HAS_BIAS:
-        sources = first_feature + gl.arange(0, BLOCK_N, gl.SliceLayout(0, acc.type.layout))
-        acc += gl.load(bias_ptr + sources, mask=sources < n, other=0.0).to(gl.float32)[None, :]
-    LINES: gl.constexpr = _line_layout(BLOCK_N)
-    lines = gl.arange(0, 64, gl.SliceLayout(1, LINES))
-    columns = gl.arange(0, BLOCK_N, gl.SliceLayout(0, LINES))
-    values = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), LINES)
-    rows = out_ptr + (first_row * n + first_feature) + lines * n
-    in_rows, in_features = first_row + lines < num_rows, first_feature + columns < n
-    gl.store(rows[:, None] + columns[None, :], values, mask=in_rows[:, None] & in_features[None, :])
