@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 
 import torch
-from torch.nn import functional
 
 from kernels import batch_inputs, elementwise, moe, sampling
 from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
@@ -25,7 +24,6 @@ try:
         triton_moe,
         triton_sampling,
     )
-    from kernels.triton_gemv import GemvScratch, can_gemv, gemv
     from kernels.triton_lora import LoraTiles
     from kernels.triton_sampling import SamplingScratch
     from kernels.triton_truncation import SamplingState
@@ -238,21 +236,6 @@ class TokenSampler:
             pdl=has_pdl(logits.device),
         )
         return out
-
-
-class DenseLinear:
-    """x @ w.T + bias: cuBLAS, or the skinny GEMM where that measured faster. Owns the latter's scratch: one stream."""
-
-    def __init__(self) -> None:
-        self._scratch: GemvScratch | None = None
-
-    def __call__(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x: [T, K]; w: [N, K]; bias: [N] or None; returns [T, N]."""
-        if not (HAS_TRITON and can_gemv(x, w)):
-            return functional.linear(x, w, bias)
-        if self._scratch is None:
-            self._scratch = GemvScratch.allocate(x.device)
-        return gemv(x, w, bias, self._scratch, pdl=has_pdl(x.device))
 
 
 class LoraTokens:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kernels.ops import DenseLinear
+from kernels.dense_linear import DenseLinear
 from models.parallel import TensorParallel
 from models.weights import Weights
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import torch
 
+from kernels.dense_linear import DenseLinear
 from kernels.int_ops import IntLinear
-from kernels.ops import DenseLinear
 from kernels.quant_int import BITS, IntWeight, int_weight_bytes, make_int_weight
 from models.config_fields import Fields
 from models.errors import ModelError
