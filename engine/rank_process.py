@@ -44,7 +44,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     body = read_frame(sock)
-    if body is None:
+    if body is None or _is_ended(sock):
         return 1
     config = msgspec.msgpack.decode(body, type=RankConfig)
     configure_logging(level=config.log_level, log_format=config.log_format, process=f"rank {config.rank}")
@@ -67,6 +67,14 @@ def main() -> int:
         sock.sendall(encode_frame(RankFailed(sentence(what), exit_code)))
         return exit_code
     return 0
+
+
+def _is_ended(sock: socket.socket) -> bool:
+    """Whether the engine died before the kernel was asked to tell: nothing would end this process then."""
+    try:
+        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
 
 
 if __name__ == "__main__":
