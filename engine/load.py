@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+from torch import distributed
 
 from engine.adapters import open_adapters
 from engine.config import EngineConfig
@@ -102,8 +103,40 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: Ra
     plan, key = setup.plan_pool(has_weights=False), repr(setup)
     # The model is built for the requests that fit: its rotary tables end there, and longrope is chosen by it
     whole, setup = setup.model_config, setup.limited_to(plan.max_model_len)
-    device, size = setup.device, config.tensor_parallel_size
-    ranks = None if size == 1 else Ranks(config, host, max_model_len=plan.max_model_len)
+    with _start_ranks(config, host, max_model_len=plan.max_model_len) as ranks:
+        return _load_beside(ranks, setup, whole, plan, key, on_stage, serve)
+
+
+@contextlib.contextmanager
+def _start_ranks(config: EngineConfig, host: RankHost, *, max_model_len: int) -> Iterator[Ranks | None]:
+    """Start the other ranks, if there are any. If what follows fails they end, as if there had been none."""
+    if config.tensor_parallel_size == 1:
+        yield None
+        return
+    ranks, is_member = Ranks(config, host, max_model_len=max_model_len), distributed.is_initialized()
+    try:
+        yield ranks
+    except BaseException as error:
+        if isinstance(error, RuntimeError | OSError):  # as of a connection that broke
+            ranks.await_blame()
+        ranks.kill()
+        # NCCL would wait for those that are gone: there this process can load no other split model
+        if not is_member and distributed.is_initialized() and distributed.get_backend() == "gloo":
+            distributed.destroy_process_group()
+        raise
+
+
+def _load_beside(
+    ranks: Ranks | None,
+    setup: Setup,
+    whole: ModelConfig,
+    plan: KVCachePlan,
+    key: str,
+    on_stage: OnStage,
+    serve: Serve | None,
+) -> LoadedEngine:
+    """Load this rank's share. whole: setup's model before it was limited; key: of all that decides on kernels."""
+    config, device = setup.config, setup.device
     compilation = None
     if device.type == "cuda" and HAS_TRITON:
         on_stage(Stage("kernels"))
@@ -115,7 +148,7 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: Ra
     dtype = str(setup.dtype).removeprefix("torch.")
     detail = f"{whole.architecture}, {whole.num_layers} layers, {dtype} on {device.type}"
     if ranks is not None:
-        on_stage(Stage("ranks", detail=f"{size} processes"))
+        on_stage(Stage("ranks", detail=f"{config.tensor_parallel_size} processes"))
         setup = setup.joined(ranks.rendezvous, 0)
     started = time.monotonic()
     model = _load_weights(setup, on_stage, detail)

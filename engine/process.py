@@ -28,8 +28,8 @@ from engine.logs import configure_logging
 from engine.metrics import Metrics
 from engine.parent import die_with_parent
 from engine.protocol import EngineReady
-from engine.ranks import RankHost
-from engine.transport import Connection, SocketTransport
+from engine.ranks import RankHost, Ranks
+from engine.transport import Connection, SocketTransport, encode_frame
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class EngineProcess:
         self._config = config
         self._metrics = Metrics()
         self._engine: Engine | None = None
+        self._ranks: Ranks | None = None
         self._measure_memory: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._is_stopping = False
         self._stop_at_s: float | None = None
@@ -73,6 +74,7 @@ class EngineProcess:
         except StartupError as error:
             return self._fail(error.message, error.exit_code)
         except BaseException as error:  # a panic of Rust is no Exception
+            self._await_blame()
             if self._config.debug:
                 traceback.print_exc()
             return self._fail(f"{type(error).__name__} while loading: {_first_line(error)} (--debug shows where)", 3)
@@ -83,17 +85,26 @@ class EngineProcess:
                 engine.run_once()
                 self._tick(time.monotonic())
         except BaseException as error:  # a fault of the device, after which nothing on it can be trusted, or a bug
+            self._await_blame()
             logger.exception("engine fault")
             self._fail(f"{type(error).__name__} while serving: {_first_line(error)}", 1)
             os._exit(1)  # now: destructors could wait for a broken device for ever
+        if self._ranks is not None:
+            self._ranks.close()
         return 0
 
     def _load(self) -> Engine:
         from engine.offline import OfflineEngine  # torch comes in here: the launcher knows that this process lives
 
-        host = RankHost(self._on_rank_lost, self._config.log_level, self._config.log_format)
+        host = RankHost(
+            self._on_rank_lost,
+            folder=Path(self._config.engine_socket).parent,  # which the next daemon removes, if none else does
+            log_level=self._config.log_level,
+            log_format=self._config.log_format,
+        )
         offline = OfflineEngine.load(self._config.engine, self._control.send, host=host)
         loaded = offline.loaded
+        self._ranks = loaded.ranks
         self._control.send(Stage("self_test"))
         offline.self_test()
         sizes, limits = loaded.scheduler_config, self._config.engine
@@ -126,9 +137,21 @@ class EngineProcess:
         self._control.send(EngineFailed(_as_sentence(message), exit_code))
         return exit_code
 
+    def _await_blame(self) -> None:
+        """Leave it to _on_rank_lost to say why something failed, if it was the end of a rank."""
+        if self._ranks is not None:
+            self._ranks.await_blame()
+
     def _on_rank_lost(self, message: str, exit_code: int) -> None:
-        """End this process, whose main thread waits for that rank by now and sends nothing. Another thread's call."""
-        os._exit(self._fail(message, exit_code))
+        """End this process, whose main thread may wait for that rank for ever.
+
+        Another thread's call: over a connection of its own, since the main thread may have sent half of a message.
+        """
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.connect(self._config.control_socket)
+            for told in (Hello("engine", 0, os.getpid()), EngineFailed(_as_sentence(message), exit_code)):
+                sock.sendall(encode_frame(told))
+        os._exit(exit_code)
 
     def _on_control(self, messages: list[Any] | None) -> None:
         """Handle what the launcher sent; None: it is gone."""
@@ -188,4 +211,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    logging.shutdown()
+    os._exit(code)  # now: destructors would wait for ranks that are gone

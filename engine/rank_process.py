@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -23,6 +24,8 @@ from engine.step import StepPlan
 from engine.transport import encode_frame
 
 logger = logging.getLogger(__name__)
+
+_NOTICE_S = 1.0
 
 
 def run_plans(executor: Executor, receive: Callable[[], bytes | None]) -> None:
@@ -61,6 +64,7 @@ def main() -> int:
         sock.sendall(encode_frame(RankFailed(error.message, error.exit_code)))
         return error.exit_code
     except BaseException as error:  # a fault of the device, or a bug
+        time.sleep(_NOTICE_S)  # or another rank's end, of which the engine dies now, and so does this process
         if exit_code == 1:
             logger.exception("rank fault")
         what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -8,7 +8,6 @@ on without one: its end is the engine's, and by the socket's end and the kernel 
 
 import logging
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -23,6 +22,7 @@ import msgspec
 
 from engine.config import EngineConfig, LoraSource
 from engine.executor import Executor, StepHandle
+from engine.parent import describe_exit
 from engine.step import StepPlan
 from engine.transport import encode_frame
 
@@ -33,6 +33,7 @@ _Rank = tuple[subprocess.Popen[bytes], socket.socket]
 _PROJECT_ROOT = Path(__file__).resolve().parent.parent
 _LENGTH = struct.Struct("<I")
 _END_S = 10.0
+_NOTICE_S = 1.0  # what the kernel takes at most to show a process's end at its socket
 _FAULT = 1  # exit code
 
 
@@ -72,6 +73,7 @@ class RankHost:
     """
 
     on_lost: Callable[[str, int], None] = _end_at_once
+    folder: Path | None = None  # in which the ranks meet; None: that of temporary files
     log_level: str = "warning"
     log_format: str = "text"
 
@@ -83,7 +85,8 @@ class Ranks:
         """max_model_len: tokens for which the model is built."""
         self._host = host
         self._is_closing = False
-        self._folder = tempfile.TemporaryDirectory(prefix="quire-ranks-")  # only this user can enter
+        self._lost, self._told = threading.Event(), threading.Event()
+        self._folder = tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=host.folder)  # only this user can enter
         self.rendezvous = str(Path(self._folder.name) / "rendezvous")
         told = _with_whole_paths(config)
         self._ranks = [self._start(told, rank, max_model_len) for rank in range(1, config.tensor_parallel_size)]
@@ -99,14 +102,30 @@ class Ranks:
         for _, sock in self._ranks:
             sock.sendall(frame)
 
+    def await_blame(self) -> None:
+        """Wait until a rank that has ended is told of: its end may be why something failed here. Returns if none has.
+
+        A library whose connection to it broke says so sooner, and does not know why.
+        """
+        if self._lost.wait(_NOTICE_S):
+            self._told.wait(_END_S)
+
     def close(self) -> None:
         """End the ranks, and wait until they have."""
         self._is_closing = True
         for _, sock in self._ranks:
             sock.shutdown(socket.SHUT_RDWR)
+        self._wait(_END_S)
+
+    def kill(self) -> None:
+        """End the ranks at once, whatever they wait for."""
+        self._is_closing = True
+        self._wait(0.0)
+
+    def _wait(self, timeout_s: float) -> None:
         for process, sock in self._ranks:
             try:
-                process.wait(_END_S)
+                process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -117,7 +136,13 @@ class Ranks:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "engine.rank_process", str(theirs.fileno())]
-            process = subprocess.Popen(command, cwd=_PROJECT_ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            process = subprocess.Popen(
+                command,
+                cwd=_PROJECT_ROOT,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,  # Ctrl-C in a terminal is the first rank's to answer
+            )
         host = self._host
         told = RankConfig(
             engine=config,
@@ -136,12 +161,15 @@ class Ranks:
         body = read_frame(sock)
         if self._is_closing:
             return
+        self._lost.set()
         if body is None:
-            message, exit_code = f"Rank {rank} {_describe_exit(process.wait())}.", _FAULT
+            message, exit_code = f"Rank {rank} {describe_exit(process.wait())}.", _FAULT
         else:
             failed = msgspec.msgpack.decode(body, type=RankFailed)
             message, exit_code = f"Rank {rank}: {failed.message}", failed.exit_code
+        self._folder.cleanup()  # what is called now may end this process without another word
         self._host.on_lost(message, exit_code)
+        self._told.set()
 
 
 class RankedExecutor:
@@ -179,9 +207,3 @@ def _with_whole_paths(config: EngineConfig) -> EngineConfig:
     """The same for a process in another folder."""
     loras = [LoraSource(source.name, str(Path(source.folder).resolve())) for source in config.loras]
     return msgspec.structs.replace(config, model=str(Path(config.model).resolve()), loras=loras)
-
-
-def _describe_exit(returncode: int) -> str:
-    if returncode < 0:
-        return f"was killed by {signal.Signals(-returncode).name}"
-    return f"ended with exit code {returncode}"

@@ -90,14 +90,6 @@ def is_on_terminal() -> bool:
     return sys.stderr.isatty() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
-def describe_exit(returncode: int) -> str:
-    """Say in words how a process ended."""
-    if returncode < 0:
-        hint = " (out of memory?)" if returncode == -signal.SIGKILL else ""
-        return f"was killed by {signal.Signals(-returncode).name}{hint}"
-    return f"ended with exit code {returncode}"
-
-
 def die_with(launcher_pid: int) -> None:
     """In the child, before exec: ask for SIGTERM when the launcher dies; it may have died already."""
     if _libc is not None:

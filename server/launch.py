@@ -21,9 +21,10 @@ from engine.config import EngineConfig, LaunchConfig, ServerConfig
 from engine.control import Drain, EngineFailed, Facts, Heartbeat, Hello, Stage
 from engine.errors import StartupError
 from engine.logs import configure_logging
+from engine.parent import describe_exit
 from server.announcement import Announcement
 from server.child_configs import child_log_format, engine_process_config, worker_config
-from server.children import Backoff, describe_exit, end_child, is_on_terminal, kill_child, start_child
+from server.children import Backoff, end_child, is_on_terminal, kill_child, start_child
 from server.console import make_console
 from server.control_server import ControlServer
 from server.exposition import Exposition

@@ -31,6 +31,7 @@ ENGINE_FOR_SERVER = {
     "engine.errors",
     "engine.logs",
     "engine.metrics",
+    "engine.parent",
     "engine.process",
     "engine.protocol",
     "engine.sizes",

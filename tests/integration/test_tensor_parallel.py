@@ -39,7 +39,8 @@ def test_two_ranks_answer_and_end_as_one(start: Start) -> None:
     assert stream.wait_end()[-1]["error"]["code"] == "engine_dead"
     wait_for(lambda: ready_status(daemon) == 200, timeout_s=30, what="ready again")
     assert post(daemon).status_code == 200
-    assert "Rank 1 was killed by SIGKILL." in daemon.log
+    assert "Rank 1 was killed by SIGKILL (out of memory?)." in daemon.log
+    assert "Traceback" not in daemon.log
     assert daemon.metrics()["quire_engine_restarts_total"] == 1
     second = rank_of(daemon)
     with ends_within(daemon, 30, 0):

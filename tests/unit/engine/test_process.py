@@ -46,3 +46,36 @@ def test_a_fault_while_serving_ends_the_process_whatever_its_kind(tmp_path, erro
         finally:
             process.kill()
             process.communicate()
+
+
+LOST_SCRIPT = """
+import sys, threading
+from engine.config import EngineConfig
+from engine.control import Stage
+from engine.process import EngineProcess, EngineProcessConfig
+from engine.transport import encode_frame
+
+config = EngineProcessConfig(engine=EngineConfig(model=""), engine_socket="", control_socket=sys.argv[1])
+process = EngineProcess(config)
+process._control.sock.send(encode_frame(Stage("weights"))[:-1])
+threading.Thread(target=process._on_rank_lost, args=("Rank 1 ended with exit code 5.", 3)).start()
+threading.Event().wait()  # as for a step that never ends
+"""
+
+
+def test_a_lost_rank_is_told_in_the_middle_of_another_message(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control"))
+        listener.listen()
+        process = subprocess.Popen([sys.executable, "-c", LOST_SCRIPT, str(tmp_path / "control")])
+        try:
+            listener.settimeout(30)
+            first, second = listener.accept()[0], listener.accept()[0]
+            assert process.wait(30) == 3
+            with first, second:
+                hello, failed = FrameDecoder(Hello | EngineFailed).feed(second.recv(1 << 18))
+            assert (hello.role, hello.pid) == ("engine", process.pid)
+            assert failed == EngineFailed("Rank 1 ended with exit code 5.", 3)
+        finally:
+            process.kill()
+            process.wait()

@@ -1,8 +1,5 @@
-"""Several ranks that share a model: the tokens of one, whatever is asked; and when one ends, all do."""
+"""Several ranks that share a model: the tokens of one, whatever is asked."""
 
-import os
-import queue
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,17 +8,14 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig, LoraSource, SpeculativeConfig
-from engine.errors import StartupError
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
 from engine.rank_process import run_plans
-from engine.ranks import RankHost, Ranks
 from engine.step import StepPlan, StepResult, TokenMasks
 from tests.unit.engine.test_lora import adapters, base  # noqa: F401  (fixtures)
 from tests.unit.engine.test_real_model import KV_BYTES_PER_BLOCK, mixed_params, prompts, tokens
 from tests.unit.engine.test_speculative_model import repeating_prompts
 
-TIMEOUT_S = 60
 LENGTHS = (5, 17, 30, 61, 12, 40, 23, 35)
 
 
@@ -91,49 +85,6 @@ def test_the_panel_says_what_each_has(engines: tuple[OfflineEngine, OfflineEngin
     assert "on each of 2" in facts["Weights"]
     assert "on each of 2" in facts["KV cache"]
     assert engines[0].loaded.scheduler_config.num_blocks == engines[1].loaded.scheduler_config.num_blocks
-
-
-def lost(config: EngineConfig) -> tuple[Ranks, "queue.Queue[tuple[str, int]]"]:
-    """Start the second rank alone, which waits for the first; and what is said of its end."""
-    said: queue.Queue[tuple[str, int]] = queue.Queue()
-    host = RankHost(lambda message, exit_code: said.put((message, exit_code)))
-    return Ranks(config, host, max_model_len=100), said
-
-
-def test_a_killed_rank_is_told_with_the_signal(base: Path) -> None:  # noqa: F811
-    ranks, said = lost(config_of(base, [], tensor_parallel_size=2))
-    try:
-        os.kill(ranks.pids[0], signal.SIGKILL)
-        assert said.get(timeout=TIMEOUT_S) == ("Rank 1 was killed by SIGKILL.", 1)
-    finally:
-        ranks.close()
-
-
-def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
-    ranks, said = lost(config_of(tmp_path, [], tensor_parallel_size=2))
-    try:
-        message, exit_code = said.get(timeout=TIMEOUT_S)
-        assert message.startswith("Rank 1: ")
-        assert "config.json" in message
-        assert exit_code == 3
-    finally:
-        ranks.close()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"tensor_parallel_size": 3}, "num_heads 4 does not split over 3 ranks"),
-        ({"tensor_parallel_size": 2, "device": "cuda"}, "--device cuda"),
-    ],
-)
-def test_what_cannot_be_split_is_refused_before_any_rank_starts(
-    base: Path,  # noqa: F811
-    changes: dict[str, object],
-    words: str,
-) -> None:
-    with pytest.raises(StartupError, match=words):
-        OfflineEngine.load(msgspec.structs.replace(config_of(base, []), **changes))
 
 
 class Recorder:

@@ -11,7 +11,8 @@ import pytest
 
 from engine.control import Stage
 from engine.logs import configure_logging
-from server.children import Backoff, describe_exit
+from engine.parent import describe_exit
+from server.children import Backoff
 from server.console import LogConsole, Summary, TerminalConsole, make_console
 
 SUMMARY = Summary(
