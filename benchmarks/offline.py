@@ -5,6 +5,7 @@ reported beside the times of all.
 """
 
 import argparse
+import contextlib
 import platform
 import sys
 import time
@@ -48,29 +49,29 @@ def run(arguments: argparse.Namespace) -> int:
     workloads = {name: _requests(name) for name in arguments.workloads}
     name, config = engine_config(arguments)
     started_s = time.perf_counter()
-    loaded = load_engine(config, lambda stage: None)
-    report: Report = {
-        "benchmark": "offline",
-        "date": now(),
-        "command": command_line(sys.argv[1:]),
-        "host": host_facts(),
-        "model": name,
-        "versions": versions(),
-        "facts": loaded.facts,
-        "load_s": time.perf_counter() - started_s,
-        "args": {flag: value for flag, value in vars(arguments).items() if flag not in _NOT_SAVED}
-        | {"max_model_len": loaded.scheduler_config.max_model_len},
-        "workloads": {},
-    }
-    weights = "random weights" if config.load_format == "dummy" else "its own weights"
-    print(f"{name} with {weights}, loaded in {report['load_s']:.1f} s on {loaded.facts['Device']}")
-    print(f"attention: {loaded.facts['Attention']}; KV cache: {loaded.facts['KV cache']}")
-    fitted = {workload_name: _fit(loaded, workload_name, requests) for workload_name, requests in workloads.items()}
-    for workload_name, requests in fitted.items():
-        print(f"{workload_name} …", file=sys.stderr, flush=True)
-        report["workloads"][workload_name] = measure(loaded, requests, runs=arguments.runs)
-    is_cuda = loaded.runner.device.type == "cuda"
-    report["peak_vram_gib"] = torch.cuda.max_memory_reserved() / 1024**3 if is_cuda else None
+    with contextlib.closing(load_engine(config, lambda stage: None)) as loaded:
+        report: Report = {
+            "benchmark": "offline",
+            "date": now(),
+            "command": command_line(sys.argv[1:]),
+            "host": host_facts(),
+            "model": name,
+            "versions": versions(),
+            "facts": loaded.facts,
+            "load_s": time.perf_counter() - started_s,
+            "args": {flag: value for flag, value in vars(arguments).items() if flag not in _NOT_SAVED}
+            | {"max_model_len": loaded.scheduler_config.max_model_len},
+            "workloads": {},
+        }
+        weights = "random weights" if config.load_format == "dummy" else "its own weights"
+        print(f"{name} with {weights}, loaded in {report['load_s']:.1f} s on {loaded.facts['Device']}")
+        print(f"attention: {loaded.facts['Attention']}; KV cache: {loaded.facts['KV cache']}")
+        fitted = {workload_name: _fit(loaded, workload_name, requests) for workload_name, requests in workloads.items()}
+        for workload_name, requests in fitted.items():
+            print(f"{workload_name} …", file=sys.stderr, flush=True)
+            report["workloads"][workload_name] = measure(loaded, requests, runs=arguments.runs)
+        is_cuda = loaded.runner.device.type == "cuda"
+        report["peak_vram_gib"] = torch.cuda.max_memory_reserved() / 1024**3 if is_cuda else None
     print(format_report(report))
     if arguments.json:
         write_report(arguments.json, report)

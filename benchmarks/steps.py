@@ -5,6 +5,7 @@ point is the median of its steps.
 """
 
 import argparse
+import contextlib
 import itertools
 import statistics
 import sys
@@ -38,9 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `quire bench steps` and return its exit code. Raises BenchError, StartupError."""
     check_outputs(json_path=arguments.json, plot_path=None, html_path=None)
     name, config = engine_config(arguments)
-    loaded = load_engine(config, lambda stage: None)
-    print(f"{name} on {loaded.facts['Device']}; KV cache: {loaded.facts['KV cache']}", file=sys.stderr)
-    times = measure(loaded, name, context=arguments.context, num_steps=arguments.num_steps)
+    with contextlib.closing(load_engine(config, lambda stage: None)) as loaded:
+        print(f"{name} on {loaded.facts['Device']}; KV cache: {loaded.facts['KV cache']}", file=sys.stderr)
+        times = measure(loaded, name, context=arguments.context, num_steps=arguments.num_steps)
     print(format_times(times))
     if arguments.json:
         write_report(arguments.json, msgspec.to_builtins(times))

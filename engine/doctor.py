@@ -88,7 +88,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
         max_model_len=ask.max_model_len,
         gpu_memory_utilization=ask.gpu_memory_utilization,
     )
-    device = resolve_device(ask.device) if ask.gpu_memory is None else torch.device("cuda")
+    device = resolve_device(ask.device, size=ask.num_gpus) if ask.gpu_memory is None else torch.device("cuda")
     dtype = resolve_dtype(ask.dtype, model, device)
     # A GPU that is not here may be of any kind
     kv_dtype = resolve_kv_dtype(ask.kv_cache_dtype, dtype, device if ask.gpu_memory is None else _CPU)
@@ -101,7 +101,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     backend = _backend(model.share_of_rank(tp.size), dtype, device, kv_dtype=kv_dtype)
     setup = Setup(config, model, device, dtype, kv_dtype, limits, backend, CompilerLoader(folder), tp=tp)
     report.weights, report.kv_bytes_per_token = setup.weight_bytes, model.kv_bytes_per_token(tp.size, setup.kv_dtype)
-    memory = _memory(ask, config, device)
+    memory = _memory(ask, setup)
     plan = setup.plan_pool(has_weights=False, memory=memory)
     lens = sorted({size for size in _TYPICAL_LENS if size < plan.max_model_len} | {plan.max_model_len})
     report.room = Room(
@@ -119,20 +119,20 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     )
 
 
-def _memory(ask: Ask, config: EngineConfig, device: torch.device) -> DeviceMemory:
+def _memory(ask: Ask, setup: Setup) -> DeviceMemory:
     """The memory to plan for: what was stated, or what is here."""
     if ask.gpu_memory is not None:
         size = format_size(ask.gpu_memory)
         name = f"A GPU of {size}" if ask.num_gpus == 1 else f"Each of {ask.num_gpus} GPUs of {size}"
         usable = int(ask.gpu_memory * ask.gpu_memory_utilization)
         return DeviceMemory(name, ask.gpu_memory, ask.gpu_memory, usable)
-    memory = measure_memory(config, device)
-    if ask.num_gpus > 1:
-        num_here = torch.cuda.device_count() if device.type == "cuda" else 0
-        if num_here < ask.num_gpus:
-            raise StartupError(f"{ask.num_gpus} GPUs are asked for, and this machine has {num_here}: see --gpu-memory.")
-        memory = dataclasses.replace(memory, name=f"Each of {ask.num_gpus} × {memory.name}")
-    return memory
+    if ask.num_gpus == 1:
+        return setup.measure_memory()
+    if setup.device.type == "cpu":
+        return dataclasses.replace(setup.measure_memory(), name=f"Each of {ask.num_gpus} ranks on this machine")
+    devices = [torch.device("cuda", rank) for rank in range(ask.num_gpus)]
+    memory = min((measure_memory(setup.config, device) for device in devices), key=lambda memory: memory.usable)
+    return dataclasses.replace(memory, name=f"Each of {ask.num_gpus} × {memory.name}")
 
 
 def _backend(

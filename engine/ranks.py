@@ -32,7 +32,7 @@ _Rank = tuple[subprocess.Popen[bytes], socket.socket]
 
 _PROJECT_ROOT = Path(__file__).resolve().parent.parent
 _LENGTH = struct.Struct("<I")
-_END_S = 10.0
+_END_S = 2.0  # less than the launcher gives an engine
 _NOTICE_S = 1.0  # what the kernel takes at most to show a process's end at its socket
 _FAULT = 1  # exit code
 

@@ -40,6 +40,8 @@ class LauncherStats:
         for (role, _), process in self._children.items():
             if process.returncode is None:
                 pids[role].append(process.pid)
+        for pid in pids["engine"][:]:
+            pids["engine"] += self._processes.children(pid)  # the other ranks of its model
         delta, state = self._processes.sample(pids), self._state()
         is_up = state.stage.name == "ready" and not state.fault
         delta.gauges["engine_up", ""] = is_up

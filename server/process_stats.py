@@ -19,6 +19,13 @@ class ProcessStats:
         self._proc = proc
         self._cpu_s: dict[int, float] = {}  # by pid
 
+    def children(self, pid: int) -> list[int]:
+        """Return the processes that this one started."""
+        with contextlib.suppress(OSError):  # it has just ended, or the kernel does not tell
+            lists = [path.read_text() for path in (self._proc / str(pid) / "task").glob("*/children")]
+            return [int(child) for text in lists for child in text.split()]
+        return []
+
     def sample(self, pids: dict[str, list[int]]) -> MetricsDelta:
         """Return what the processes of each role used since the last call, and hold now."""
         delta, seen = MetricsDelta({}, {}, {}), {}

@@ -34,6 +34,10 @@ def test_two_ranks_answer_and_end_as_one(start: Start) -> None:
     assert "Paris" in answer.choices[0].message.content
     assert "2 × cpu" in daemon.log
     rank = rank_of(daemon)
+    status = Path(f"/proc/{daemon.child('engine.process')}/status").read_text()
+    (resident_kib,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    metrics = daemon.metrics()
+    assert metrics["quire_process_resident_memory_bytes{role=engine}"] > 1.5 * 1024 * resident_kib  # with its rank
     stream = Stream(daemon, max_tokens=4000).wait_started()
     os.kill(rank, signal.SIGKILL)
     assert stream.wait_end()[-1]["error"]["code"] == "engine_dead"

@@ -99,7 +99,13 @@ def test_each_gpu_has_its_share_of_a_model(llama: Path) -> None:
     assert half.problem is None
     assert half.room is not None
     assert "does not split over 3 ranks" in look(llama, gpu_memory=80 * GIB, num_gpus=3).problem
-    assert "this machine has 0" in look(llama, device="cpu", num_gpus=2).problem
+
+
+def test_ranks_on_the_cpu_share_its_memory(checkpoint: Path) -> None:  # noqa: F811
+    whole, half = (look(checkpoint, device="cpu", num_gpus=num_ranks) for num_ranks in (1, 2))
+    assert (whole.problem, half.problem) == (None, None)
+    assert half.room.usable < 0.7 * whole.room.usable
+    assert half.room.device == "Each of 2 ranks on this machine"
 
 
 def test_more_gpus_than_kv_heads_hold_one_each() -> None:

@@ -54,3 +54,15 @@ def test_a_real_process_has_memory_and_files():
     assert delta.counters["process_cpu_seconds_total", "engine"] > 0
     assert delta.gauges["process_resident_memory_bytes", "engine"] > 2**20
     assert delta.gauges["process_open_fds", "engine"] >= 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_process_started_is_found_until_it_ends():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert process.pid in ProcessStats().children(os.getpid())
+        process.communicate(b"\n")
+    assert process.pid not in ProcessStats().children(os.getpid())
+
+
+def test_a_process_that_is_gone_has_started_none(tmp_path):
+    assert ProcessStats(tmp_path).children(7) == []
