@@ -101,6 +101,7 @@ class EngineProcess:
             folder=Path(self._config.engine_socket).parent,  # which the next daemon removes, if none else does
             log_level=self._config.log_level,
             log_format=self._config.log_format,
+            debug=self._config.debug,
         )
         offline = OfflineEngine.load(self._config.engine, self._control.send, host=host)
         loaded = offline.loaded

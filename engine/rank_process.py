@@ -65,10 +65,11 @@ def main() -> int:
         return error.exit_code
     except BaseException as error:  # a fault of the device, or a bug
         time.sleep(_NOTICE_S)  # or another rank's end, of which the engine dies now, and so does this process
-        if exit_code == 1:
+        if exit_code == 1 or config.debug:
             logger.exception("rank fault")
-        what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        sock.sendall(encode_frame(RankFailed(sentence(what), exit_code)))
+        during, hint = ("serving", "") if exit_code == 1 else ("loading", " (--debug shows where)")
+        what = f"{type(error).__name__} while {during}: {str(error).strip().partition(chr(10))[0]}"
+        sock.sendall(encode_frame(RankFailed(sentence(what + hint), exit_code)))
         return exit_code
     return 0
 

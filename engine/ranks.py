@@ -46,6 +46,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     rendezvous: str  # path of a file by which the ranks find each other
     log_level: str
     log_format: str  # text | json
+    debug: bool
 
 
 class RankFailed(msgspec.Struct, frozen=True):
@@ -76,6 +77,7 @@ class RankHost:
     folder: Path | None = None  # in which the ranks meet; None: that of temporary files
     log_level: str = "warning"
     log_format: str = "text"
+    debug: bool = False  # a fault while loading is logged with its traceback
 
 
 class Ranks:
@@ -151,6 +153,7 @@ class Ranks:
             rendezvous=self.rendezvous,
             log_level=host.log_level,
             log_format=host.log_format,
+            debug=host.debug,
         )
         ours.sendall(encode_frame(told))
         threading.Thread(target=self._watch, args=(rank, process, ours), name=f"rank-{rank}", daemon=True).start()

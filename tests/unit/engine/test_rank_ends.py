@@ -57,6 +57,15 @@ def test_what_fails_for_a_lost_rank_waits_until_that_is_told(base: Path, tmp_pat
         ranks.close()
 
 
+def test_a_fault_of_a_rank_that_loads_is_told_as_one(base: Path, tmp_path: Path) -> None:  # noqa: F811
+    ranks, said = start_second(config_of(base, [], tensor_parallel_size=2, dtype="none"), tmp_path)
+    try:
+        told = "Rank 1: KeyError while loading: 'none' (--debug shows where)."
+        assert said.get(timeout=TIMEOUT_S) == (told, 3)
+    finally:
+        ranks.close()
+
+
 def children() -> set[str]:
     """The pids of this process's children, by whichever thread."""
     return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
