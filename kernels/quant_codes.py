@@ -75,7 +75,7 @@ def unpack(weight: CodeWeight) -> torch.Tensor:
 
 def dequantize(weight: CodeWeight, dtype: torch.dtype) -> torch.Tensor:
     """[N, K]: table[code] * scale, rounded once to dtype."""
-    return dequantize_4bit(unpack(weight), weight.scales.T, weight.table, dtype)
+    return dequantize_4bit(unpack(weight), weight.scales.T.contiguous(), weight.table, dtype)
 
 
 def codes_linear(x: torch.Tensor, weight: CodeWeight, bias: torch.Tensor | None) -> torch.Tensor:

@@ -14,7 +14,13 @@ from tests.unit.kernels.triton_cases.ragged import relative_error
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16]
 TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 5e-4}
-SHAPES = [(6144, 4096), (640, 320), (1000, 1088)]  # of Llama 3.1 8B, of the demo model, and one that fits no tile
+# Of Llama 3.1 8B, of the demo model, and one that fits no tile; each costs a compilation per size of tile
+PROBLEMS = [
+    (6144, 4096, torch.bfloat16),
+    (640, 320, torch.bfloat16),
+    (1000, 1088, torch.bfloat16),
+    (1000, 1088, torch.float16),
+]
 
 
 def _product(weight):
@@ -34,18 +40,15 @@ def _product(weight):
     return product
 
 
-@pytest.mark.parametrize(("n", "k"), SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_products_of_every_number_of_rows(dtype, n, k):
+@pytest.mark.parametrize(("n", "k", "dtype"), PROBLEMS)
+def test_products_of_every_size_of_tile(n, k, dtype):
     weight, dense = codes_problem(n, k, dtype=dtype, device="cuda")
     product, bias = _product(weight), torch.randn(n, device="cuda").to(dtype)
     for num_rows in (1, 3, 8, 9, 16, 17, 32, 33, 64, 65, 128):
         x = torch.randn(num_rows, k, device="cuda").to(dtype)
-        expected = x.double() @ dense.T
+        expected = x.double() @ dense.T + bias.double()
         for is_shared in (True, False) if num_rows <= 8 else (True,):
-            assert relative_error(product(x, is_shared=is_shared), expected) < TOLERANCE[dtype]
-            out = product(x, bias, is_shared=is_shared)
-            assert relative_error(out, expected + bias.double()) < TOLERANCE[dtype]
+            assert relative_error(product(x, bias, is_shared=is_shared), expected) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -60,7 +63,7 @@ def test_every_table_gives_its_values(dtype, table):
     assert torch.equal(torch.cat([product(rows, is_shared=False) for rows in identity.split(8)]), expected)
 
 
-@pytest.mark.parametrize("num_rows", [1, 16, 32, 64, 128])
+@pytest.mark.parametrize("num_rows", [1, 64, 128])
 def test_a_replayed_graph_gives_the_same_bits(num_rows):
     weight, _ = codes_problem(1024, 2048, dtype=torch.bfloat16, device="cuda")
     product, x = _product(weight), torch.randn(num_rows, 2048, device="cuda").bfloat16()
