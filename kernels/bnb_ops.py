@@ -6,12 +6,13 @@ product: cuBLAS then takes longer than that.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.nn import functional
 
 from kernels import quant_bnb, quant_codes
 from kernels.codes_configs import codes_gemm_config
-from kernels.dense_linear import is_hopper
 from kernels.ops import has_pdl
 from kernels.quant_codes import CodeWeight
 
@@ -37,7 +38,7 @@ class Linear4Bit:
         config = None
         if triton_codes_gemm.can_codes_gemm(x, weight):
             config = codes_gemm_config(
-                num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=is_hopper(x.device)
+                num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=_is_hopper(x.device)
             )
         if config is None:
             return functional.linear(x, triton_codes_dequantize.dequantize(weight, x.dtype), bias)
@@ -55,3 +56,9 @@ def linear_int8(
     if x.dtype in (torch.bfloat16, torch.float16) and x.shape[0] <= triton_quant_bnb.MAX_ROWS:
         return triton_quant_bnb.linear_int8(x, values, largest, bias, pdl=has_pdl(x.device))
     return functional.linear(x, triton_quant_bnb.dequantize_int8(values, largest, x.dtype), bias)
+
+
+@functools.cache
+def _is_hopper(device: torch.device) -> bool:
+    """Whether the lookups in PTX were tried there."""
+    return torch.cuda.get_device_capability(device)[0] == 9
