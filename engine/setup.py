@@ -161,7 +161,13 @@ class Setup:
 
     def joined(self, rendezvous: str, rank: int) -> Setup:
         """This, once all ranks are there: see join_ranks. Blocks."""
-        tp = join_ranks(rank=rank, size=self.tp.size, rendezvous=rendezvous, device=self.device)
+        tp = join_ranks(
+            rank=rank,
+            size=self.tp.size,
+            rendezvous=rendezvous,
+            device=self.device,
+            hidden_size=self.model_config.hidden_size,
+        )
         return dataclasses.replace(self, tp=tp)
 
     def measure_memory(self) -> DeviceMemory:
