@@ -23,7 +23,7 @@ def join_ranks(
     """Meet the other ranks of this host. Blocks until all are there; once per process.
 
     rendezvous: path of a file that is not there yet, the same for all. Nothing is bound but on the loopback.
-    hidden_size: of the rows that are summed in kernels of our own where the GPUs can; None: NCCL makes all sums.
+    hidden_size: of rows of 16-bit values, summed in kernels of our own where the GPUs can; None: NCCL makes all sums.
     """
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):  # the only way to say it to these libraries

@@ -8,18 +8,18 @@ sum), and the reader puts them back. A value that is not a negative zero has the
 or orders stores does not matter, as each value of 16 bits speaks for itself. After the low-latency protocols of NCCL
 ("LL") and of TensorRT-LLM ("Lamport"), with two inboxes in place of the latter's three.
 
-**Two inboxes are enough.** Program p of every launch owns the rows r with r % num_programs == p, on all ranks, and is a
-channel of its own: it knows in device memory which inbox is next, so that replays of a graph count too, and a smaller
-launch that has no program p is no turn of it. Let rank A's p begin turn t + 2, which writes at B where turn t wrote. Its
-turn t + 1 is complete, so it has seen B's part of turn t + 1; B sent that when its own turn t was complete: a launch
-touches nothing before the launch before it in the stream has ended, with all its writes. So B has read turn t and put
-the negative zeros back. One inbox would not do: A ends turn t when B's part is there, which says nothing of what B has
-read.
+**Two inboxes are enough.** Program p of every launch owns the rows r with r % num_programs == p, on all ranks, and is
+a channel of its own: it keeps in device memory which inbox is next, so that replays of a graph count too; for it, a
+launch too small to have a program p is no turn. Let rank A's p begin turn t + 2, which writes at B where turn t
+wrote. Its turn t + 1 is complete, so it has seen B's part of turn t + 1; B sent that when its own turn t was
+complete: a launch touches nothing before the launch before it in the stream has ended, with all its writes. So B has
+read turn t and put the negative zeros back. One inbox would not do: A ends turn t when B's part is there, which says
+nothing of what B has read.
 
-**No deadlock.** A program sends all its rows before it waits. A launch has at most num_programs programs, no more than
-any of the GPUs has multiprocessors; each fits one that is empty, so all become resident whatever else is, and nothing
-that runs beside them waits for them without having left them room: a kernel launched early under this one (pdl) comes
-after all programs have begun. Every rank must make the same calls in the same order, on one stream.
+**No deadlock.** A program sends all its rows before it waits. A launch has at most num_programs programs, no more
+than any of the GPUs has multiprocessors; each fits one that is empty, so all become resident whatever else is, and
+nothing that runs beside them waits for them without having left them room: a kernel launched early under this one
+(pdl) comes after all programs have begun. Every rank must make the same calls in the same order, on one stream.
 """
 
 from __future__ import annotations
