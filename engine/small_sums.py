@@ -7,6 +7,7 @@ since whatever only some of them begin would wait for ever.
 from __future__ import annotations
 
 import logging
+import math
 import os
 
 import torch
@@ -93,8 +94,9 @@ def _share_inboxes(
 
         size = distributed.get_world_size(group)
         shape = inbox_shape(num_ranks=size, width=width)
-        own = symmetric_memory.empty(shape, dtype=torch.int16, device=device)
+        own = symmetric_memory.empty(math.prod(shape), dtype=torch.int16, device=device)
         shared = symmetric_memory.rendezvous(own, group)
+        own = own.view(shape)
         clear_inbox(own)
         torch.cuda.synchronize(device)
         rank = distributed.get_rank(group)
