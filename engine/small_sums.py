@@ -100,7 +100,11 @@ def _share_inboxes(
         clear_inbox(own)
         torch.cuda.synchronize(device)
         rank = distributed.get_rank(group)
-        return shared, [own if peer == rank else shared.get_buffer(peer, shape, torch.int16) for peer in range(size)]
+        # By version, torch counts from the tensor or from its segment, in which every rank's tensor has the same place
+        start = own.data_ptr() - shared.get_buffer(rank, (1,), torch.int16).data_ptr()
+        inboxes = [shared.get_buffer(peer, shape, torch.int16, start // own.itemsize) for peer in range(size)]
+        inboxes[rank] = own
+        return shared, inboxes
     except (ImportError, RuntimeError) as error:
         logger.info("small_sums=nccl reason=%r", str(error).strip().partition("\n")[0])
         return None
