@@ -5,11 +5,14 @@ Usage: python -m tests.unit.kernels.triton_cases.push_sum_rank RANK SIZE FOLDER
 
 import math
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import tests.unit.kernels.triton_cases.conftest  # noqa: F401  (mends the interpreter)
+from kernels import triton_push_sum
 from kernels.push_sum import sum_add_rms_norm, sum_parts
 from kernels.triton_push_sum import PushSum, inbox_shape
 
@@ -28,8 +31,19 @@ def parts_of(call: int, rows: int, size: int, num_ranks: int) -> list[torch.Tens
     return parts
 
 
+def receive_late(*arguments: Any) -> Any:
+    """What the kernel calls to read, so late that the others, who have this rank's part, are a turn ahead."""
+    time.sleep(0.1)
+    return _receive(*arguments)
+
+
+_receive = triton_push_sum._receive
+
+
 def main(rank: int, num_ranks: int, folder: Path) -> None:
     torch.set_num_threads(1)
+    if rank == 0:
+        triton_push_sum._receive = receive_late
     shape = inbox_shape(num_ranks=num_ranks, width=WIDTH)
     inboxes = [
         torch.from_file(str(folder / str(peer)), shared=True, size=math.prod(shape), dtype=torch.int16).view(shape)
