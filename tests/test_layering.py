@@ -57,6 +57,7 @@ ENGINE_WITH_TORCH = {
     "sampler",
     "setup",
     "setup_facts",
+    "small_sums",
     "staging",
 }
 # calls that make the host wait for the device, or copy off it; each exception with its reason
