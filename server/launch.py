@@ -32,7 +32,7 @@ from server.greeting import read_greeting
 from server.heartbeat import STALL_AFTER_S, HeartbeatWatch
 from server.key_reload import KeyReloader
 from server.launcher_stats import LauncherStats
-from server.listener import owned_socket_file
+from server.listener import owned_socket_file, probe_url
 from server.notify import Notifier, NotifyingConsole
 from server.outage import Outage
 from server.run_dir import RunDir
@@ -63,6 +63,7 @@ def launch(
     notifier = Notifier.from_environment(os.environ)
     try:
         with owned_socket_file(config):
+            run_dir.tell_url(probe_url(config, listeners[0]))
             launcher = Launcher(
                 config, engine_config, server_config, listeners, run_dir, engine_module=engine_module, notifier=notifier
             )
