@@ -61,9 +61,9 @@ def _mounts(volume: Path) -> list[dict[str, Any]]:
     return [
         mount("proc", "/proc"),
         mount("tmpfs", "/dev", "nosuid", "strictatime", "mode=755", "size=65536k"),
-        mount("tmpfs", "/dev/shm", *_NO_TRICKS, "noexec", "mode=1777", "size=65536k"),
+        mount("tmpfs", "/dev/shm", *_NO_TRICKS, "noexec", "mode=1777", "size=65536k"),  # nosec B108 # the container's
         mount("sysfs", "/sys", *_NO_TRICKS, "noexec", "ro"),
-        mount("tmpfs", "/tmp", *_NO_TRICKS, "noexec", "mode=1777", "size=1g"),
+        mount("tmpfs", "/tmp", *_NO_TRICKS, "noexec", "mode=1777", "size=1g"),  # nosec B108 # the container's
         mount("bind", "/var/cache/quire", *_NO_TRICKS, "rw", "bind", source=str(volume)),
     ]
 
