@@ -64,7 +64,7 @@ WORKDIR /models
 USER 10001:10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
-# ready, not only alive; a large model may take its time
+# ready, not only alive, wherever the server says it listens; a large model may take its time
 HEALTHCHECK --interval=15s --timeout=5s --start-period=15m --retries=3 CMD ["/opt/quire/bin/python", "/usr/local/bin/quire-healthcheck"]
 ENTRYPOINT ["/opt/quire/bin/quire", "serve", "--host", "0.0.0.0"]
 

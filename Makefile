@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := tests/clients
+DEPLOY := tests/deploy $(addprefix tests/integration/test_,lifecycle.py launch.py under_fire.py service_manager.py healthcheck.py hosted.py access.py) $(addprefix tests/test_,deploy_files.py kubernetes.py locked.py scaling_page.py configuration_page.py)
 FUZZ := tests/fuzz $(addprefix tests/unit/server/test_,body.py detokenizer.py stop_strings.py validate.py)
 TEMPLATES := .templates
 TEMPLATE_PACKAGES := trl==1.16.0 llama-cpp-python==0.3.36
@@ -31,7 +32,7 @@ help:
 	@echo 'make configuration-page   write the tables of docs/configuration.md'
 	@echo 'make test-browser   look at the pages in an installed Chromium'
 	@echo 'make test-monitoring   ask an installed Prometheus every query of the dashboard, and test the alerts'
-	@echo 'make test-deploy   check what is in deploy/: the container, compose, systemd, proxies and more'
+	@echo 'make test-deploy   check what is in deploy/: the container, compose, systemd, proxies and more; and the life cycle'
 	@echo 'make supply-chain   pinned packages, SBOM in build/sbom, bandit, known vulnerabilities'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
 	@echo 'make lint    check the style'
@@ -64,7 +65,7 @@ test-monitoring: $(STAMP)
 	$(BIN)/python -m pytest tests/monitoring $(ARGS)
 
 test-deploy: $(VENV)/.installed-deploy
-	$(BIN)/python -m pytest tests/deploy -W ignore::DeprecationWarning:ray.serve._private.config $(ARGS)
+	$(BIN)/python -m pytest $(DEPLOY) -W ignore::DeprecationWarning:ray.serve._private.config $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)

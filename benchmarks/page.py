@@ -47,7 +47,7 @@ def write_page(
         headline=headline,
         light={name: colour for colour, name in VARIABLES.items()},
         dark=_DARK,
-        plots=[(plot.title, plot.words, Markup(to_svg(plot))) for plot in plots],
+        plots=[(plot.title, plot.words, Markup(to_svg(plot))) for plot in plots],  # nosec B704 # matplotlib's own text
         remarks=remarks,
         tables=[table for source in sources for table in _figures(source, is_alone=len(sources) == 1)],
         comparisons=[_comparison(sources[0], source) for source in sources[1:]],

@@ -1,7 +1,8 @@
 """`quire bench steps`: how long steps take on this machine, for `quire bench plan`. Imports torch.
 
 Through the engine's own loop, without HTTP: decoding rows at two lengths of context, then prompts beside one row. Each
-point is the median of its steps.
+point is the median of its steps. Points come in the order of what they cost, as long as the next one seems to fit into
+the time.
 """
 
 import argparse
@@ -27,12 +28,16 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512)
 _STEP_TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _NUM_WARM_UP = 4
 _CONTEXTS_APART = 4  # how many times as long the second context is
+_DECODE_SHARE, _FAR_SHARE = 0.55, 0.25  # of the time; the rest is the prompts'
+_GROWTH = 1.25  # a point costs more than the one before by its size, and by so much again
+_FAR_GROWTH = 9.0  # four times the prompts, each with twice the attention
 
 
 class _Point(NamedTuple):
     num_rows: int
     num_context_tokens: int  # of all rows together
     seconds: float
+    cost_s: float  # what it took to measure, prompts included
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,32 +46,25 @@ def run(arguments: argparse.Namespace) -> int:
     name, config = engine_config(arguments)
     with contextlib.closing(load_engine(config, lambda stage: None)) as loaded:
         print(f"{name} on {loaded.facts['Device']}; KV cache: {loaded.facts['KV cache']}", file=sys.stderr)
-        times = measure(loaded, name, context=arguments.context, num_steps=arguments.num_steps)
+        times = measure(
+            loaded, name, context=arguments.context, num_steps=arguments.num_steps, max_s=arguments.max_seconds
+        )
     print(format_times(times))
     if arguments.json:
         write_report(arguments.json, msgspec.to_builtins(times))
     return 0
 
 
-def measure(loaded: LoadedEngine, name: str, *, context: int, num_steps: int) -> StepTimes:
-    """Measure every point. Blocks. Raises BenchError where the context does not fit."""
+def measure(loaded: LoadedEngine, name: str, *, context: int, num_steps: int, max_s: float) -> StepTimes:
+    """Measure every point that the time is enough for. Blocks. Raises BenchError where the context does not fit."""
     config = loaded.scheduler_config
     room = min(config.max_model_len, (config.num_blocks - 1) * config.block_size) - _NUM_WARM_UP - 4 * num_steps
     if not 1 <= context < room:
         raise BenchError(f"--context {context} with {num_steps} steps: this model has room for {room}.", exit_code=2)
-    decode = [point for n in _rows(config.max_num_seqs) if (point := _decode(loaded, n, context, num_steps))]
-    # the slope of the context from the widest batch that still has room for one several times as long
-    near, far = decode[0], None
-    for near in reversed(decode):
-        if far := _decode(loaded, near.num_rows, min(context * _CONTEXTS_APART, room - 1), num_steps):
-            break
-    slope = 0.0
-    if far and far.num_context_tokens > near.num_context_tokens:
-        slope = max((far.seconds - near.seconds) / (far.num_context_tokens - near.num_context_tokens), 0.0)
-    most_tokens = min(config.max_num_batched_tokens, room)
-    # one less, since a row decodes beside them: steps are as long as those that a GPU has graphs for
-    chunks = [n - 1 for n in sorted({n for n in _STEP_TOKENS if n < most_tokens} | {max(most_tokens, 2)})]
-    alone = _decode(loaded, 1, 1, num_steps) or near
+    started_s = time.monotonic()
+    decode = _decode_points(loaded, context, num_steps, end_s=started_s + _DECODE_SHARE * max_s)
+    slope = _context_slope(loaded, decode, min(context * _CONTEXTS_APART, room - 1), num_steps, _FAR_SHARE * max_s)
+    alone = _decode(loaded, 1, 1, num_steps) or decode[0]
     return StepTimes(
         model=name,
         device=loaded.facts["Device"],
@@ -74,7 +72,10 @@ def measure(loaded: LoadedEngine, name: str, *, context: int, num_steps: int) ->
         context=context,
         decode_s=[(p.num_rows, _at_context(p, context, slope)) for p in decode],
         context_s_per_token=slope,
-        prompt_s=[(n, max(_prompt_s(loaded, n, num_steps) - alone.seconds, 0.0)) for n in chunks],
+        prompt_s=[
+            (n, max(seconds - alone.seconds, 0.0))
+            for n, seconds in _prompt_points(loaded, room, num_steps, end_s=started_s + max_s)
+        ],
         scheduler=config,
         depth=loaded.depth,
     )
@@ -98,12 +99,54 @@ def _at_context(point: _Point, context: int, slope: float) -> float:
     return max(point.seconds - further_s, point.seconds / 2)
 
 
+def _decode_points(loaded: LoadedEngine, context: int, num_steps: int, *, end_s: float) -> list[_Point]:
+    points: list[_Point] = []
+    for num_rows in _rows(loaded.scheduler_config.max_num_seqs):
+        expected_s = _GROWTH * points[-1].cost_s * num_rows / points[-1].num_rows if points else 0.0
+        if time.monotonic() + expected_s > end_s and points:
+            _say(f"left out, for want of --max-seconds: {num_rows} decoding rows and more")
+            break
+        if point := _decode(loaded, num_rows, context, num_steps):
+            points.append(point)
+    return points
+
+
+def _context_slope(loaded: LoadedEngine, decode: list[_Point], far_context: int, num_steps: int, max_s: float) -> float:
+    """Seconds per token of context: from the widest batch that has room and time for a several times longer one."""
+    for near in reversed(decode):
+        if near.cost_s * _FAR_GROWTH > max_s:
+            continue
+        far = _decode(loaded, near.num_rows, far_context, num_steps)
+        if far and far.num_context_tokens > near.num_context_tokens:
+            return max((far.seconds - near.seconds) / (far.num_context_tokens - near.num_context_tokens), 0.0)
+    _say("what context costs was not measured and counts as nothing, for want of KV cache or --max-seconds")
+    return 0.0
+
+
+def _prompt_points(loaded: LoadedEngine, room: int, num_steps: int, *, end_s: float) -> list[tuple[int, float]]:
+    """Steps with prompts of ever more tokens: (tokens, seconds)."""
+    most = max(min(loaded.scheduler_config.max_num_batched_tokens, room), 2)
+    points: list[tuple[int, float]] = []
+    expected_s = 0.0
+    # one less, since a row decodes beside them: steps are as long as those that a GPU has graphs for
+    for num_tokens in [n - 1 for n in sorted({n for n in _STEP_TOKENS if n < most} | {most})]:
+        began_s = time.monotonic()
+        if points and began_s + expected_s * num_tokens / points[-1][0] > end_s:
+            _say(f"left out, for want of --max-seconds: steps of {num_tokens} prompt tokens and more")
+            break
+        points.append((num_tokens, _prompt_s(loaded, num_tokens, num_steps)))
+        expected_s = _GROWTH * (time.monotonic() - began_s)
+    return points
+
+
 def _rows(most: int) -> list[int]:
     return sorted({n for n in _ROWS if n <= most} | {most})
 
 
 def _decode(loaded: LoadedEngine, num_rows: int, context: int, num_steps: int) -> _Point | None:
     """Steps of decoding rows alone; None if the KV cache does not hold them all."""
+    _say(f"decoding rows: {num_rows}, context {context} …")
+    began_s = time.monotonic()
     offline = OfflineEngine(loaded)
     scheduler = offline.engine.scheduler
     config = loaded.scheduler_config
@@ -116,11 +159,13 @@ def _decode(loaded: LoadedEngine, num_rows: int, context: int, num_steps: int) -
             return None
     # those whose prompts came first have decoded since; half of what is timed lies before the middle
     num_tokens = sum(request.num_tokens + _NUM_WARM_UP + num_steps // 2 for request in scheduler.running)
-    return _Point(num_rows, num_tokens, _timed(offline, num_steps, lambda: None))
+    seconds = _timed(offline, num_steps, lambda: None)
+    return _Point(num_rows, num_tokens, seconds, cost_s=time.monotonic() - began_s)
 
 
 def _prompt_s(loaded: LoadedEngine, num_tokens: int, num_steps: int) -> float:
     """A step of one decoding row and one whole prompt."""
+    _say(f"prompt tokens beside a decoding row: {num_tokens} …")
     limits = {"min_num_mixed_tokens": num_tokens + 1, "max_num_mixed_tokens": num_tokens + 1, "step_sizes": []}
     config = msgspec.structs.replace(loaded.scheduler_config, **limits)
     offline = OfflineEngine(replace(loaded, scheduler_config=config))
@@ -155,3 +200,7 @@ def _add(offline: OfflineEngine, request_id: str, num_tokens: int, *, max_tokens
     prompt = [(len(request_id) * 31 + 7 * i) % vocab_size for i in range(num_tokens)]
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     offline.transport.inbox.append((0, AddRequest(request_id, prompt, params, 0.0)))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -104,11 +104,20 @@ class Cancelled(msgspec.Struct, tag=True):
 
 
 class State(msgspec.Struct, tag=True):
-    """What workers tell their clients about readiness and health: sent on connect and on every change."""
+    """What workers tell their clients about readiness and health: sent on connect and on every change.
+
+    fault: "restarting": from the engine's end until the next one is ready; "dead": the same, once restart after restart
+    has failed; "stalled": the engine's loop, or the load of the next one, makes no progress.
+    """
 
     stage: Stage
     is_draining: bool
-    fault: str = ""  # "stalled": the engine's loop makes no progress; "dead": from its end until one is ready again
+    fault: str = ""
+
+    @property
+    def is_alive(self) -> bool:
+        """False if whoever supervises the daemon should start it anew: GET /health and the watchdog say this."""
+        return self.fault not in ("stalled", "dead")
 
 
 class Drain(msgspec.Struct, tag=True):

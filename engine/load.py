@@ -33,6 +33,7 @@ from engine.ranks import RankConfig, RankHost, Ranks
 from engine.rehearsal import rehearse
 from engine.setup import LoadedEngine, Setup
 from engine.setup_facts import describe_setup
+from engine.small_sums import rehearsed_small_sums
 from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.flash import FlashAttention
 from kernels.attention.torch_ref import TorchAttention
@@ -201,8 +202,9 @@ def _serve_small(setup: Setup, plan: KVCachePlan, serve: Serve | None) -> None:
     small = dataclasses.replace(setup, model_config=model_config, backend=type(setup.backend)())
     adapters = None if setup.adapters is None else setup.adapters.stack(is_partial=True)
     weights = Weights.dummy(device=setup.device, dtype=setup.dtype, adapters=adapters)
+    sums = rehearsed_small_sums(setup.tp.size, setup.device, width=model_config.hidden_size)
     with torch.inference_mode():
-        model = build(model_config, weights, setup.tp)
+        model = build(model_config, weights, dataclasses.replace(setup.tp, small_sums=sums))
     loaded = small.assemble(model, plan, lambda done, total: None, {})
     if serve is not None:
         serve(loaded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from datetime import timedelta
@@ -9,16 +10,20 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
+from engine.small_sums import least_of, share_small_sums
 from models.parallel import TensorParallel
 
 # Loading a share of the weights may take one rank longer than another: from one disk, after a download
 _PATIENCE = timedelta(hours=1)
 
 
-def join_ranks(*, rank: int, size: int, rendezvous: str, device: torch.device) -> TensorParallel:
+def join_ranks(
+    *, rank: int, size: int, rendezvous: str, device: torch.device, hidden_size: int | None = None
+) -> TensorParallel:
     """Meet the other ranks of this host. Blocks until all are there; once per process.
 
     rendezvous: path of a file that is not there yet, the same for all. Nothing is bound but on the loopback.
+    hidden_size: of rows of 16-bit values, summed in kernels of our own where the GPUs can; None: NCCL makes all sums.
     """
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):  # the only way to say it to these libraries
@@ -34,7 +39,11 @@ def join_ranks(*, rank: int, size: int, rendezvous: str, device: torch.device) -
     )
     group = distributed.group.WORLD
     assert group is not None
-    return TensorParallel(rank, size, group)
+    tp = TensorParallel(rank, size, group)
+    if not is_cuda or hidden_size is None:
+        return tp
+    small_sums = share_small_sums(group, device, width=hidden_size)
+    return dataclasses.replace(tp, small_sums=small_sums)
 
 
 def agree(tp: TensorParallel, numbers: list[float], device: torch.device) -> list[float]:
@@ -44,8 +53,4 @@ def agree(tp: TensorParallel, numbers: list[float], device: torch.device) -> lis
 
 def least(tp: TensorParallel, number: int, device: torch.device) -> int:
     """Return the smallest of every rank's numbers, once all are there. Blocks and syncs."""
-    if tp.group is None:
-        return number
-    x = torch.tensor([number], dtype=torch.int64, device=device)
-    distributed.all_reduce(x, op=distributed.ReduceOp.MIN, group=tp.group)
-    return int(x.item())
+    return number if tp.group is None else least_of(tp.group, number, device)

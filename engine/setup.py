@@ -161,7 +161,13 @@ class Setup:
 
     def joined(self, rendezvous: str, rank: int) -> Setup:
         """This, once all ranks are there: see join_ranks. Blocks."""
-        tp = join_ranks(rank=rank, size=self.tp.size, rendezvous=rendezvous, device=self.device)
+        tp = join_ranks(
+            rank=rank,
+            size=self.tp.size,
+            rendezvous=rendezvous,
+            device=self.device,
+            hidden_size=self.model_config.hidden_size if self.dtype.itemsize == 2 else None,
+        )
         return dataclasses.replace(self, tp=tp)
 
     def measure_memory(self) -> DeviceMemory:
@@ -247,7 +253,7 @@ class Setup:
             vocab_size=self.model_config.vocab_size,
             facts=facts,
             compiler_loader=self.compiler_loader,
-            hidden_size=self.model_config.hidden_size,
+            hidden_size=self.model_config.hidden_size if self.dtype.itemsize == 2 else None,
             has_lm_head=self.model_config.has_lm_head,
             bytes_per_block=plan.bytes_per_block,
             dtype=self.dtype,

@@ -43,6 +43,10 @@ def describe_setup(
     }
     if quantization is not None:
         facts["Quantization"] = quantization.describe()
+    if size > 1 and setup.device.type == "cuda":
+        facts["Sums"] = (
+            "by NCCL" if setup.tp.small_sums is None else "small ones in one kernel with the norm, else NCCL"
+        )
     if setup.adapters is not None:
         facts["Adapters"] = setup.adapters.describe()
     facts["KV cache"] = _describe_pool(plan, each) + (f", {_describe_fp8(model)}" if setup.kv_dtype == FP8 else "")

@@ -1,7 +1,7 @@
 """The products with bitsandbytes's matrices that models call; each picks its Triton twin for few rows on CUDA.
 
-Specification: kernels/quant_bnb.py. For many rows the matrix is made dense for the time of the product: cuBLAS then
-takes longer than that.
+Specification: kernels/quant_codes.py and quant_bnb.py. For many rows the matrix is made dense for the time of the
+product: cuBLAS then takes longer than that.
 """
 
 from __future__ import annotations
@@ -11,34 +11,40 @@ import functools
 import torch
 from torch.nn import functional
 
-from kernels import quant_bnb
+from kernels import quant_bnb, quant_codes
+from kernels.codes_configs import codes_gemm_config
+from kernels.ops import has_pdl
+from kernels.quant_codes import CodeWeight
 
 try:
-    from kernels import triton_quant_bnb
+    from kernels import triton_codes_dequantize, triton_codes_gemm, triton_quant_bnb
+    from kernels.triton_gemv import GemvScratch
 
     HAS_TRITON = True
 except ImportError:
     HAS_TRITON = False
 
-# Rows of x up to which looking up codes for each product costs no more than making the matrix dense on an H100
-_FEW_ROWS_4BIT = 8
 
+class Linear4Bit:
+    """See kernels.quant_codes.codes_linear. Looks codes up on the way, or once for cuBLAS. Owns scratch: one stream."""
 
-def linear_4bit(
-    x: torch.Tensor,
-    packed: torch.Tensor,
-    scales: torch.Tensor,
-    table: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    rounded_table: torch.Tensor,
-) -> torch.Tensor:
-    """See kernels.quant_bnb.linear_4bit. rounded_table: the table in x's dtype."""
-    if not (HAS_TRITON and x.is_cuda):
-        return quant_bnb.linear_4bit(x, packed, scales, table, bias)
-    if _streams(x, _FEW_ROWS_4BIT):
-        return triton_quant_bnb.linear_4bit(x, packed, scales, rounded_table, bias, pdl=_has_pdl(x.device))
-    return functional.linear(x, triton_quant_bnb.dequantize_4bit(packed, scales, table, x.dtype), bias)
+    def __init__(self) -> None:
+        self._scratch: GemvScratch | None = None
+
+    def __call__(self, x: torch.Tensor, weight: CodeWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """x: [T, K]; bias: [N] or None; returns [T, N]."""
+        if not (HAS_TRITON and x.is_cuda):
+            return quant_codes.codes_linear(x, weight, bias)
+        config = None
+        if triton_codes_gemm.can_codes_gemm(x, weight):
+            config = codes_gemm_config(
+                num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=_is_hopper(x.device)
+            )
+        if config is None:
+            return functional.linear(x, triton_codes_dequantize.dequantize(weight, x.dtype), bias)
+        if self._scratch is None:
+            self._scratch = triton_codes_gemm.allocate_scratch(x.device)
+        return triton_codes_gemm.codes_gemm(x, weight, bias, self._scratch, config=config, pdl=has_pdl(x.device))
 
 
 def linear_int8(
@@ -47,15 +53,12 @@ def linear_int8(
     """See kernels.quant_bnb.linear_int8."""
     if not (HAS_TRITON and x.is_cuda):
         return quant_bnb.linear_int8(x, values, largest, bias)
-    if _streams(x, triton_quant_bnb.MAX_ROWS):
-        return triton_quant_bnb.linear_int8(x, values, largest, bias, pdl=_has_pdl(x.device))
+    if x.dtype in (torch.bfloat16, torch.float16) and x.shape[0] <= triton_quant_bnb.MAX_ROWS:
+        return triton_quant_bnb.linear_int8(x, values, largest, bias, pdl=has_pdl(x.device))
     return functional.linear(x, triton_quant_bnb.dequantize_int8(values, largest, x.dtype), bias)
 
 
-def _streams(x: torch.Tensor, most: int) -> bool:
-    return x.dtype in (torch.bfloat16, torch.float16) and x.shape[0] <= most
-
-
 @functools.cache
-def _has_pdl(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+def _is_hopper(device: torch.device) -> bool:
+    """Whether the lookups in PTX were tried there."""
+    return torch.cuda.get_device_capability(device)[0] == 9

@@ -1,21 +1,27 @@
-"""How products with 4-bit codes (kernels/triton_codes_gemm.py) are cut.
+"""How products with 4-bit codes (kernels/triton_codes_gemm.py) are cut, as measured for Llama 3.1 8B on an H100.
 
-A table of measured cuts, by rows and by outputs; where it has none, the kernel is not taken. To retune it:
-python -m benchmarks.nf4_sweep --out FILE, then --choose FILE, which prints its lines.
+To retune: python -m benchmarks.nf4_sweep.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# How codes become values → planes, of a word's 4, for which that is done by byte permutations; -1: from memory
-LOOKUPS = {"permute": 4, "mixed": 2, "shared": 0, "load": -1}
+from kernels.quant_codes import TILE
+
+# Rows up to which looking codes up costs less than making the matrix dense: in shared memory, and in L1. At 64 a
+# product costs half of that or less, and a second tile of rows at most as much again
+MAX_ROWS = 128
+MAX_ROWS_LOADED = 8
 # fp32 sums that splits of one product may leave for each other, and tiles in which they meet
 SCRATCH_SUMS = 1 << 22
 SCRATCH_TILES = 4096
 _MAX_SPLITS = 16
 _MAX_BLOCK_M = 64
-_WIDE = 132 * 128  # outputs that fill an H100 with wide tiles
+_PROGRAMS = 264  # two for each multiprocessor of an H100: K is split for so many at most
+# Rows of a tile → stages, with 128 outputs. Their tiles take more than 48 KB, since only then Triton asks the driver
+# for more, and the tables of the lookups come on top; and two programs fit a multiprocessor
+_STAGES = {8: 6, 16: 6, 32: 4, 64: 3}
 
 
 @dataclass(frozen=True)
@@ -27,56 +33,32 @@ class CodesGemmConfig:
     splits: int  # of K, in whole tiles of the packed weights; the last may be shorter
     num_warps: int
     num_stages: int
-    prefetch: int = 2  # tiles of weights that a program asks L2 for before it waits for x; 0: none
-    lookup: str = "permute"  # one of LOOKUPS; "load" is for devices that know no PTX
+    prefetch: int = 0  # tiles of weights that a program asks L2 for before it waits for x
+    is_shared: bool = True  # codes are looked up in shared memory, in PTX; else by Triton's loads
 
 
-@dataclass(frozen=True)
-class CodesCut:
-    """How all shapes of a class are cut; K is split for `programs` of them at most."""
-
-    lookup: str
-    block_n: int
-    num_warps: int
-    num_stages: int
-    prefetch: int
-    programs: int
-    least_rows: int = 8  # of a tile: from 16 on Triton takes Hopper's own products, wgmma
-
-    def config(self, *, num_rows: int, n: int, num_tiles: int) -> CodesGemmConfig:
-        """The cut of one shape. num_tiles: packed, along K."""
-        block_m = max(self.least_rows, block_rows(num_rows))
-        meetings = -(-num_rows // block_m) * -(-n // self.block_n)
-        splits = 1
-        while (
-            splits < _MAX_SPLITS
-            and meetings * splits * 2 <= self.programs
-            and num_tiles >= splits * 4  # or the loop has nothing to overlap
-            and meetings <= SCRATCH_TILES
-            and meetings * block_m * self.block_n * splits * 2 <= SCRATCH_SUMS
-        ):
-            splits *= 2
-        return CodesGemmConfig(
-            block_m, self.block_n, splits, self.num_warps, self.num_stages, self.prefetch, self.lookup
-        )
+def codes_gemm_config(*, num_rows: int, n: int, k: int, is_shared: bool) -> CodesGemmConfig | None:
+    """The cut of a shape; None: the matrix should be made dense. is_shared: see CodesGemmConfig, for Hopper alone."""
+    if num_rows > (MAX_ROWS if is_shared else MAX_ROWS_LOADED):
+        return None
+    # Tensor cores want a power of two, and 8 at least
+    block_m = min(_MAX_BLOCK_M, max(8, 1 << (num_rows - 1).bit_length()))
+    block_n, num_stages = (128, _STAGES[block_m]) if is_shared else (64, 4)
+    splits = num_splits(num_rows=num_rows, n=n, k=k, block_m=block_m, block_n=block_n)
+    return CodesGemmConfig(block_m, block_n, splits, 4, num_stages, 2 if block_m <= 16 else 0, is_shared)
 
 
-# (rows of a tile, has many outputs) → cut; of weights with planes of PLANE inputs
-PLANE = 32
-_CUTS: dict[tuple[int, bool], CodesCut] = {}
-
-
-def block_rows(num_rows: int) -> int:
-    """Rows of x per program: a power of two, which tensor cores want to be 8 at least."""
-    return min(_MAX_BLOCK_M, max(8, 1 << (num_rows - 1).bit_length()))
-
-
-def is_wide(n: int) -> bool:
-    """Whether a matrix of n outputs has many, for the table."""
-    return n >= _WIDE
-
-
-def codes_gemm_config(*, num_rows: int, n: int, num_tiles: int) -> CodesGemmConfig | None:
-    """The cut of a shape; None: not measured. num_tiles: packed, along K."""
-    cut = _CUTS.get((block_rows(num_rows), is_wide(n)))
-    return cut and cut.config(num_rows=num_rows, n=n, num_tiles=num_tiles)
+def num_splits(*, num_rows: int, n: int, k: int, block_m: int, block_n: int, programs: int = _PROGRAMS) -> int:
+    """Splits of K that fill the device, of those for which there is scratch."""
+    num_tiles = -(-k // TILE)
+    meetings = -(-num_rows // block_m) * -(-n // block_n)
+    splits = 1
+    while (
+        splits < _MAX_SPLITS
+        and meetings * splits * 2 <= programs
+        and num_tiles >= splits * 4  # or the loop has nothing to overlap
+        and meetings <= SCRATCH_TILES
+        and meetings * block_m * block_n * splits * 2 <= SCRATCH_SUMS
+    ):
+        splits *= 2
+    return splits

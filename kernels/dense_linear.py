@@ -10,40 +10,36 @@ from torch.nn import functional
 from kernels.ops import HAS_TRITON, has_pdl
 
 if HAS_TRITON:
-    from kernels.gemm_configs import GemmScratch, gemm_config
-    from kernels.triton_gemm import can_gemm, gemm
     from kernels.triton_gemv import GemvScratch, can_gemv, gemv
+
+try:
+    from kernels.gluon_gemm import gemm, gemm_cut
+
+    HAS_GLUON = True
+except ImportError:  # no Triton, or another version
+    HAS_GLUON = False
 
 
 class DenseLinear:
-    """x @ w.T + bias. Owns the scratch of our kernels: one stream."""
+    """x @ w.T + bias. Owns the scratch of the skinny GEMM: one stream."""
 
     def __init__(self) -> None:
-        self._gemv_scratch: GemvScratch | None = None
-        self._gemm_scratch: GemmScratch | None = None
+        self._scratch: GemvScratch | None = None
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; w: [N, K]; bias: [N] or None; returns [T, N]."""
         if HAS_TRITON and can_gemv(x, w):
-            if self._gemv_scratch is None:
-                self._gemv_scratch = GemvScratch.allocate(x.device)
-            return gemv(x, w, bias, self._gemv_scratch, pdl=has_pdl(x.device))
-        if HAS_TRITON and can_gemm(x, w) and is_hopper(x.device):
-            num_sms = _num_sms(x.device)
-            config = gemm_config(num_rows=x.shape[0], n=w.shape[0], k=w.shape[1], num_sms=num_sms)
-            if config is not None:
-                if self._gemm_scratch is None:
-                    self._gemm_scratch = GemmScratch.allocate(x.device, num_sms=num_sms)
-                return gemm(x, w, bias, self._gemm_scratch, config=config, pdl=True)
+            if self._scratch is None:
+                self._scratch = GemvScratch.allocate(x.device)
+            return gemv(x, w, bias, self._scratch, pdl=has_pdl(x.device))
+        if HAS_GLUON and bias is None and x.is_cuda and _is_hopper(x.device):
+            cut = gemm_cut(x, w)
+            if cut is not None:
+                return gemm(x, w, cut=cut, pdl=True)
         return functional.linear(x, w, bias)
 
 
 @functools.cache
-def is_hopper(device: torch.device) -> bool:
+def _is_hopper(device: torch.device) -> bool:
     """True if the device is of the generation that the GEMM was written for."""
     return torch.cuda.get_device_capability(device)[0] == 9
-
-
-@functools.cache
-def _num_sms(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -8,7 +8,6 @@ outlier: where the paper multiplies all but the outlier columns in 8 bits, here 
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 # Quantiles of the normal distribution, 0 among them (QLoRA, appendix E)
 NF4_TABLE = (
@@ -56,13 +55,6 @@ def quantize_int8(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def dequantize_int8(values: torch.Tensor, largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[N, K] of dtype. values, largest: as quantize_int8 returns."""
     return (values.float() * (largest / _INT8_MAX)[:, None]).to(dtype)
-
-
-def linear_4bit(
-    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """x @ w.T + bias, w as dequantize_4bit makes it in x's dtype. x: [M, K]; bias: [N] or None; returns [M, N]."""
-    return functional.linear(x, dequantize_4bit(packed, scales, table, x.dtype), bias)
 
 
 def linear_int8(

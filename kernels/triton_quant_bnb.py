@@ -1,10 +1,8 @@
 # ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
-"""Triton twins of kernels/quant_bnb.py: products that unpack weights on their way, for few rows, and unpacking alone.
+"""Triton twins of kernels/quant_bnb.py: a product that unpacks integers on its way, for few rows, and unpacking alone.
 
-As in kernels/triton_gemv.py each program streams some rows of the matrix once. 4-bit codes are looked up in a table of
-16 entries of x's dtype, which stays in the L1 cache; a block's sum is scaled before it is added. The two halves of a
-byte meet the even and the odd columns of x, so that nothing has to be interleaved. Under programmatic dependent launch
-(pdl) a program asks L2 for its first weights before it waits for x.
+As in kernels/triton_gemv.py each program streams some rows of the matrix once. Under programmatic dependent launch
+(pdl) it asks L2 for its first weights before it waits for x.
 """
 
 from __future__ import annotations
@@ -14,11 +12,9 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
-from kernels.quant_bnb import BLOCK
 
-MAX_ROWS = 128  # of x, for the streaming products: beyond, unpacking once costs less than unpacking per tile
+MAX_ROWS = 128  # of x, for the product: beyond, unpacking once costs less than unpacking per tile
 _TILE_ROWS = 64
-_BLOCK = tl.constexpr(BLOCK)
 _INT8_MAX = tl.constexpr(127.0)
 
 
@@ -39,44 +35,12 @@ def linear_int8(
     return out
 
 
-def linear_4bit(
-    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, bias: torch.Tensor | None,
-    *, pdl: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    """See kernels.quant_bnb.linear_4bit; 16-bit x of at most MAX_ROWS rows, blocks of 64, and a table of x's dtype."""
-    (num_rows, k), n = x.shape, packed.shape[0]
-    assert k % BLOCK == 0
-    assert scales.shape == (n, k // BLOCK)
-    assert table.dtype == x.dtype  # 4-byte entries would be copied to shared memory one by one
-    out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
-    m_pad = min(max(8, triton.next_power_of_2(num_rows)), _TILE_ROWS)
-    block_n = 32 if n < 8192 else 64
-    _stream_4bit_kernel[(triton.cdiv(num_rows, m_pad), triton.cdiv(n, block_n))](
-        x, packed, scales, table, bias, out, num_rows, n, k, x.stride(0),
-        M_PAD=m_pad, BLOCK_N=block_n, UNROLL=next(u for u in (4, 2, 1) if k % (u * BLOCK) == 0),
-        HAS_BIAS=bias is not None, STAGES=3, PREFETCH=k % 1024 == 0, PDL=pdl, num_warps=4, launch_pdl=pdl,
-    )  # fmt: skip
-    return out
-
-
 def dequantize_int8(values: torch.Tensor, largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """See kernels.quant_bnb.dequantize_int8."""
     n, k = values.shape
     out = torch.empty(n, k, dtype=dtype, device=values.device)
     block = min(triton.next_power_of_2(k), 2048)
     _dequantize_int8_kernel[(n, triton.cdiv(k, block))](values, largest, out, k, BLOCK_K=block, num_warps=4)
-    return out
-
-
-def dequantize_4bit(
-    packed: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """See kernels.quant_bnb.dequantize_4bit; blocks of 64."""
-    n, half = packed.shape
-    assert scales.shape == (n, 2 * half // BLOCK)
-    out = torch.empty(n, 2 * half, dtype=dtype, device=packed.device)
-    block = min(triton.next_power_of_2(half), 1024)
-    _dequantize_4bit_kernel[(n, triton.cdiv(half, block))](packed, scales, table, out, half, HALF=block, num_warps=4)
     return out
 
 
@@ -109,37 +73,6 @@ def _stream_int8_kernel(
     _store(acc, bias_ptr, out_ptr, rows, features, sources, num_rows, n, HAS_BIAS)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _stream_4bit_kernel(
-    x_ptr, packed_ptr, scales_ptr, table_ptr, bias_ptr, out_ptr, num_rows, n, k, stride_x,
-    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr, PDL: tl.constexpr,
-) -> None:  # fmt: skip
-    """BLOCK_N outputs of M_PAD rows, 64 inputs after the other; the loads of UNROLL blocks go out together."""
-    features = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    sources = tl.minimum(features, n - 1).to(tl.int64)
-    rows = tl.program_id(0) * M_PAD + tl.arange(0, M_PAD)
-    in_rows = rows < num_rows
-    halves = tl.arange(0, _BLOCK // 2)
-    packed_ptrs = packed_ptr + sources[:, None] * (k // 2) + halves[None, :]
-    x_ptrs = x_ptr + rows[:, None] * stride_x + 2 * halves[None, :]
-    if PDL:
-        _prefetch_and_wait(packed_ptr + sources[:, None] * (k // 2), PREFETCH)
-    num_blocks = k // _BLOCK
-    acc = tl.zeros([BLOCK_N, M_PAD], tl.float32)
-    for first_block in tl.range(0, num_blocks, UNROLL, num_stages=STAGES):
-        for i in tl.static_range(UNROLL):
-            block = first_block + i
-            packed = tl.load(packed_ptrs + block * (_BLOCK // 2), eviction_policy="evict_first")
-            scale = tl.load(scales_ptr + sources * num_blocks + block)
-            even = tl.load(x_ptrs + block * _BLOCK, mask=in_rows[:, None], other=0.0)
-            odd = tl.load(x_ptrs + block * _BLOCK + 1, mask=in_rows[:, None], other=0.0)
-            first = tl.load(table_ptr + (packed >> 4).to(tl.int32))
-            second = tl.load(table_ptr + (packed & 15).to(tl.int32))
-            acc += tl.dot(second, tl.trans(odd), tl.dot(first, tl.trans(even))) * scale[:, None]
-    _store(acc, bias_ptr, out_ptr, rows, features, sources, num_rows, n, HAS_BIAS)
-
-
 @triton.jit
 def _prefetch_and_wait(row_ptrs, PREFETCH: tl.constexpr) -> None:
     """Ask L2 for 512 bytes of each row, wait for the kernel before, and let the next one begin its own asking."""
@@ -167,18 +100,3 @@ def _dequantize_int8_kernel(values_ptr, largest_ptr, out_ptr, k, BLOCK_K: tl.con
     scale = tl.load(largest_ptr + row) / _INT8_MAX
     values = tl.load(values_ptr + row * k + columns, mask=columns < k, other=0).to(tl.float32)
     tl.store(out_ptr + row * k + columns, (values * scale).to(out_ptr.dtype.element_ty), mask=columns < k)
-
-
-@triton.jit
-def _dequantize_4bit_kernel(packed_ptr, scales_ptr, table_ptr, out_ptr, half, HALF: tl.constexpr) -> None:
-    """A piece of a row; its bytes become pairs of neighbours."""
-    row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * HALF + tl.arange(0, HALF)
-    in_row = columns < half
-    packed = tl.load(packed_ptr + row * half + columns, mask=in_row, other=0)
-    scales_ptr += row * (half // (_BLOCK // 2))
-    scale = tl.load(scales_ptr + columns // (_BLOCK // 2), mask=in_row, other=0.0)
-    first = tl.load(table_ptr + (packed >> 4).to(tl.int32)) * scale
-    second = tl.load(table_ptr + (packed & 15).to(tl.int32)) * scale
-    pairs = tl.interleave(first, second)
-    targets = 2 * tl.program_id(1) * HALF + tl.arange(0, 2 * HALF)
-    tl.store(out_ptr + row * 2 * half + targets, pairs.to(out_ptr.dtype.element_ty), mask=targets < 2 * half)

@@ -5,7 +5,8 @@ Layers call these by name and know no more; with one rank each is a no-op, so a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import distributed
@@ -16,25 +17,50 @@ except ImportError:  # before torch 2.13
     from torch.distributed import all_gather_into_tensor as all_gather_into
 
 
+class SmallSums(Protocol):
+    """Sums of few rows, each in one kernel with what comes behind it. kernels/triton_push_sum.py, specification too."""
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether a sum of such parts is made here; by host-side facts, the same on every rank."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum x over the ranks, in place, and return it. takes(x)."""
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """kernels.elementwise.add_rms_norm of the sum of x over the ranks. takes(x)."""
+
+
 @dataclass(frozen=True)
 class TensorParallel:
     """Rank `rank` of `size`. group: the process group over which it talks.
 
     None with several ranks: it talks to nobody, and what others have is made up: for sizes, and to rehearse kernels.
+    small_sums: makes the sums that it takes; None: the group makes all. Every rank has one, or none has.
     """
 
     rank: int = 0
     size: int = 1
     group: distributed.ProcessGroup | None = None
+    small_sums: SmallSums | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.size
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum x over the ranks, in place, and return it."""
+        if self.small_sums is not None and self.small_sums.takes(x):
+            return self.small_sums.all_reduce(x)
         if self.group is not None:
             distributed.all_reduce(x, group=self.group)
         return x
+
+    def sum_late(self, x: torch.Tensor) -> Branch:
+        """all_reduce(x), or the promise of it, where that is one kernel with an addition and a norm."""
+        if self.small_sums is not None and self.small_sums.takes(x):
+            return Unsummed(x, self.small_sums)
+        return self.all_reduce(x)
 
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """Concatenate every rank's x (of one shape) along dim, in rank order."""
@@ -53,6 +79,37 @@ class TensorParallel:
         if self.group is not None:
             distributed.broadcast(x, group=self.group, group_src=src)
         return x
+
+
+@dataclass(frozen=True)
+class Unsummed:
+    """The output of a branch before the sum over ranks: whoever takes it in makes the sum, once, in one of two ways."""
+
+    # [T, hidden_size]: this rank's part; its owner now
+    part: torch.Tensor
+    sums: SmallSums
+
+    def __mul__(self, factor: float) -> Unsummed:
+        """The same times a constant."""
+        return Unsummed(self.part * factor, self.sums)
+
+    def total(self) -> torch.Tensor:
+        """Make the sum, in place of the part."""
+        return self.sums.all_reduce(self.part)
+
+    def add_rms_norm(
+        self, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Make the sum, add it to the residual stream and norm that: (normed, new residual)."""
+        return self.sums.add_rms_norm(self.part, residual, weight, eps)
+
+
+Branch = torch.Tensor | Unsummed  # what attention and MLP give
+
+
+def whole(branch: Branch) -> torch.Tensor:
+    """The branch's output, summed over the ranks."""
+    return branch.total() if isinstance(branch, Unsummed) else branch
 
 
 ALONE = TensorParallel()

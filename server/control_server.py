@@ -212,9 +212,12 @@ class ControlServer:
             child.flushes.pop(flush.number, None)
 
     def _can_flush(self, child: _Child, role: str) -> bool:
-        """Tell if a child has the role and can answer now: an engine that loads counts nothing and hears nothing."""
+        """Tell if a child has the role and can answer now: an engine that loads counts nothing and hears nothing.
+
+        One that stands still does not either, and must not slow down the scrapes that tell of it.
+        """
         has_role = child.hello is not None and child.hello.role == role
-        return has_role and (role == "worker" or self._state.stage.name == "ready")
+        return has_role and (role == "worker" or (self._state.stage.name == "ready" and not self._state.fault))
 
 
 def _source(hello: Hello) -> str:

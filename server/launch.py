@@ -30,10 +30,10 @@ from server.control_server import ControlServer
 from server.exposition import Exposition
 from server.file_limits import raise_file_limit
 from server.greeting import read_greeting
-from server.heartbeat import STALL_AFTER_S, HeartbeatWatch
+from server.heartbeat import HeartbeatWatch
 from server.key_reload import KeyReloader
 from server.launcher_stats import LauncherStats
-from server.listener import owned_socket_file
+from server.listener import owned_socket_file, probe_url
 from server.notify import Notifier, NotifyingConsole
 from server.outage import Outage
 from server.run_dir import RunDir
@@ -64,6 +64,7 @@ def launch(
     notifier = Notifier.from_environment(os.environ)
     try:
         with owned_socket_file(config):
+            run_dir.tell_url(probe_url(config, listeners[0]))
             launcher = Launcher(
                 config, engine_config, server_config, listeners, run_dir, engine_module=engine_module, notifier=notifier
             )
@@ -139,7 +140,7 @@ class Launcher:
         await self._control.start(self._control_socket)
         logger.info("listening url=%s", self._announcement.url)
         self._console.stage(self._control.state.stage)
-        self._spawn(self._notifier.watch(state=lambda: self._control.state, progress_age_s=lambda: self._watch.age_s))
+        self._spawn(self._notifier.watch(state=lambda: self._control.state))
         self._spawn(self._keep_engine())
         for index in range(self._config.http_workers):
             self._spawn(self._keep_worker(index))
@@ -189,7 +190,8 @@ class Launcher:
             if child == _ENGINE and child in self._started_once:
                 self._watch.stop()
                 self._outage.begin()
-                self._control.set_state(stage=Stage("restarting"), fault="dead")
+                self._watch.load()
+                self._control.set_state(stage=Stage("restarting"), fault=self._outage.fault)
             await self._control.settle(*child)
             failure = self._failures.pop(child, None)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
@@ -208,15 +210,7 @@ class Launcher:
                 if self._is_draining:
                     self._control.send(Drain(0.0), role="worker", index=hello.index)
             case Stage() if child == _ENGINE:
-                self._control.set_state(stage=message, fault="" if message.name == "ready" else None)
-                self._announcement.stage(message)
-                if message.name == "ready":
-                    self._watch.start()
-                    self._outage.end()
-                    self._spawn(self._learn_limits())
-                    if child not in self._started_once:
-                        self._started_once.add(child)
-                        self._spawn(self._announcement.make(is_draining=lambda: self._is_draining))
+                self._enter(message)
             case Heartbeat() if child == _ENGINE:
                 self._watch.beat(message)
             case Facts(rows, build):
@@ -225,13 +219,31 @@ class Launcher:
             case EngineFailed():
                 self._failures[child] = message
 
+    def _enter(self, stage: Stage) -> None:
+        """The engine's start has come to a stage. The first one may be silent: a start has a time limit of its own."""
+        if stage.name == "ready":
+            self._watch.start()
+            self._outage.end()
+        elif _ENGINE in self._started_once and stage != self._control.state.stage:
+            self._watch.load()
+        self._control.set_state(stage=stage, fault=self._outage.fault)
+        self._announcement.stage(stage)
+        if stage.name == "ready":
+            self._spawn(self._learn_limits())
+            if _ENGINE not in self._started_once:
+                self._started_once.add(_ENGINE)
+                self._spawn(self._announcement.make(is_draining=lambda: self._is_draining))
+
     def _on_stall(self, is_stalled: bool) -> None:
-        self._control.set_state(fault="stalled" if is_stalled else "")
-        logger.error("engine %s after_s=%g", "stalled" if is_stalled else "goes on", STALL_AFTER_S)
+        self._control.set_state(fault="stalled" if is_stalled else self._outage.fault)
+        if is_stalled:
+            logger.error("engine stalled after_s=%.0f", self._watch.silence_s)
+        else:
+            logger.error("engine goes on")
 
     def _end_hung(self) -> None:
         """End an engine that will not go on; _keep starts the next one."""
-        reason = f"The engine made no progress for {self._config.stall_timeout_s:g} s (--stall-timeout) and was killed."
+        reason = f"The engine made no progress for {self._watch.silence_s:.0f} s (--stall-timeout) and was killed."
         self._failures[_ENGINE] = EngineFailed(reason, 1)
         kill_child(self._children[_ENGINE])
 

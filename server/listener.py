@@ -65,6 +65,12 @@ def server_url(config: LaunchConfig, listener: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def probe_url(config: LaunchConfig, listener: socket.socket) -> str:
+    """Return the same for deploy/docker/healthcheck.py, which must know of TLS over a unix socket too."""
+    url = server_url(config, listener)
+    return url if config.uds is None or config.tls_cert is None else f"unix+tls:{config.uds}"
+
+
 async def is_ready(config: LaunchConfig, listener: socket.socket) -> bool:
     """Ask GET /ready as a client would: true once a worker answers and says that it serves."""
     tls = None

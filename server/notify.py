@@ -8,41 +8,28 @@ import asyncio
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable, MutableMapping
 
 from engine.control import Stage, State
 from server.console import Console, Summary, stage_text
-from server.heartbeat import STALL_AFTER_S
 
 logger = logging.getLogger(__name__)
 
 _STATUS_INTERVAL_S = 1.0
 _PINGS_PER_TIMEOUT = 3  # sd_watchdog_enabled(3) advises two at least
-# An engine that loads again shows bytes, graphs and stages as it goes; the longest silence is compiling kernels
-_SILENT_LOAD_S = 300.0
 
 
 class Notifier:
     """The service manager's end, or nobody's. Sending never blocks and never raises."""
 
-    def __init__(
-        self,
-        address: str | None,
-        *,
-        watchdog_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, address: str | None, *, watchdog_s: float | None = None) -> None:
         self._address = "\0" + address[1:] if address and address[0] == "@" else address
         self._watchdog_s = watchdog_s
-        self._clock = clock
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
         if self._socket is not None:
             self._socket.setblocking(False)
         self._serving = ""  # what STATUS says once it is ready
         self._status = ""
-        self._state: State | None = None
-        self._changed_s = clock()
         self._unsent: list[str] = []
         self._has_failed = self._is_stopping = False
 
@@ -58,21 +45,19 @@ class Notifier:
         has_watchdog = timeout_us.isdecimal() and int(timeout_us) > 0 and pid in ("", str(os.getpid()))
         return cls(address or None, watchdog_s=int(timeout_us) / 1e6 if has_watchdog else None)
 
-    async def watch(self, *, state: Callable[[], State], progress_age_s: Callable[[], float]) -> None:
-        """Send the stage whenever it changed, and WATCHDOG=1 in time as long as the daemon is lively. Runs for ever."""
+    async def watch(self, *, state: Callable[[], State]) -> None:
+        """Send the stage whenever it changed, and WATCHDOG=1 in time as long as /health is 200. Runs for ever."""
         if self._socket is None:
             return
         interval_s = min(_STATUS_INTERVAL_S, (self._watchdog_s or 60.0) / _PINGS_PER_TIMEOUT)
         while True:
-            self.observe(state(), progress_age_s=progress_age_s())
+            self.observe(state())
             await asyncio.sleep(interval_s)
 
-    def observe(self, state: State, *, progress_age_s: float) -> None:
-        """Send what one look at the daemon gives. progress_age_s: see HeartbeatWatch.age_s."""
-        if state != self._state:
-            self._state, self._changed_s = state, self._clock()
+    def observe(self, state: State) -> None:
+        """Send what one look at the daemon gives."""
         self._tell(self._describe(state))
-        if self._watchdog_s is not None and self._is_lively(state, progress_age_s):
+        if self._watchdog_s is not None and state.is_alive:
             self._send("WATCHDOG=1")
         self._send()
 
@@ -99,12 +84,6 @@ class Notifier:
             self._socket.close()
             self._socket = None
 
-    def _is_lively(self, state: State, progress_age_s: float) -> bool:
-        """Whether the engine's loop turns, or an engine is on its way: one that loads in silence for minutes hangs."""
-        if state.stage.name == "ready":
-            return progress_age_s < STALL_AFTER_S
-        return self._clock() - self._changed_s < _SILENT_LOAD_S
-
     def _describe(self, state: State) -> str:
         if self._is_stopping:
             return self._status
@@ -113,8 +92,9 @@ class Notifier:
         if state.stage.name == "ready":
             return self._serving or "Starting HTTP workers"
         text = stage_text(state.stage)
-        if state.fault == "dead":
-            return "Restarting the engine" + (f": {text}" if state.stage.name != "restarting" else "")
+        if state.fault:
+            restarting = "Restarting the engine" if state.fault == "restarting" else "The engine does not come back"
+            return restarting + (f": {text}" if state.stage.name != "restarting" else "")
         return text
 
     def _tell(self, status: str) -> None:

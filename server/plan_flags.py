@@ -15,6 +15,7 @@ def add_steps_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--context", type=integer(1, _MOST_TOKENS), default=512, metavar="N", help="of the rows that decode (512)")
     add("--num-steps", type=integer(3, 10_000), default=20, metavar="N", help="timed for each point (20)")
+    add("--max-seconds", type=deadline, default=180.0, metavar="S", help="leave out what would take longer (180)")
     _add_json(parser)
 
 

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _PREFIX = "quire-"
 _LOCK = "lock"
+_URL = "url"  # deploy/docker/healthcheck.py looks for it
 
 
 class RunDir:
@@ -38,12 +39,11 @@ class RunDir:
 
     def write(self, name: str, config: msgspec.Struct) -> Path:
         """Write one child's configuration and return its path. Raises StartupError."""
-        path = self.path / name
-        try:
-            path.write_bytes(msgspec.json.encode(config))
-        except OSError as error:
-            raise StartupError(f"{path} cannot be written: {_hint(error)}") from error
-        return path
+        return self._write(name, msgspec.json.encode(config))
+
+    def tell_url(self, url: str) -> None:
+        """Let health checks of this user find the server, however it was configured. Raises StartupError."""
+        self._write(_URL, url.encode())
 
     def remove(self) -> None:
         """Remove the directory and all in it. Once is enough."""
@@ -51,6 +51,14 @@ class RunDir:
         if self._lock is not None:
             os.close(self._lock)
         self._lock = None
+
+    def _write(self, name: str, content: bytes) -> Path:
+        path = self.path / name
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise StartupError(f"{path} cannot be written: {_hint(error)}") from error
+        return path
 
 
 def _take_lock(folder: Path) -> int:

@@ -58,13 +58,13 @@ ENGINE_WITH_TORCH = {
     "sampler",
     "setup",
     "setup_facts",
+    "small_sums",
     "staging",
 }
 # calls that make the host wait for the device, or copy off it; each exception with its reason
 SYNCS = {"item", "tolist", "cpu"}
 SYNC_ALLOWED = {
     "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
-    "kernels/quant_codes.py": "a table of 16 values is put in order while a matrix is packed, as the model loads",
     "models/demo/trainer.py": "a training loop, which serves nobody: it reads the loss every 50 steps",
     "models/quantization/bitsandbytes.py": "JSON that lies in tensors is read while the model loads",
 }

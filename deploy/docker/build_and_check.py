@@ -72,6 +72,8 @@ def main() -> int:
         image = inspect(store)
         with started(store, folder, image) as container:
             check_running(container, image)
+        with started(store, folder, image, {"QUIRE_PORT": "9000"}) as container:
+            wait_healthy(container, image, port=9000)
         return 0
     except CheckFailed as error:
         print(f"FAILED: {error}", file=sys.stderr)
@@ -197,16 +199,19 @@ class Container:
 
 
 @contextlib.contextmanager
-def started(store: Store, folder: Path, image: dict[str, Any]) -> Iterator[Container]:
+def started(
+    store: Store, folder: Path, image: dict[str, Any], variables: dict[str, str] | None = None
+) -> Iterator[Container]:
     """Run the image until the end of the block."""
     name, bundle, volume = f"quire-{os.getpid()}", folder / "bundle", folder / "volume"
-    bundle.mkdir()
-    volume.mkdir()
+    bundle.mkdir(exist_ok=True)
+    volume.mkdir(exist_ok=True)
     os.chown(volume, 10001, 10001)
     folder.chmod(0o755)
     working = store("from", IMAGE)
     rootfs = Path(store("mount", working))
-    write_bundle(bundle, rootfs=rootfs, image=image, arguments=[], volume=volume)
+    variables = variables or {}
+    write_bundle(bundle, rootfs=rootfs, image=image, arguments=[], volume=volume, variables=variables)
     with (folder / "log").open("wb") as log:
         command = ["runc", "--root", str(folder / "runc"), "run", "--bundle", str(bundle), name]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -219,17 +224,22 @@ def started(store: Store, folder: Path, image: dict[str, Any]) -> Iterator[Conta
         store("rm", working)
 
 
+def wait_healthy(container: Container, image: dict[str, Any], *, port: int) -> None:
+    """Wait for the image's own health check, which must have asked at this port."""
+    health, began_s = image["Healthcheck"]["Test"][1:], time.monotonic()
+    while not container.passes(health):
+        code, log = container.process.poll(), container.log.read_text()
+        expect(code is None, f"it ended with {code}: {log}")
+        expect(time.monotonic() - began_s < START_TIMEOUT_S, f"it was never healthy: {log}")
+        time.sleep(0.5)
+    said = container.run(*health)
+    expect(f":{port} 200 " in said, f"the health check says {said}")
+    say(f"healthy after {time.monotonic() - began_s:.1f} s: {said}")
+
+
 def check_running(container: Container, image: dict[str, Any]) -> None:
     """Wait for the health check, look at the process, ask, stop."""
-    health = image["Healthcheck"]["Test"][1:]
-    began_s = time.monotonic()
-    while not container.passes(health):
-        expect(
-            container.process.poll() is None, f"it ended with {container.process.poll()}: {container.log.read_text()}"
-        )
-        expect(time.monotonic() - began_s < START_TIMEOUT_S, f"it was never healthy: {container.log.read_text()}")
-        time.sleep(0.5)
-    say(f"healthy after {time.monotonic() - began_s:.1f} s: {container.run(*health)}")
+    wait_healthy(container, image, port=8000)
     found = container.run("/opt/quire/bin/python", "-c", _LOOK)
     expect(found == _INSIDE + ("2" if SECCOMP_PROFILE.exists() else "0"), f"inside it has {found}")
     say(f"inside: read-only root, {found}")
@@ -276,11 +286,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--suite", default="bookworm", help="Debian's release for the base (bookworm)")
     add("--mirror", default="http://deb.debian.org/debian", metavar="URL", help="where debootstrap fetches it")
     add("--storage-driver", choices=("overlay", "vfs"), help="default: overlay where it can be mounted")
-    add(
-        "--work-dir",
-        metavar="DIR",
-        help="where the folder is made (as temporary files are)",
-    )
+    add("--work-dir", metavar="DIR", help="where the folder is made (as temporary files are)")
     add("--keep", action="store_true", help="leave the folder")
     add("buildah_flags", nargs="*", metavar="-- FLAG", help="more flags for buildah build, e.g. -- --build-arg A=B")
     return parser

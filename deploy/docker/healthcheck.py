@@ -1,45 +1,66 @@
 """Exit with 0 if the server in this container answers GET /ready with 200, else with 1 and one line that says why.
 
-The address is the one argument: http://127.0.0.1:8000 without one, https://… or unix:/path/to/socket.
-A certificate is not checked: the server is this very container.
+Where it listens, whatever variable, flag or file said so, stands in the launcher's directory (server/run_dir.py).
+An address may be the argument instead: http://HOST:PORT, https://HOST:PORT, unix:/PATH or, with TLS, unix+tls:/PATH.
+A certificate is not checked: the server is this very container. Standard library only, and nothing of Quire's.
 """
 
+import contextlib
 import http.client
 import socket
 import ssl
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 _TIMEOUT_S = 4.0
 
 
 def main() -> int:
-    """Ask once."""
-    url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
+    """Ask once; of several servers, one that is ready is enough."""
+    urls = sys.argv[1:] or list(_known())
+    if not urls:
+        print("no server has said where it listens: it looks for its model, or it has ended")
+    return 0 if any(_is_ready(url) for url in urls) else 1  # one left by a killed server refuses at once
+
+
+def _known() -> Iterator[str]:
+    """The addresses that servers of this user have written, in the place that RunDir chooses."""
+    parent = tempfile.gettempdir()
+    for folder in Path(parent if len(parent) < 64 else "/tmp").glob("quire-*"):  # nosec B108
+        with contextlib.suppress(OSError):  # of another user, not a server's, or gone by now
+            yield (folder / "url").read_text(encoding="utf-8")
+
+
+def _is_ready(url: str) -> bool:
     try:
         connection = _connect(url)
         connection.request("GET", "/ready")
         response = connection.getresponse()
-        print(response.status, response.read(200).decode("utf-8", "replace"))
-        return 0 if response.status == 200 else 1
+        print(url, response.status, response.read(200).decode("utf-8", "replace"))
     except (OSError, http.client.HTTPException) as error:
         print(f"{url} does not answer: {error}")
-        return 1
+        return False
+    return response.status == 200
 
 
 def _connect(url: str) -> http.client.HTTPConnection:
-    if url.startswith("unix:"):
+    tls = ssl.create_default_context()
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    kind, _, path = url.partition(":")
+    if kind in ("unix", "unix+tls"):
         connection = http.client.HTTPConnection("localhost", timeout=_TIMEOUT_S)
-        connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.settimeout(_TIMEOUT_S)
-        connection.sock.connect(url.removeprefix("unix:"))
+        plain = socket.socket(socket.AF_UNIX)
+        plain.settimeout(_TIMEOUT_S)
+        plain.connect(path)
+        connection.sock = tls.wrap_socket(plain, server_hostname="localhost") if kind == "unix+tls" else plain
         return connection
     parts = urlsplit(url)
     host = parts.hostname or "127.0.0.1"
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return http.client.HTTPSConnection(host, parts.port, timeout=_TIMEOUT_S, context=context)
+    if kind == "https":
+        return http.client.HTTPSConnection(host, parts.port, timeout=_TIMEOUT_S, context=tls)
     return http.client.HTTPConnection(host, parts.port, timeout=_TIMEOUT_S)
 
 

@@ -16,14 +16,22 @@ _READ_ONLY = ["bus", "fs", "irq", "sys", "sysrq-trigger"]
 _NO_TRICKS = ["nosuid", "nodev"]
 
 
-def write_bundle(folder: Path, *, rootfs: Path, image: dict[str, Any], arguments: list[str], volume: Path) -> None:
-    """Write config.json into `folder`. image: an image's `config`; volume: the folder that is its cache."""
+def write_bundle(
+    folder: Path,
+    *,
+    rootfs: Path,
+    image: dict[str, Any],
+    arguments: list[str],
+    volume: Path,
+    variables: dict[str, str],
+) -> None:
+    """Write config.json into `folder`. image: an image's `config`; volume: its cache; variables: beside its own."""
     uid, gid = map(int, image["User"].split(":"))
     process = {
         "terminal": False,
         "user": {"uid": uid, "gid": gid},
         "args": [*image["Entrypoint"], *arguments],
-        "env": image["Env"],
+        "env": image["Env"] + [f"{name}={value}" for name, value in variables.items()],
         "cwd": image.get("WorkingDir") or "/",
         "capabilities": {name: [] for name in ("bounding", "effective", "inheritable", "permitted", "ambient")},
         "noNewPrivileges": True,
@@ -53,9 +61,9 @@ def _mounts(volume: Path) -> list[dict[str, Any]]:
     return [
         mount("proc", "/proc"),
         mount("tmpfs", "/dev", "nosuid", "strictatime", "mode=755", "size=65536k"),
-        mount("tmpfs", "/dev/shm", *_NO_TRICKS, "noexec", "mode=1777", "size=65536k"),
+        mount("tmpfs", "/dev/shm", *_NO_TRICKS, "noexec", "mode=1777", "size=65536k"),  # nosec B108 # the container's
         mount("sysfs", "/sys", *_NO_TRICKS, "noexec", "ro"),
-        mount("tmpfs", "/tmp", *_NO_TRICKS, "noexec", "mode=1777", "size=1g"),
+        mount("tmpfs", "/tmp", *_NO_TRICKS, "noexec", "mode=1777", "size=1g"),  # nosec B108 # the container's
         mount("bind", "/var/cache/quire", *_NO_TRICKS, "rw", "bind", source=str(volume)),
     ]
 

@@ -238,7 +238,13 @@ PROCESSES = Row(
             "Time since the daemon started, of each server.",
             "s",
             (Query(f"time() - max by (instance) ({selected('quire_start_time_seconds')})", "{{instance}}"),),
-            width=12,
+        ),
+        Panel(
+            "stat",
+            "Engine gone for",
+            "When it last ended, until the next one was ready, of each server: back-off and load. 0 if it never ended.",
+            "s",
+            (Query(f"max by (instance) ({selected('quire_engine_restart_seconds')})", "{{instance}}"),),
         ),
         Panel(
             "stat",
@@ -251,7 +257,6 @@ PROCESSES = Row(
                     "Quire {{version}} · torch {{torch}} · {{device}} · {{dtype}}",
                 ),
             ),
-            width=12,
             shows_names=True,
         ),
     ),

@@ -12,7 +12,7 @@ from models.context import ForwardContext
 from models.kv_scales import read_kv_scales
 from models.layers.linear import QKVLinear, RowLinear
 from models.layers.norm import RMSNorm
-from models.parallel import TensorParallel
+from models.parallel import Branch, TensorParallel
 from models.quantization.base import LinearMethod
 from models.weights import Weights
 
@@ -115,6 +115,6 @@ class SelfAttention(nn.Module):
         bias = self.qkv_proj.bias
         return None if bias is None else bias[self._num_queries : (self._num_queries + bias.shape[0]) // 2]
 
-    def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> Branch:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
         return self.o_proj(self.attention(self.qkv_proj(hidden), ctx, self.kv_scales))

@@ -7,6 +7,7 @@ from torch import nn
 
 from models.context import ForwardContext
 from models.layers.norm import RMSNorm
+from models.parallel import Branch, whole
 
 
 class Scaled(nn.Module):
@@ -17,7 +18,7 @@ class Scaled(nn.Module):
         self.branch = branch
         self.factor = factor
 
-    def forward(self, hidden: torch.Tensor, *ctx: ForwardContext) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, *ctx: ForwardContext) -> Branch:
         """hidden: [T, hidden_size] → [T, hidden_size]; ctx: if the branch takes it."""
         return self.branch(hidden, *ctx) * self.factor
 
@@ -32,4 +33,4 @@ class Normed(nn.Module):
 
     def forward(self, hidden: torch.Tensor, *ctx: ForwardContext) -> torch.Tensor:
         """hidden: [T, hidden_size] → [T, hidden_size]; ctx: if the branch takes it."""
-        return self.norm(self.branch(hidden, *ctx))
+        return self.norm(whole(self.branch(hidden, *ctx)))

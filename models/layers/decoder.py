@@ -1,6 +1,7 @@
 """The decoder stack that all models share, and the pre-norm layer of Llama and its kin; a model makes its layers.
 
-The residual stream is carried beside the hidden states, so that each addition fuses with the norm after it.
+The residual stream is carried beside the hidden states, so that each addition fuses with the norm after it, and over
+several ranks with the sum before it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from models.config import ModelConfig
 from models.context import ForwardContext
 from models.layers.embedding import LMHead, VocabEmbedding, load_vocab_rows
 from models.layers.norm import RMSNorm
-from models.parallel import TensorParallel
+from models.parallel import Branch, TensorParallel
 from models.weights import Weights
 
 
 class DecoderLayer(nn.Module):
     """norm → self_attn → norm → mlp. self_attn: called with (hidden [T, hidden_size], ctx), returns the like.
 
+    What both return may wait for its sum over ranks (Branch): the norm behind it makes that.
     mlp_norm: what the checkpoint calls the norm before the MLP. layers/branch.py has what may come behind a branch.
     """
 
@@ -40,15 +42,14 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = RMSNorm(config, w, mlp_norm, size=config.hidden_size)
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: Branch, residual: torch.Tensor | None, ctx: ForwardContext
+    ) -> tuple[Branch, torch.Tensor]:
         """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
         if residual is None:
             hidden, residual = self.attention_norm(hidden), hidden
         else:
             hidden, residual = self.attention_norm.add(hidden, residual)
-        hidden = self.self_attn(hidden, ctx)
-        hidden, residual = self.mlp_norm.add(hidden, residual)
+        hidden, residual = self.mlp_norm.add(self.self_attn(hidden, ctx), residual)
         return self.mlp(hidden), residual
 
 

@@ -1,7 +1,7 @@
 """Linear layers split over ranks as in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053, §3).
 
 Column layers give each rank a share of the outputs and need no communication; row layers take a share of the inputs
-and end in the one all_reduce. Merged layers run several checkpoint matrices as one GEMM.
+and end in the one sum. Merged layers run several checkpoint matrices as one GEMM.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from models.lora.linear import with_adapters
-from models.parallel import TensorParallel
+from models.parallel import Branch, TensorParallel
 from models.quantization.base import LinearMethod, LinearPart
 from models.weights import Weights
 
@@ -73,7 +73,10 @@ class QKVLinear(ColumnLinear):
 
 
 class RowLinear(nn.Module):
-    """A matrix whose inputs are split over ranks: the partial products are summed, if is_partial by the caller."""
+    """A matrix whose inputs are split over ranks: the partial products are summed, if is_partial by the caller.
+
+    It ends a branch, so that its sum may be made late: see TensorParallel.sum_late.
+    """
 
     def __init__(
         self,
@@ -98,10 +101,10 @@ class RowLinear(nn.Module):
         # The sum over ranks must contain the bias once
         self.bias = bias if tp.rank == 0 else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Branch:
         """x: [T, inputs of this rank] → [T, out_features], the same on every rank unless it is partial."""
         out = self.method.apply(self.params, x, self.bias)
-        return out if self.is_partial else self.tp.all_reduce(out)
+        return out if self.is_partial else self.tp.sum_late(out)
 
 
 def _load_biases(w: Weights, parts: Sequence[LinearPart]) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The mixture of experts that some models have for an MLP, and where checkpoints keep its weights.
 
-Each expert's intermediate dimension is split over ranks like a dense MLP's, with one all_reduce behind the sum.
+Each expert's intermediate dimension is split over ranks like a dense MLP's, and one sum over ranks is behind the
+experts' own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from models.config import ModelConfig
 from models.experts_config import ExpertsConfig
 from models.layers.linear import ColumnLinear
 from models.layers.mlp import GatedMLP
-from models.parallel import TensorParallel
+from models.parallel import Branch, TensorParallel
 from models.quantization.base import LinearMethod, LinearPart
 from models.quantization.unquantized import Unquantized
 from models.weights import Weights
@@ -65,7 +66,7 @@ class SparseMLP(nn.Module):
         self.router = ColumnLinear(w, parts, has_bias=False, method=Unquantized())
         self.gate_up, self.down = _load_experts(w / "experts", experts, config.hidden_size, tp, names)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor) -> Branch:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
         mixed = mix_experts(
             hidden,
@@ -77,7 +78,7 @@ class SparseMLP(nn.Module):
             round_weights=self.experts.rounds_weights,
             shared=None if self.shared_expert is None else self.shared_expert(hidden),
         )
-        return self.tp.all_reduce(mixed)
+        return self.tp.sum_late(mixed)
 
 
 def make_mlp(config: ModelConfig, w: Weights, tp: TensorParallel, method: LinearMethod, layer_index: int) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import nn
 
 from kernels.ops import add_rms_norm, rms_norm
 from models.config import ModelConfig
-from models.parallel import TensorParallel
+from models.parallel import Branch, TensorParallel, Unsummed
 from models.weights import Weights
 
 
@@ -27,8 +27,10 @@ class RMSNorm(nn.Module):
         """x: [..., size] → normed, of the same shape."""
         return rms_norm(x, self.weight, self.eps)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def add(self, x: Branch, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x to the residual stream and norm the sum: (normed, new residual), each [..., size]."""
+        if isinstance(x, Unsummed):
+            return x.add_rms_norm(residual, self.weight, self.eps)
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import torch
 
-from kernels import bnb_ops
+from kernels.bnb_ops import Linear4Bit, linear_int8
 from kernels.quant_bnb import BLOCK, NF4_TABLE, quantize_int8, quantize_nf4
+from kernels.quant_codes import CodeWeight, code_weight_bytes, make_code_weight
 from models.config_fields import Fields
 from models.errors import ModelError
 from models.quantization.base import LinearPart
@@ -50,7 +51,7 @@ class Bnb4Bit:
 
     def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
         """See Scheme.matrix_bytes."""
-        return out_features * in_features // 2 + 4 * out_features * in_features // BLOCK
+        return code_weight_bytes(out_features, in_features)
 
     def make_method(self) -> Bnb4BitLinear:
         """See Scheme.make_method."""
@@ -84,15 +85,14 @@ INT8_ON_LOAD = BnbInt8(is_stored=False)
 
 @dataclass(frozen=True)
 class Codes:
-    """4-bit parts merged along their outputs."""
+    """This rank's share of a 4-bit matrix, as bitsandbytes has it."""
 
     # [out, in / 2] uint8: two neighbours of a row, the first in the upper half
     packed: torch.Tensor
     # [out, in / 64] fp32
     scales: torch.Tensor
-    # [16] fp32: what the codes mean; and in the model's dtype
+    # [16] fp32: what the codes mean
     table: torch.Tensor
-    rounded_table: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -110,25 +110,23 @@ class Bnb4BitLinear:
 
     def __init__(self, scheme: Bnb4Bit) -> None:
         self._scheme = scheme
+        self._linear = Linear4Bit()
 
-    def load(self, w: Weights, parts: Sequence[LinearPart]) -> Codes:
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> CodeWeight:
         """See LinearMethod.load."""
         if not self._scheme.is_stored or w.is_random:
             table = torch.tensor(NF4_TABLE, device=w.device)
-            codes = [Codes(*quantize_nf4(_checked(w, part)), table, table) for part in parts]
+            codes = [Codes(*quantize_nf4(_checked(w, part)), table) for part in parts]
         else:
             codes = [self._read(StoredPart.locate(w, part)) for part in parts]
         if not all(torch.equal(part.table, codes[0].table) for part in codes):
             raise ModelError(f"{w.full_name(parts[0].name)}: the quant_map of {parts[-1].name} is another")
-        packed = merge_outputs([part.packed for part in codes])
-        table = codes[0].table
-        return Codes(packed, merge_outputs([part.scales for part in codes]), table, table.to(w.dtype))
+        packed, scales = merge_outputs([part.packed for part in codes]), merge_outputs([part.scales for part in codes])
+        return make_code_weight(packed, scales, codes[0].table, w.dtype)
 
-    def apply(self, params: Codes, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def apply(self, params: CodeWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
-        return bnb_ops.linear_4bit(
-            x, params.packed, params.scales, params.table, bias, rounded_table=params.rounded_table
-        )
+        return self._linear(x, params, bias)
 
     def _read(self, part: StoredPart) -> Codes:
         scheme = self._scheme
@@ -148,12 +146,10 @@ class Bnb4BitLinear:
         packed = flat.flatten().view(torch.uint8).view(len(part.rows), -1)
         scales = _read_scales(part, state)
         first, last = part.columns.start, part.columns.stop
-        table = part.w.stored(part.need("weight.quant_map"), (16,), (torch.float32,))
         return Codes(
-            packed=packed[:, first // 2 : last // 2].contiguous(),
-            scales=scales[:, first // BLOCK : last // BLOCK].contiguous(),
-            table=table,
-            rounded_table=table,
+            packed=packed[:, first // 2 : last // 2],
+            scales=scales[:, first // BLOCK : last // BLOCK],
+            table=part.w.stored(part.need("weight.quant_map"), (16,), (torch.float32,)),
         )
 
 
@@ -174,7 +170,7 @@ class BnbInt8Linear:
 
     def apply(self, params: Integers, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
-        return bnb_ops.linear_int8(x, params.values, params.largest, bias)
+        return linear_int8(x, params.values, params.largest, bias)
 
     def _read(self, part: StoredPart) -> tuple[torch.Tensor, torch.Tensor]:
         if part.find("weight_format") is not None:

@@ -3,14 +3,16 @@
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from server.heartbeat import STALL_AFTER_S
+from server.heartbeat import LOAD_STALL_AFTER_S, STALL_AFTER_S
 from server.service import Service
 from server.version import package_version
 
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
-_FAULTS = {
-    "dead": "The engine process ended; it is being restarted.",
-    "stalled": f"The engine's loop has made no progress for {STALL_AFTER_S:g} s or more.",
+_DETAILS = {
+    "restarting": "The engine process ended, and the next one is on its way: GET /ready tells when it serves.",
+    "dead": "The engine process ended, and restart after restart has failed; more are tried.",
+    "stalled": f"The engine's loop has made no progress for {STALL_AFTER_S:g} s or more, or the load of the next engine"
+    f" for {LOAD_STALL_AFTER_S:g} s.",
 }
 
 
@@ -19,15 +21,16 @@ def public_router(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.head("/health", include_in_schema=False)
-    @router.get("/health", summary="Alive: 503 if the engine died or stalls")
+    @router.get("/health", summary="Alive: 503 if the engine stands still, or does not come back")
     async def health() -> Response:
-        # An engine that loads for the first time is alive; one that is missing after "ready" is dead, whoever notices.
+        # An engine that is missing after "ready" has ended, whoever notices first.
         state = service.supervisor.state
         is_lost = state.stage.name == "ready" and service.client.ready is None
-        fault = state.fault or ("dead" if is_lost else "")
+        fault = state.fault or ("restarting" if is_lost else "")
         if not fault:
             return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": f"engine {fault}", "detail": _FAULTS[fault]}, status_code=503)
+        answer = {"status": f"engine {fault}", "detail": _DETAILS[fault]}
+        return JSONResponse(answer, status_code=200 if state.is_alive else 503)
 
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", summary="Ready for requests")

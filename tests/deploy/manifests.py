@@ -11,6 +11,7 @@ import yaml
 from engine.metrics import METRICS
 from server import launch
 from server.cli import _parser
+from server.heartbeat import STALL_AFTER_S
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
@@ -50,7 +51,7 @@ def check_server(deployment: Manifest) -> None:
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     arguments = check_arguments(container)
-    _check_probes(deployment, container)
+    _check_probes(deployment, container, stall_timeout_s=arguments["stall_timeout"])
     _check_end(pod, container, drain_s=arguments["drain_timeout"])
     _check_security(pod, container)
     _check_volumes(pod, container, arguments)
@@ -72,13 +73,16 @@ def check_arguments(container: Manifest) -> dict[str, Any]:
     return values
 
 
-def _check_probes(deployment: Manifest, container: Manifest) -> None:
+def _check_probes(deployment: Manifest, container: Manifest, *, stall_timeout_s: float) -> None:
     paths = {kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
     assert paths == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
     assert set(paths.values()) <= ENGINE_FREE_PATHS
     assert all(container[f"{kind}Probe"]["httpGet"]["port"] == "http" for kind in paths)
     startup = container["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] < deployment["spec"]["progressDeadlineSeconds"]
+    liveness = container["livenessProbe"]
+    patience_s = liveness["periodSeconds"] * liveness["failureThreshold"]
+    assert 2 * STALL_AFTER_S < patience_s < stall_timeout_s, "longer than a slow step, before the daemon acts itself"
 
 
 def _check_end(pod: Manifest, container: Manifest, *, drain_s: float) -> None:

@@ -1,6 +1,7 @@
 """Prints the tokens that a checkpoint gives when it is split over GPUs; run by test_tensor_parallel_cuda.
 
-Usage: python -m tests.gpu.tensor_parallel_run CHECKPOINT SIZE EAGER DEPTH
+Usage: python -m tests.gpu.tensor_parallel_run CHECKPOINT SIZE EAGER DEPTH [DTYPE [NCCL]]
+NCCL: True if it is to make all sums.
 """
 
 import json
@@ -8,6 +9,7 @@ import sys
 
 import torch
 
+from engine import small_sums
 from engine.config import EngineConfig
 from engine.offline import OfflineEngine
 from tests.unit.engine.test_real_model import mixed_params, prompts, tokens
@@ -15,13 +17,16 @@ from tests.unit.engine.test_real_model import mixed_params, prompts, tokens
 LENGTHS = (5, 17, 30, 61, 12, 40, 23, 35)
 
 
-def main(checkpoint: str, size: int, is_eager: bool, depth: int) -> None:
+def main(
+    checkpoint: str, size: int, is_eager: bool, depth: int, dtype: str = "float32", has_nccl_only: bool = False
+) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
+    small_sums.IS_ENABLED = not has_nccl_only  # one rank's word is enough
     offline = OfflineEngine.load(
         EngineConfig(
             model=checkpoint,
             tensor_parallel_size=size,
-            dtype="float32",
+            dtype=dtype,
             block_size=16,
             depth=depth,
             enforce_eager=is_eager,
@@ -32,8 +37,10 @@ def main(checkpoint: str, size: int, is_eager: bool, depth: int) -> None:
     )
     offline.self_test()
     rounds = [tokens(offline.generate(prompts(*LENGTHS), mixed_params(len(LENGTHS)))) for _ in range(2)]
+    print(offline.loaded.facts.get("Sums"))
     print(json.dumps(rounds))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True", int(sys.argv[4]))
+    path, num_gpus, eager, steps, *more = sys.argv[1:]
+    main(path, int(num_gpus), eager == "True", int(steps), *more[:1], has_nccl_only=more[1:] == ["True"])

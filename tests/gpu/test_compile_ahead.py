@@ -36,6 +36,10 @@ def test_a_cold_start_compiles_nothing_outside_the_rehearsal(
     _start_cold(SHAPES / shape, fresh_cache, kv_cache_dtype=kv_cache_dtype)
 
 
+def test_a_cold_start_with_4bit_matrices_does_neither(fresh_cache: Path) -> None:
+    _start_cold(SHAPES / "qwen3-0.6b", fresh_cache, quantization="bitsandbytes-nf4")
+
+
 @pytest.mark.parametrize("enforce_eager", [False, True])
 def test_a_cold_start_with_dense_and_sparse_layers_does_neither(
     enforce_eager: bool, fresh_cache: Path, tmp_path_factory: pytest.TempPathFactory

@@ -1,4 +1,4 @@
-"""Products with 4-bit codes on the device: each lookup, in PTX and from memory, against float64."""
+"""Products with 4-bit codes on the device: lookups in shared memory, in PTX, and by loads, against float64."""
 
 from __future__ import annotations
 
@@ -6,72 +6,69 @@ import pytest
 import torch
 
 from kernels import quant_codes
-from kernels.codes_configs import CodesGemmConfig
+from kernels.bnb_ops import Linear4Bit
+from kernels.codes_configs import codes_gemm_config
 from tests.unit.kernels.triton_cases.codes_problem import TABLES, codes_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16]
 TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 5e-4}
-# Shared memory for the tables beside the tiles is asked for where the tiles take more than 48 KB: see the cuts' stages
-CONFIGS = [
-    CodesGemmConfig(8, 128, 1, 4, 4),
-    CodesGemmConfig(8, 64, 4, 4, 6, prefetch=0),
-    CodesGemmConfig(8, 128, 3, 8, 6, lookup="shared"),
-    CodesGemmConfig(16, 64, 2, 4, 4),
-    CodesGemmConfig(16, 256, 2, 8, 5, lookup="shared"),
-    CodesGemmConfig(64, 64, 2, 4, 4),
-    CodesGemmConfig(64, 128, 4, 8, 4),
-    CodesGemmConfig(64, 128, 1, 4, 3, lookup="shared"),
-    CodesGemmConfig(8, 128, 2, 4, 6, lookup="mixed"),
-    CodesGemmConfig(32, 128, 2, 8, 5, lookup="mixed"),
-    CodesGemmConfig(8, 64, 2, 4, 4, lookup="load"),
+# Of Llama 3.1 8B, of the demo model, and one that fits no tile; each costs a compilation per size of tile
+PROBLEMS = [
+    (6144, 4096, torch.bfloat16),
+    (640, 320, torch.bfloat16),
+    (1000, 1088, torch.bfloat16),
+    (1000, 1088, torch.float16),
 ]
-SHAPES = [(6144, 4096), (640, 320), (1000, 1088)]  # of Llama 3.1 8B, of the demo model, and one that fits no tile
 
 
-def _product(weight, config):
-    from kernels.triton_codes_gemm import allocate_scratch, codes_gemm
+def _product(weight):
+    """As codes_gemm is called for serving, but with the lookup that is asked for."""
+    from kernels.triton_codes_gemm import allocate_scratch, can_codes_gemm, codes_gemm
 
     scratch = allocate_scratch(torch.device("cuda"))
     scratch.partial.fill_(float("nan"))
-    return lambda x, bias=None, *, pdl=True: codes_gemm(x, weight, bias, scratch, config=config, pdl=pdl)
+
+    def product(x, bias=None, *, is_shared=True, pdl=True):
+        assert can_codes_gemm(x, weight)
+        config = codes_gemm_config(
+            num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=is_shared
+        )
+        return codes_gemm(x, weight, bias, scratch, config=config, pdl=pdl)
+
+    return product
 
 
-@pytest.mark.parametrize("plane", [32, 64])
-@pytest.mark.parametrize(("n", "k"), SHAPES)
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_products_of_bitsandbytes_codes(config, n, k, plane):
-    for dtype in DTYPES:
-        weight, dense = codes_problem(n, k, dtype=dtype, plane=plane, device="cuda")
-        product = _product(weight, config)
-        for num_rows in (1, config.block_m - 1, config.block_m, config.block_m + 5):
-            x, bias = (torch.randn(*shape, device="cuda").to(dtype) for shape in ((num_rows, k), (n,)))
-            for added in (None, bias):
-                expected = x.double() @ dense.T + (0 if added is None else added.double())
-                assert relative_error(product(x, added), expected) < TOLERANCE[dtype]
+@pytest.mark.parametrize(("n", "k", "dtype"), PROBLEMS)
+def test_products_of_every_size_of_tile(n, k, dtype):
+    weight, dense = codes_problem(n, k, dtype=dtype, device="cuda")
+    product, bias = _product(weight), torch.randn(n, device="cuda").to(dtype)
+    for num_rows in (1, 3, 8, 9, 16, 17, 32, 33, 64, 65, 128):
+        x = torch.randn(num_rows, k, device="cuda").to(dtype)
+        expected = x.double() @ dense.T + bias.double()
+        for is_shared in (True, False) if num_rows <= 8 else (True,):
+            assert relative_error(product(x, bias, is_shared=is_shared), expected) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("is_paired", [True, False])
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("lookup", ["permute", "shared", "mixed"])
-def test_every_table_gives_its_values(lookup, table, is_paired):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_table_gives_its_values(dtype, table):
     """Rows of the identity matrix as x: each weight stands alone, so a value in the wrong place shows."""
-    for dtype in DTYPES:
-        weight, dense = codes_problem(256, 512, dtype=dtype, table=table, is_paired=is_paired, device="cuda")
-        for block_m, num_stages in ((8, 6), (64, 4)):
-            product = _product(weight, CodesGemmConfig(block_m, 128, 1, 4, num_stages, lookup=lookup))
-            identity = torch.eye(512, device="cuda", dtype=dtype)
-            found = torch.cat([product(rows) for rows in identity.split(block_m)])
-            assert torch.equal(found, dense.T.float().to(dtype))
+    weight, dense = codes_problem(256, 512, dtype=dtype, table=table, device="cuda")
+    product, identity = _product(weight), torch.eye(512, device="cuda", dtype=dtype)
+    expected = dense.T.float().to(dtype)
+    for num_rows in (8, 16, 32, 64):
+        assert torch.equal(torch.cat([product(rows) for rows in identity.split(num_rows)]), expected)
+    assert torch.equal(torch.cat([product(rows, is_shared=False) for rows in identity.split(8)]), expected)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_a_replayed_graph_gives_the_same_bits(config):
+@pytest.mark.parametrize("num_rows", [1, 64, 128])
+def test_a_replayed_graph_gives_the_same_bits(num_rows):
     weight, _ = codes_problem(1024, 2048, dtype=torch.bfloat16, device="cuda")
-    product = _product(weight, config)
-    x = torch.randn(7, 2048, device="cuda").bfloat16()
+    product, x = _product(weight), torch.randn(num_rows, 2048, device="cuda").bfloat16()
     expected = product(x, pdl=False)
+    product(x)  # compiled and loaded before the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = [product(x) for _ in range(3)]
@@ -82,10 +79,16 @@ def test_a_replayed_graph_gives_the_same_bits(config):
     assert all(torch.equal(out, expected) for out in found)
 
 
+def test_what_no_kernel_takes_is_multiplied_all_the_same():
+    weight, dense = codes_problem(1000, 1088, dtype=torch.bfloat16, device="cuda")
+    wide, many = torch.randn(4, 1100, device="cuda").bfloat16(), torch.randn(300, 1088, device="cuda").bfloat16()
+    for x in (wide[:, :1088], wide[:, 5:1093], many):
+        assert relative_error(Linear4Bit()(x, weight, None), x.double() @ dense.T) < 2 * TOLERANCE[torch.bfloat16]
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
-@pytest.mark.parametrize("plane", [32, 64])
-def test_matrices_unpack_to_the_bit(plane, dtype):
+def test_matrices_unpack_to_the_bit(dtype):
     from kernels.triton_codes_dequantize import dequantize
 
-    weight, _ = codes_problem(300, 4032, dtype=torch.bfloat16, plane=plane, device="cuda")
+    weight, _ = codes_problem(300, 4032, dtype=torch.bfloat16, device="cuda")
     assert torch.equal(dequantize(weight, dtype), quant_codes.dequantize(weight, dtype))

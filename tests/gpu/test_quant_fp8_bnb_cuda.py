@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from kernels import quant_bnb, quant_fp8
+from kernels.bnb_ops import Linear4Bit, linear_int8
+from kernels.quant_codes import make_code_weight
 from models.config import ModelConfig
 from models.registry import build
 from models.weights import Weights
@@ -102,48 +104,39 @@ def test_e4m3_products_scaled_by_block(n, k, rows, num_rows, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_bitsandbytes_products(n, k, num_rows, dtype):
-    from kernels import bnb_ops
-
-    x, w, table = _randn(num_rows, k, dtype=dtype), _randn(n, k), torch.tensor(quant_bnb.NF4_TABLE, device="cuda")
-    codes, integers = quant_bnb.quantize_nf4(w), quant_bnb.quantize_int8(w)
+def test_8bit_products(n, k, num_rows, dtype):
+    x, integers = _randn(num_rows, k, dtype=dtype), quant_bnb.quantize_int8(_randn(n, k))
     for bias in (None, _randn(n, dtype=dtype)):
-        out = bnb_ops.linear_4bit(x, *codes, table, bias, rounded_table=table.to(dtype))
-        expected = _reference(x, quant_bnb.dequantize_4bit(*codes, table, torch.float32), bias)
-        assert relative_error(out, expected) < 2 * TOLERANCE[dtype]
-        out = bnb_ops.linear_int8(x, *integers, bias)
         expected = _reference(x, quant_bnb.dequantize_int8(*integers, torch.float32), bias)
-        assert relative_error(out, expected) < 2 * TOLERANCE[dtype]
+        assert relative_error(linear_int8(x, *integers, bias), expected) < 2 * TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
-def test_bitsandbytes_matrices_unpack_to_the_bit(dtype):
+def test_8bit_matrices_unpack_as_specified(dtype):
     from kernels import triton_quant_bnb
 
-    w, table = _randn(300, 4032), torch.tensor(quant_bnb.NF4_TABLE, device="cuda")
-    codes, integers = quant_bnb.quantize_nf4(w), quant_bnb.quantize_int8(w)
-    out = triton_quant_bnb.dequantize_4bit(*codes, table, dtype)
-    assert torch.equal(out, quant_bnb.dequantize_4bit(*codes, table, dtype))
+    integers = quant_bnb.quantize_int8(_randn(300, 4032))
     out = triton_quant_bnb.dequantize_int8(*integers, dtype)
     torch.testing.assert_close(out, quant_bnb.dequantize_int8(*integers, dtype), rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("num_rows", [1, 16, 64, 300])
 def test_products_are_captured_in_graphs(num_rows):
-    from kernels import bnb_ops, fp8_ops
+    from kernels import fp8_ops
 
     n, k = 1024, 2048
     x, w, table = _randn(num_rows, k).bfloat16(), _randn(n, k), torch.tensor(quant_bnb.NF4_TABLE, device="cuda")
     by_row, by_block = quant_fp8.quantize_rows(w), quant_fp8.quantize_blocks(w, 128, 128)
-    codes, integers, rounded = quant_bnb.quantize_nf4(w), quant_bnb.quantize_int8(w), table.bfloat16()
+    codes, integers = make_code_weight(*quant_bnb.quantize_nf4(w), table, x.dtype), quant_bnb.quantize_int8(w)
+    linear_4bit = Linear4Bit()
     products = [
         lambda: fp8_ops.rows_linear(*fp8_ops.quantize_rows(x), *by_row, None, x.dtype),
         lambda: fp8_ops.rows_linear(*fp8_ops.quantize_by(x, scale), *by_row, None, x.dtype),
         lambda: fp8_ops.blocks_linear(
             *fp8_ops.quantize_groups(x, 128), *by_block, None, x.dtype, rows=128, columns=128
         ),
-        lambda: bnb_ops.linear_4bit(x, *codes, table, None, rounded_table=rounded),
-        lambda: bnb_ops.linear_int8(x, *integers, None),
+        lambda: linear_4bit(x, codes, None),
+        lambda: linear_int8(x, *integers, None),
     ]
     scale = torch.tensor(0.01, device="cuda")
     for product in products:

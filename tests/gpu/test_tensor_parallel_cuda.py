@@ -22,11 +22,16 @@ TIMEOUT_S = 200
 
 
 def tokens_of(checkpoint: Path, *, size: int, is_eager: bool, depth: int = 2) -> list[list[list[int]]]:  # noqa: F811
-    arguments = [str(checkpoint), str(size), str(is_eager), str(depth)]
-    command = [sys.executable, "-m", "tests.gpu.tensor_parallel_run", *arguments]
+    return run_engine(checkpoint, size, is_eager, depth)[1]
+
+
+def run_engine(checkpoint: Path, *arguments: object) -> tuple[str, list[list[list[int]]]]:  # noqa: F811
+    """(Who makes the sums over GPUs, tokens); arguments: tensor_parallel_run's after the checkpoint."""
+    command = [sys.executable, "-m", "tests.gpu.tensor_parallel_run", str(checkpoint), *map(str, arguments)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
+    sums, found = run.stdout.splitlines()[-2:]
+    return sums, json.loads(found)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +47,17 @@ def test_two_gpus_give_the_tokens_of_one(
     depth: int,
 ) -> None:
     assert tokens_of(checkpoint, size=2, is_eager=is_eager, depth=depth) == expected
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_sums_in_one_kernel_give_the_tokens_of_nccl(checkpoint: Path, is_eager: bool) -> None:  # noqa: F811
+    ours, found = run_engine(checkpoint, 2, is_eager, 2, "bfloat16", False)
+    theirs, expected = run_engine(checkpoint, 2, is_eager, 2, "bfloat16", True)
+    assert ours != theirs
+    assert theirs == "by NCCL"
+    rows = [(row, wanted) for round_ in zip(found, expected, strict=True) for row, wanted in zip(*round_, strict=True)]
+    # The two round alike, but a norm adds its squares in another order
+    assert sum(row == wanted for row, wanted in rows) >= 0.75 * len(rows), rows
 
 
 def test_the_end_of_a_killed_engine_is_its_ranks(checkpoint: Path) -> None:  # noqa: F811

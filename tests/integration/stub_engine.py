@@ -1,7 +1,8 @@
 """An engine process without an engine, for the launcher's tests: says hello and ends as its mode tells.
 
 The mode is the file `mode` beside the model: crash (ends before hello), fail (says why, exit code 2), flaky (ready,
-then ends, every time), hang (loads for ever, hears nothing), relapse (ready, then ends; the next one hangs).
+then ends, every time), hang (loads for ever, hears nothing), relapse (ready, then ends; the next one hangs), doom
+(ready, then ends; none comes back).
 """
 
 import os
@@ -34,6 +35,8 @@ def main() -> int:
             time.sleep(600)
         if mode == "relapse":
             (Path(config.engine.model) / "mode").write_text("hang")
+        if mode == "doom":
+            (Path(config.engine.model) / "mode").write_text("crash")
         control.sendall(encode_frame(Facts({"Device": "none"})) + encode_frame(Stage("ready")))
         time.sleep(0.2)
     return 1

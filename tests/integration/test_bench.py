@@ -241,3 +241,21 @@ def test_steps_of_the_demo_model_are_measured_and_planned_with(tmp_path: Path) -
     result = bench("plan", "--steps", str(steps), "--concurrency", "4", "--num-requests", "8", "--output-len", "8")
     assert result.returncode == 0, result.stderr
     assert "quire-demo on 1" in result.stdout
+
+
+def test_steps_end_in_time_and_say_what_was_left_out(tmp_path: Path) -> None:
+    steps = tmp_path / "steps.json"
+    limits = ("--max-num-seqs", "64", "--max-num-batched-tokens", "512", "--num-steps", "3")
+    result = bench("steps", "--device", "cpu", *limits, "--max-seconds", "0.01", "--json", str(steps))
+    assert result.returncode == 0, result.stderr
+    times = json.loads(steps.read_text())
+    assert [rows for rows, _ in times["decode_s"]] == [1]
+    assert [tokens for tokens, _ in times["prompt_s"]] == [31]
+    assert times["context_s_per_token"] == 0
+    said = result.stderr.splitlines()
+    assert "decoding rows: 1, context 512 …" in said
+    assert "left out, for want of --max-seconds: 2 decoding rows and more" in said
+    assert "left out, for want of --max-seconds: steps of 63 prompt tokens and more" in said
+    assert any(line.startswith("what context costs was not measured") for line in said)
+    result = bench("plan", "--steps", str(steps), "--concurrency", "2", "--num-requests", "4", "--output-len", "8")
+    assert result.returncode == 0, result.stderr

@@ -42,20 +42,32 @@ def test_an_engine_that_keeps_dying_is_restarted_more_and_more_slowly(tmp_path: 
         assert daemon.log.index("delay_s=0.5") < daemon.log.index("delay_s=1 ") < daemon.log.index("delay_s=2 ")
         assert daemon.get("/ready").status_code == 503
         assert daemon.get("/ready").json()["stage"] == "restarting"
-        assert daemon.get("/health").status_code == 503
+        assert daemon.get("/health").status_code == 200  # each of them was ready before it died
         assert daemon.metrics()["quire_engine_restarts_total"] == 2
         assert daemon.process.poll() is None
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.process.wait(10) == 0
 
 
-def test_health_stays_bad_from_an_engines_end_until_it_is_ready_again(tmp_path: Path) -> None:
+def test_an_engine_that_is_replaced_is_not_ready_but_alive(tmp_path: Path) -> None:
     with stub(tmp_path, "relapse") as daemon:
         wait_for(lambda: "ended, restarting" in daemon.log, timeout_s=30, what="death")
-        assert daemon.get("/health").status_code == 503
+        assert daemon.get("/health").status_code == 200
         wait_for(lambda: daemon.get("/ready").json()["stage"] == "weights", timeout_s=20, what="the second load")
-        assert daemon.get("/health").status_code == 503
+        assert daemon.get("/ready").status_code == 503
+        assert daemon.get("/health").status_code == 200
+        assert daemon.get("/health").json()["status"] == "engine restarting"
+        assert daemon.metrics()["quire_engine_up"] == 0
+
+
+def test_an_engine_that_does_not_come_back_is_dead_and_is_still_tried(tmp_path: Path) -> None:
+    with stub(tmp_path, "doom") as daemon:
+        wait_for(lambda: "delay_s=8 " in daemon.log, timeout_s=40, what="the fifth death in a row")
+        assert daemon.get("/health").status_code == 200
+        wait_for(lambda: daemon.get("/health").status_code == 503, timeout_s=40, what="given up")
         assert daemon.get("/health").json()["status"] == "engine dead"
+        assert "delay_s=16 " in daemon.log
+        assert daemon.process.poll() is None
 
 
 def test_an_engine_that_loads_for_ever_holds_up_neither_metrics_nor_the_end(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.daemon import Daemon, wait_for
 from tests.monitoring.load import MODEL
+from tests.monitoring.pictures import rows
 from tests.monitoring.prometheus import Prometheus
 
 _ENGINE = "engine.process"
@@ -55,6 +56,9 @@ def test_an_engine_that_dies_three_times_is_a_restart_loop(watched: tuple[Daemon
         )
         wait_for(lambda: daemon.get("/ready").status_code == 200, timeout_s=60, what="ready again")
     wait_for(lambda: "QuireRestartLoop" in firing(prometheus), timeout_s=30, what="the alert")
+    (panel,) = [panel for panel in rows()["Processes and GPU"] if panel["title"] == "Engine gone for"]
+    (series,) = prometheus.ask(panel["targets"][0]["expr"])
+    assert series.values[-1] >= 0.5  # the first delay
 
 
 def test_a_server_that_is_gone_is_down(watched: tuple[Daemon, Prometheus]) -> None:

@@ -3,6 +3,7 @@
 Usage: python -m tests.unit.models.tensor_parallel_rank RANK SIZE STORE_FILE CHECKPOINT...
 """
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import torch
 from torch import distributed
 
 from kernels.kv_write import FP8
+from kernels.push_sum import sum_add_rms_norm, sum_parts
 from models.config import ModelConfig
 from models.parallel import TensorParallel
 from tests.unit.models.harness import PagedRunner, load
 
+# The first step has 7 rows, the others fewer than MAX_SMALL_ROWS
+MAX_SMALL_ROWS = 4
 PROMPT = [3, 90, 17, 4, 55, 8, 8, 61, 96, 0, 42]
 
 
@@ -22,12 +26,35 @@ def main(rank: int, size: int, store_file: str, folders: list[str]) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=size)
     tp = TensorParallel(rank, size, distributed.group.WORLD)
     check_collectives(tp)
+    sums = GatheredSums(tp)
+    tp = dataclasses.replace(tp, small_sums=sums)
     for folder in map(Path, folders):
         runner = PagedRunner(load(folder, tp), ModelConfig.from_folder(folder), tp_size=size, dtype=pool_dtype(folder))
         row = runner.add_row()
         logits = runner.step([(row, PROMPT[:7])]) + runner.step([(row, PROMPT[7:8])]) + runner.step([(row, PROMPT[8:])])
         torch.save(torch.cat(logits), folder / f"logits-{size}-{rank}.pt")
+    assert sums.num_fused > 0
     distributed.destroy_process_group()
+
+
+class GatheredSums:
+    """SmallSums by its specification, from the parts of all."""
+
+    def __init__(self, tp: TensorParallel) -> None:
+        self._tp = tp
+        self.num_fused = 0
+
+    def takes(self, x: torch.Tensor) -> bool:
+        return x.shape[0] <= MAX_SMALL_ROWS
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x.copy_(sum_parts(self._tp.all_gather(x[None], 0)))
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.num_fused += 1
+        return sum_add_rms_norm(self._tp.all_gather(x[None], 0), residual, weight, eps)
 
 
 def pool_dtype(folder: Path) -> torch.dtype:
@@ -43,6 +70,7 @@ def check_collectives(tp: TensorParallel) -> None:
         assert torch.equal(tp.all_gather(mine, dim), torch.cat(everyone, dim))
     assert torch.equal(tp.broadcast(mine.clone(), src=1), everyone[1])
     assert torch.equal(tp.all_reduce(mine.clone()), sum(everyone))
+    assert torch.equal(tp.sum_late(mine.clone()), sum(everyone))
 
 
 if __name__ == "__main__":

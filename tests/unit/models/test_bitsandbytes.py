@@ -16,7 +16,7 @@ from torch import distributed
 from transformers import LlamaConfig, Phi3Config
 
 from benchmarks.quantized_weights import requantize
-from kernels import quant_bnb
+from kernels import quant_bnb, quant_codes
 from models.config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
@@ -85,7 +85,7 @@ def test_ranks_take_shares_of_codes_and_scales(name, dim):
         params = method.load(w, [LinearPart(part, *shape, dim=dim, rank=rank, size=size)])
         if name == "int8":
             return quant_bnb.dequantize_int8(params.values, params.largest, torch.float32)
-        return quant_bnb.dequantize_4bit(params.packed, params.scales, params.table, torch.float32)
+        return quant_codes.dequantize(params, torch.float32)
 
     size = 5 if inner == 320 else 2
     assert torch.equal(torch.cat([dense(rank, size) for rank in range(size)], dim), dense(0, 1))
@@ -179,6 +179,10 @@ def test_a_matrix_whose_rows_are_not_whole_blocks_is_not_quantised_on_load(tmp_p
 
 def test_bytes_of_weights_are_counted_as_stored():
     config = ModelConfig.from_folder(PLAIN)
-    linear = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64
-    dense = config.weight_bytes(torch.bfloat16)
-    assert config.quantized("bitsandbytes-nf4").weight_bytes(torch.bfloat16) == dense - 2 * linear + linear * 9 // 16
+    shapes = [(64, 64), (32, 64), (32, 64), (64, 64), (128, 64), (128, 64), (64, 128)]
+    expected = config.weight_bytes(torch.bfloat16) - 2 * sum(n * k for n, k in shapes)
+    for n, k in shapes:
+        w = Weights.dummy(device=CPU, dtype=torch.bfloat16)
+        params = Bnb4BitLinear(Bnb4Bit("nf4", is_stored=False)).load(w, [LinearPart("x", n, k, 0, 0, 1)])
+        expected += params.packed.nbytes + params.scales.nbytes
+    assert config.quantized("bitsandbytes-nf4").weight_bytes(torch.bfloat16) == expected

@@ -8,9 +8,10 @@ import torch
 from torch import distributed
 from transformers import LlamaConfig, Olmo2Config, Qwen3Config
 
+from kernels.elementwise import add_rms_norm
 from models.config import ModelConfig
 from models.layers.embedding import load_vocab_rows
-from models.parallel import TensorParallel
+from models.parallel import TensorParallel, Unsummed, whole
 from models.weights import Weights
 from tests.unit.models.checkpoints import TINY, make_configs
 from tests.unit.models.harness import CPU, PagedRunner, load
@@ -114,3 +115,34 @@ def test_one_rank_needs_no_process_group():
     assert tp.all_reduce(x) is x
     assert tp.all_gather(x, 0) is x
     assert tp.broadcast(x) is x
+
+
+class TwiceTheSmall:
+    """SmallSums over two ranks with equal parts; takes a single row."""
+
+    def takes(self, x):
+        return x.shape[0] == 1
+
+    def all_reduce(self, x):
+        return x.mul_(2)
+
+    def add_rms_norm(self, x, residual, weight, eps):
+        return add_rms_norm(2 * x, residual, weight, eps)
+
+
+def test_a_sum_that_small_sums_take_is_made_by_the_norm_behind_it():
+    tp = TensorParallel(0, 2, small_sums=TwiceTheSmall())
+    row, rows = torch.randn(1, 6), torch.randn(2, 6)
+    late = tp.sum_late(row)
+    assert isinstance(late, Unsummed)
+    assert isinstance(late * 3.0, Unsummed)
+    assert torch.equal(whole(late * 3.0), row * 3.0 * 2)
+    residual, weight = torch.randn(1, 6), torch.randn(6)
+    for mine, expected in zip(
+        late.add_rms_norm(residual, weight, 1e-6), add_rms_norm(2 * row, residual, weight, 1e-6), strict=True
+    ):
+        assert torch.equal(mine, expected)
+    doubled = 2 * row
+    assert torch.equal(tp.all_reduce(row), doubled)
+    assert tp.sum_late(rows) is rows  # without a group: nobody to sum with
+    assert whole(rows) is rows

@@ -136,6 +136,31 @@ async def test_a_scrape_asks_the_engine_after_the_workers(tmp_path: Path) -> Non
 
 
 @in_loop
+async def test_an_engine_that_stands_still_is_not_asked_until_it_goes_on(tmp_path: Path) -> None:
+    asked = 0
+
+    async def engine() -> None:
+        nonlocal asked
+        reader, writer = await asyncio.open_unix_connection(running.path)
+        writer.write(encode_frame(Hello("engine", 0, 1)))
+        async for message in read_messages(reader, FromLauncher):
+            asked += 1
+            writer.write(encode_frame(Flushed(message.number)))
+        writer.close()
+
+    async with daemon(tmp_path) as running:
+        child = asyncio.create_task(engine())
+        await until(lambda: len(running.messages) == 1)
+        worker, _ = await running.worker(0)
+        for fault, expected in (("", 1), ("stalled", 1), ("", 2)):
+            running.control.set_state(stage=Stage("ready"), fault=fault)
+            await worker.scrape()
+            assert asked == expected
+        await worker.aclose()
+    await child
+
+
+@in_loop
 async def test_children_that_all_hang_do_not_make_a_scrape_fail(tmp_path: Path) -> None:
     async with daemon(tmp_path) as running:
         running.control.set_state(stage=Stage("ready"))

@@ -20,7 +20,7 @@ def test_ready_follows_the_launcher(harness):
         assert reply.headers["retry-after"]
     supervisor.state = State(Stage("ready"), False)
     assert app.get("/ready").status_code == 503
-    assert app.get("/health").status_code == 503
+    assert (app.get("/health").status_code, app.get("/health").json()["status"]) == (200, "engine restarting")
     app.client.ready = ready
     assert (app.get("/ready").status_code, app.get("/health").status_code) == (200, 200)
     assert app.get("/ready", "HEAD").status_code == 200
@@ -32,12 +32,13 @@ def test_ready_follows_the_launcher(harness):
     assert app.get("/health").status_code == 200
 
 
-def test_health_is_the_engines(harness):
-    """Not its readiness: a first load is healthy, a load after a crash is not."""
+def test_health_is_bad_only_while_somebody_else_should_act(harness):
+    """Not while it is not ready: a load is healthy, also one after a crash, as long as it goes on."""
     supervisor = FakeSupervisor()
     app = harness(supervisor=supervisor)
     for stage, fault, status in (
         ("weights", "", 200), ("ready", "", 200), ("ready", "stalled", 503), ("ready", "", 200),
+        ("restarting", "restarting", 200), ("weights", "restarting", 200), ("weights", "stalled", 503),
         ("restarting", "dead", 503), ("weights", "dead", 503), ("ready", "", 200),
     ):  # fmt: skip
         supervisor.state = State(Stage(stage), False, fault)

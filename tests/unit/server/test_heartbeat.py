@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from engine.control import Heartbeat
-from server.heartbeat import HeartbeatWatch
+from server.heartbeat import LOAD_STALL_AFTER_S, HeartbeatWatch
 
 
 class Timer:
@@ -140,3 +140,21 @@ def test_progress_and_an_end_put_a_hang_off() -> None:
     watched.watch.stop()
     watched.wait(100)
     assert watched.hangs == []
+
+
+def test_a_load_may_be_silent_for_minutes_and_is_a_hang_after_that() -> None:
+    watched = Watched()
+    watched.watch.load()
+    watched.wait(LOAD_STALL_AFTER_S - 1)
+    assert watched.watch.age_s == 0  # of a loop, and there is none
+    watched.watch.load()
+    watched.wait(LOAD_STALL_AFTER_S - 1)
+    assert (watched.changes, watched.hangs) == ([], [])
+    watched.wait(1)
+    watched.wait(0)
+    assert (watched.changes, watched.hangs) == ([True], [watched.now_s])
+    watched.watch.load()
+    assert watched.changes == [True, False]
+    watched.watch.start()
+    watched.wait(10)
+    assert watched.changes == [True, False, True]  # a loop again, with its own limit

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from kernels.quant_bnb import BLOCK, NF4_TABLE
+from kernels.quant_bnb import BLOCK, NF4_TABLE, dequantize_4bit
 from kernels.quant_codes import CodeWeight, make_code_weight
 
 _FP4_MAGNITUDES = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 TABLES = {
     "nf4": NF4_TABLE,
     "fp4": (*_FP4_MAGNITUDES, *(-value for value in _FP4_MAGNITUDES)),
-    "any": tuple((-0.9) ** index for index in range(16)),  # 8 of each sign, but mantissas as they come
 }
 
 
 def codes_problem(
-    n: int,
-    k: int,
-    *,
-    dtype: torch.dtype,
-    table: str = "nf4",
-    plane: int = 32,
-    is_paired: bool = True,
-    device: str = "cpu",
+    n: int, k: int, *, dtype: torch.dtype, table: str = "nf4", device: str = "cpu"
 ) -> tuple[CodeWeight, torch.Tensor]:
     """A weight, and the [N, K] float64 matrix that the table, rounded to dtype, makes of its codes."""
-    generator = torch.Generator(device).manual_seed(n * k + plane)
-    codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device, generator=generator)
+    generator = torch.Generator(device).manual_seed(n * k)
+    packed = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=device, generator=generator)
     scales = torch.rand(n, k // BLOCK, device=device, generator=generator).add(0.5).mul(0.01)
     values = torch.tensor(TABLES[table], device=device)
-    dense = values.to(dtype).double()[codes.int()] * scales.double().repeat_interleave(BLOCK, 1)
-    return make_code_weight(codes, scales, values, dtype, plane=plane, is_paired=is_paired), dense
+    dense = dequantize_4bit(packed, scales.double(), values.to(dtype).double(), torch.float64)
+    return make_code_weight(packed, scales, values, dtype), dense

@@ -31,22 +31,12 @@ def _execute(name: str, s: list[int], memory: Mapping[int, int]) -> int:
             return s[0]
         case "add":
             return s[0] + s[1]
-        case "and":
-            return s[0] & s[1]
-        case "xor":
-            return s[0] ^ s[1]
         case "shl":
             return s[0] << s[1]
-        case "shr":
-            return s[0] >> s[1]
         case "mad.lo":
             return s[0] * s[1] + s[2]
         case "ld.shared":
             return memory[s[0]]
-        case "lop3":
-            return sum(
-                (s[3] >> (4 * (s[0] >> i & 1) + 2 * (s[1] >> i & 1) + (s[2] >> i & 1)) & 1) << i for i in range(32)
-            )
         case "prmt":
             return _permute(s[0], s[1], s[2])
     raise ValueError(name)

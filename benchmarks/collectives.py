@@ -1,0 +1,113 @@
+"""A decode step's sums over GPUs, with the norm behind them: NCCL and two kernels beside one kernel of our own.
+
+    python -m benchmarks.collectives [--ranks 2] [--json FILE]
+kernels/triton_push_sum.py against NCCL and add_rms_norm: each shape is checked first, then timed. A time is of one call
+among 50 in a CUDA graph, the slowest rank's, median of 15 replays, in µs. After 40 seconds the ranks are killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.kernel_timing import machine_facts, time_graph
+from benchmarks.rank_processes import run_ranks
+from engine.process_group import join_ranks, least
+from engine.small_sums import share_small_sums
+from kernels.ops import add_rms_norm
+from kernels.push_sum import sum_add_rms_norm, sum_parts
+from models.parallel import SmallSums, TensorParallel
+
+# Hidden sizes of Qwen3-0.6B, Llama-3.1-8B and 70B
+_SHAPES = [(rows, hidden) for hidden in (4096, 1024, 8192) for rows in (1, 8, 16, 32, 64, 128, 256)]
+_NUM_CALLS = 50
+_TIMEOUT_S = 40.0
+_EPS = 1e-5
+_COLUMNS = ("hidden", "rows", "KiB", "nccl+norm", "fused", "nccl", "push")
+
+
+def main() -> int:
+    """Start the ranks, which print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    more = [] if arguments.json is None else [str(arguments.json.resolve())]
+    return run_ranks("benchmarks.collectives", ["--rank", *more], num_ranks=arguments.ranks, timeout_s=_TIMEOUT_S)
+
+
+def run_rank(rank: int, size: int, rendezvous: str, path: Path | None) -> None:
+    """Check and time every shape, beside the other ranks."""
+    faulthandler.dump_traceback_later(_TIMEOUT_S - 5)
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    tp = join_ranks(rank=rank, size=size, rendezvous=rendezvous, device=device)
+    assert tp.group is not None
+    widest = max(hidden for _, hidden in _SHAPES)
+    sums = share_small_sums(tp.group, device, width=widest, max_pushed_bytes=1 << 40)
+    if sums is None:
+        raise SystemExit("these GPUs cannot write into each other's memory")
+    results = []
+    if rank == 0:
+        print(*(f"{column:>9}" for column in _COLUMNS), flush=True)
+    for rows, hidden in _SHAPES:
+        result = _measure(tp, sums, rows, hidden, device)
+        results.append(result)
+        if rank == 0:
+            figures = [f"{value:9.2f}" for name, value in result.items() if name.endswith("_us")]
+            print(f"{hidden:9d} {rows:9d} {rows * hidden / 512:9.0f}", *figures, flush=True)
+        if rank == 0 and path is not None:  # each time, for what is not reached
+            path.write_text(json.dumps({"machine": machine_facts(), "ranks": size, "sums": results}, indent=1))
+    torch.cuda.synchronize()
+
+
+def _measure(tp: TensorParallel, sums: SmallSums, rows: int, hidden: int, device: torch.device) -> dict[str, float]:
+    generator = torch.Generator(device).manual_seed(rows * hidden + tp.rank)
+    x = torch.randn(rows, hidden, generator=generator, device=device).bfloat16()
+    same = torch.Generator(device).manual_seed(rows)
+    residual = torch.randn(rows, hidden, generator=same, device=device).bfloat16()
+    weight = torch.randn(hidden, generator=same, device=device).bfloat16()
+    _check(tp, sums, x, residual, weight)
+    zeros = torch.zeros_like(x)  # summed in place again and again
+
+    def sum_then_norm() -> None:
+        add_rms_norm(tp.all_reduce(zeros), residual, weight, _EPS)
+
+    calls = {
+        "nccl_norm_us": sum_then_norm,
+        "fused_us": partial(sums.add_rms_norm, x, residual, weight, _EPS),
+        "nccl_us": partial(tp.all_reduce, zeros),
+        "push_us": partial(sums.all_reduce, zeros),
+    }
+    result: dict[str, float] = {"rows": rows, "hidden_size": hidden, "kib": rows * hidden / 512}
+    torch.cuda.synchronize()  # what is timed runs on another stream
+    for name, call in calls.items():
+        us = time_graph([call] * _NUM_CALLS)
+        result[name] = -least(tp, -round(us * 1000), device) / 1000
+    return result
+
+
+def _check(tp: TensorParallel, sums: SmallSums, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> None:
+    """Both forms give the specification's values, and the same bits on every rank."""
+    parts = tp.all_gather(x[None], 0)
+    expected = (*sum_add_rms_norm(parts, residual, weight, _EPS), sum_parts(parts))
+    for _ in range(3):  # both inboxes, and one again
+        outputs = (*sums.add_rms_norm(x, residual, weight, _EPS), sums.all_reduce(x.clone()))
+        for out, wanted in zip(outputs, expected, strict=True):
+            torch.testing.assert_close(out, wanted, atol=2e-2, rtol=2e-2)
+            everyones = tp.all_gather(out[None], 0)
+            assert torch.equal(everyones, out.expand_as(everyones)), "ranks differ"
+
+
+if __name__ == "__main__":
+    if "--rank" in sys.argv:
+        rank, size, rendezvous, _, *paths = sys.argv[1:]
+        run_rank(int(rank), int(size), rendezvous, Path(paths[0]) if paths else None)
+    else:
+        sys.exit(main())

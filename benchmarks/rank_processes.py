@@ -1,0 +1,43 @@
+"""One process per GPU for a measurement or a test, ended as a whole: by the first that fails, or when time is up.
+
+Ranks that wait for each other on the device wait for ever once one is gone; here that cannot outlast the deadline.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+_POLL_S = 0.05
+
+
+def run_ranks(module: str, arguments: Sequence[str], *, num_ranks: int, timeout_s: float) -> int:
+    """Run `python -m module RANK SIZE RENDEZVOUS *arguments` per rank; return 0, or the exit code of one that failed.
+
+    RENDEZVOUS: see engine.process_group.join_ranks. Output is this process's. When time is up the code is 124.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            subprocess.Popen([sys.executable, "-m", module, str(rank), str(num_ranks), f"{folder}/meet", *arguments])
+            for rank in range(num_ranks)
+        ]
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            while True:
+                codes = [rank.poll() for rank in ranks]
+                failed = [code for code in codes if code]
+                if failed:
+                    return failed[0]
+                if None not in codes:
+                    return 0
+                if time.monotonic() > deadline_s:
+                    print(f"not done after {timeout_s:.0f} s: ended", file=sys.stderr, flush=True)
+                    return 124
+                time.sleep(_POLL_S)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()

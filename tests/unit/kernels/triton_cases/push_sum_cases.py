@@ -1,0 +1,71 @@
+"""Sums that ranks push to each other against their specification: real processes, and files for the GPUs' memory."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from kernels.triton_push_sum import MAX_PUSHED_BYTES, MAX_ROWS, PushSum, clear_inbox, inbox_shape
+from tests.unit.kernels.triton_cases.push_sum_rank import WIDTH
+
+TIMEOUT_S = 100
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_every_rank_has_the_same_sums_turn_after_turn(num_ranks, tmp_path):
+    shape = inbox_shape(num_ranks=num_ranks, width=WIDTH)
+    inboxes = []
+    for rank in range(num_ranks):
+        path = tmp_path / str(rank)
+        path.write_bytes(bytes(2 * math.prod(shape)))
+        inboxes.append(torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=torch.int16))
+        clear_inbox(inboxes[-1])
+    empty = inboxes[0].clone()
+    command = [sys.executable, "-m", "tests.unit.kernels.triton_cases.push_sum_rank"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(num_ranks), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(num_ranks)
+    ]
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=TIMEOUT_S)
+            assert rank.returncode == 0, output
+    finally:
+        for rank in ranks:
+            rank.kill()
+    first, *others = (torch.load(tmp_path / f"out-{rank}.pt") for rank in range(num_ranks))
+    for other in others:
+        for mine, theirs in zip(first, other, strict=True):
+            assert torch.equal(mine.view(torch.int16), theirs.view(torch.int16))
+    for inbox in inboxes:  # what was read is empty again, or the next turns would take it for their own
+        assert torch.equal(inbox, empty)
+
+
+def test_sums_that_do_not_fit_are_left_to_the_group():
+    inboxes = [torch.empty(8, dtype=torch.int16) for _ in range(4)]
+    sums = PushSum(inboxes, memory=None, rank=0, width=4096, num_programs=1, device=CPU)
+    row = torch.zeros(1, 4096, dtype=torch.bfloat16)
+    assert sums.takes(row)
+    assert sums.takes(row.half())
+    assert sums.takes(row[:, :8].contiguous())
+    most = MAX_PUSHED_BYTES // (3 * row.nbytes)  # each row goes to three others
+    assert sums.takes(row.repeat(most, 1))
+    assert not sums.takes(row.repeat(most + 1, 1))
+    assert sums.takes(row[:, :64].repeat(MAX_ROWS, 1))
+    assert not sums.takes(row[:, :64].repeat(MAX_ROWS + 1, 1))
+    assert not sums.takes(row.float())
+    assert not sums.takes(row[:0])
+    assert not sums.takes(row[0])
+    assert not sums.takes(row[:, :12].contiguous())
+    assert not sums.takes(row.repeat(1, 2))
+    assert not sums.takes(row.repeat(2, 1)[:, ::2])
