@@ -253,7 +253,7 @@ class Setup:
             vocab_size=self.model_config.vocab_size,
             facts=facts,
             compiler_loader=self.compiler_loader,
-            hidden_size=self.model_config.hidden_size if self.dtype.itemsize == 2 else None,
+            hidden_size=self.model_config.hidden_size,
             has_lm_head=self.model_config.has_lm_head,
             bytes_per_block=plan.bytes_per_block,
             dtype=self.dtype,
