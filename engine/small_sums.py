@@ -48,7 +48,12 @@ def share_small_sums(
     if num_programs == 0:
         logger.info("small_sums=nccl")
         return None
-    shared = _share_inboxes(group, device, width)
+    shape = inbox_shape(num_ranks=size, width=width)
+    own = _allocate(math.prod(shape), device)
+    if least_of(group, int(own is not None), device) == 0 or own is None:  # before some wait for others to share theirs
+        logger.info("small_sums=nccl")
+        return None
+    shared = _share_inboxes(group, own, shape)
     is_shared = least_of(group, int(shared is not None), device) == 1  # and now all inboxes are clear
     if shared is None or not is_shared:
         logger.info("small_sums=nccl")
@@ -83,28 +88,38 @@ def _can_share(size: int, device: torch.device) -> bool:
     return all(torch.cuda.can_device_access_peer(device, other) for other in others)
 
 
-def _share_inboxes(
-    group: distributed.ProcessGroup, device: torch.device, width: int
-) -> tuple[object, list[torch.Tensor]] | None:
-    """What maps every rank's inbox here, and these in rank order, this rank's own cleared; None: the driver refuses."""
+def _allocate(num_values: int, device: torch.device) -> torch.Tensor | None:
+    """This rank's inbox, int16, in memory that can be shared; None: there is none."""
     # Read by torch's library alone. Else it would also set up multicast over NVLink, which no kernel here uses
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
     try:
         from torch.distributed import _symmetric_memory as symmetric_memory
 
-        size = distributed.get_world_size(group)
-        shape = inbox_shape(num_ranks=size, width=width)
-        own = symmetric_memory.empty(math.prod(shape), dtype=torch.int16, device=device)
+        return symmetric_memory.empty(num_values, dtype=torch.int16, device=device)
+    except (ImportError, RuntimeError) as error:
+        return _refused(error)
+
+
+def _share_inboxes(
+    group: distributed.ProcessGroup, own: torch.Tensor, shape: tuple[int, ...]
+) -> tuple[object, list[torch.Tensor]] | None:
+    """What maps every rank's inbox here, and these in rank order, this rank's own cleared; None: the driver refuses."""
+    try:
+        from torch.distributed import _symmetric_memory as symmetric_memory
+
+        size, rank = distributed.get_world_size(group), distributed.get_rank(group)
         shared = symmetric_memory.rendezvous(own, group)
         own = own.view(shape)
         clear_inbox(own)
-        torch.cuda.synchronize(device)
-        rank = distributed.get_rank(group)
+        torch.cuda.synchronize(own.device)
         # By version, torch counts from the tensor or from its segment, in which every rank's tensor has the same place
         start = own.data_ptr() - shared.get_buffer(rank, (1,), torch.int16).data_ptr()
         inboxes = [shared.get_buffer(peer, shape, torch.int16, start // own.itemsize) for peer in range(size)]
         inboxes[rank] = own
         return shared, inboxes
     except (ImportError, RuntimeError) as error:
-        logger.info("small_sums=nccl reason=%r", str(error).strip().partition("\n")[0])
-        return None
+        return _refused(error)
+
+
+def _refused(error: Exception) -> None:
+    logger.info("small_sums=nccl reason=%r", str(error).strip().partition("\n")[0])

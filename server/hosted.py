@@ -70,6 +70,14 @@ class HostedApp:
             return f"the engine is not ready: {state.stage.name}"
         return "" if self._worker.client.ready is not None else "the connection to its engine is lost"
 
+    @property
+    def is_alive(self) -> bool:
+        """False if the host should start another daemon in its place, as of GET /health; it may still be loading."""
+        if self._worker is None or self._process is None or self._process.poll() is not None:
+            return False
+        supervisor = self._worker.supervisor
+        return supervisor.is_connected and supervisor.state.is_alive
+
     async def metrics_page(self) -> bytes:
         """Return what GET /metrics shows. Raises EngineError when the launcher does not answer in time."""
         assert self._worker is not None, "start() first"

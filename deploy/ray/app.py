@@ -48,8 +48,8 @@ class QuireReplica:
         return app
 
     async def check_health(self) -> None:
-        """Raise while nothing can be generated; Ray asks, and replaces the replica after three times."""
-        if self._hosted.fault:
+        """Raise if no engine is there or coming back; Ray asks, and replaces the replica after three times."""
+        if not self._hosted.is_alive:
             raise RuntimeError(f"This replica cannot serve: {self._hosted.fault}.")
 
     async def record_routing_stats(self) -> dict[str, bool]:

@@ -4,6 +4,7 @@ Usage: python -m tests.gpu.tensor_parallel_run CHECKPOINT SIZE EAGER DEPTH [DTYP
 NCCL: True if it is to make all sums.
 """
 
+import faulthandler
 import json
 import sys
 
@@ -14,12 +15,14 @@ from engine.config import EngineConfig
 from engine.offline import OfflineEngine
 from tests.unit.engine.test_real_model import mixed_params, prompts, tokens
 
+_PATIENCE_S = 90
 LENGTHS = (5, 17, 30, 61, 12, 40, 23, 35)
 
 
 def main(
     checkpoint: str, size: int, is_eager: bool, depth: int, dtype: str = "float32", has_nccl_only: bool = False
 ) -> None:
+    faulthandler.dump_traceback_later(_PATIENCE_S, exit=True)  # a rank that waits says where
     torch.backends.cuda.matmul.allow_tf32 = False
     small_sums.IS_ENABLED = not has_nccl_only  # one rank's word is enough
     offline = OfflineEngine.load(

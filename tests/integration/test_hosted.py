@@ -81,12 +81,14 @@ def test_an_engine_that_dies_is_a_fault_until_the_next_one_serves(folder: Path) 
             os.kill(running("engine.process", under=folder)[0], signal.SIGKILL)
             await until(lambda: hosted.fault, "the fault")
             assert hosted.fault == "the engine has died"
+            assert hosted.is_alive  # another one comes
             assert (await client.get("/ready")).status_code == 503
             await until(lambda: not hosted.fault, "the next engine")
             reply = await client.post("/v1/completions", json={"prompt": "A quire", "max_tokens": 3})
             assert reply.status_code == 200
         os.kill(running("server.hosted_daemon", under=folder)[0], signal.SIGKILL)
         await until(lambda: "SIGKILL" in hosted.fault, "the launcher's end")
+        assert not hosted.is_alive
         await hosted.aclose()
 
     asyncio.run(life())
