@@ -28,7 +28,7 @@ from engine.kv_cache import KVCachePlan
 from engine.limits import choose_limits
 from engine.memory import describe_shortage, format_size, is_out_of_memory
 from engine.model_runner import ModelRunner
-from engine.process_group import least
+from engine.process_group import least, leave_ranks
 from engine.ranks import RankConfig, RankHost, Ranks
 from engine.rehearsal import rehearse
 from engine.setup import LoadedEngine, Setup
@@ -121,9 +121,8 @@ def _start_ranks(config: EngineConfig, host: RankHost, *, max_model_len: int) ->
         if isinstance(error, RuntimeError | OSError):  # as of a connection that broke
             ranks.await_blame()
         ranks.kill()
-        # NCCL would wait for those that are gone: there this process can load no other split model
-        if not is_member and distributed.is_initialized() and distributed.get_backend() == "gloo":
-            distributed.destroy_process_group()
+        if not is_member:
+            leave_ranks()
         raise
 
 

@@ -46,6 +46,15 @@ def join_ranks(
     return dataclasses.replace(tp, small_sums=small_sums)
 
 
+def leave_ranks() -> None:
+    """Leave the group, if there is one, once the others are gone.
+
+    NCCL's would wait for them: it ends with this process, which can load no other split model.
+    """
+    if distributed.is_initialized() and distributed.get_backend() == "gloo":
+        distributed.destroy_process_group()
+
+
 def agree(tp: TensorParallel, numbers: list[float], device: torch.device) -> list[float]:
     """Return rank 0's numbers on every rank. Blocks and syncs."""
     return tp.broadcast(torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()

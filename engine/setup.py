@@ -10,7 +10,6 @@ from functools import partial
 
 import msgspec
 import torch
-from torch import distributed
 
 from engine.adapters import Adapters
 from engine.config import EngineConfig, SchedulerConfig, SpeculativeConfig
@@ -23,7 +22,7 @@ from engine.memory import GIB, DeviceMemory, check_memory, measure_memory
 from engine.metrics import Metrics
 from engine.model_runner import ModelRunner
 from engine.outbox import Transport
-from engine.process_group import join_ranks, least
+from engine.process_group import join_ranks, least, leave_ranks
 from engine.ranks import NeverRaised, RankedExecutor, Ranks
 from engine.scheduler import Scheduler
 from engine.speculative import make_drafter
@@ -105,11 +104,11 @@ class LoadedEngine:
         return total - free, total
 
     def close(self) -> None:
-        """Release what the model takes, and end the other ranks. After it, another engine may be loaded here."""
+        """Release what the model takes, and end the other ranks."""
         self.runner.close()
         if self.ranks is not None:
             self.ranks.close()
-            distributed.destroy_process_group()
+            leave_ranks()
 
     def _release_memory(self) -> None:
         """Wait for all that was launched, then give cached memory back to the device."""
