@@ -43,7 +43,7 @@ def test_an_engine_that_keeps_dying_is_restarted_more_and_more_slowly(tmp_path: 
         assert daemon.get("/ready").status_code == 503
         assert daemon.get("/ready").json()["stage"] == "restarting"
         assert daemon.get("/health").status_code == 200  # each of them was ready before it died
-        assert daemon.metrics()["quire_engine_restarts_total"] == 2
+        assert daemon.metrics()["quire_engine_restarts_total"] >= 2  # on a slow machine the next one is counted already
         assert daemon.process.poll() is None
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.process.wait(10) == 0
