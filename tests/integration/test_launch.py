@@ -60,16 +60,6 @@ def test_an_engine_that_is_replaced_is_not_ready_but_alive(tmp_path: Path) -> No
         assert daemon.metrics()["quire_engine_up"] == 0
 
 
-def test_an_engine_that_does_not_come_back_is_dead_and_is_still_tried(tmp_path: Path) -> None:
-    with stub(tmp_path, "doom") as daemon:
-        wait_for(lambda: "delay_s=8 " in daemon.log, timeout_s=40, what="the fifth death in a row")
-        assert daemon.get("/health").status_code == 200
-        wait_for(lambda: daemon.get("/health").status_code == 503, timeout_s=40, what="given up")
-        assert daemon.get("/health").json()["status"] == "engine dead"
-        assert "delay_s=16 " in daemon.log
-        assert daemon.process.poll() is None
-
-
 def test_an_engine_that_loads_for_ever_holds_up_neither_metrics_nor_the_end(tmp_path: Path) -> None:
     with stub(tmp_path, "hang") as daemon:
         wait_for(lambda: daemon.get("/ready").json()["stage"] == "weights", timeout_s=20, what="stage")
