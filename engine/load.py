@@ -210,6 +210,7 @@ def _serve_small(setup: Setup, plan: KVCachePlan, serve: Serve | None) -> None:
 
 
 def _load_weights(setup: Setup, on_stage: OnStage, detail: str) -> torch.nn.Module:
+    """Return the model, or this rank's share of it, with its weights on the device."""
 
     def progress(done: int, total: int) -> None:
         on_stage(Stage("weights", done, total, unit="bytes", detail=detail))
