@@ -179,14 +179,14 @@ def test_colours_follow_the_system_until_somebody_says_otherwise(daemon, open_pa
     assert page.evaluate(theme) == scheme
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.emulate_media(color_scheme="dark" if scheme == "light" else "light")
-    page.wait_for_function(f"{theme} !== '{scheme}'")
+    page.wait_for_function(f"() => {theme} !== '{scheme}'")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != ground
     toggle = page.locator("#theme")
     for wanted in ("light", "dark"):
         toggle.click()
         assert page.evaluate(theme) == wanted
     page.reload()
-    page.wait_for_function(f"{theme} === 'dark'")
+    page.wait_for_function(f"() => {theme} === 'dark'")
 
 
 def test_it_fits_a_phone_and_a_finger(daemon, generate, open_page):
