@@ -114,15 +114,16 @@ def _start_ranks(config: EngineConfig, host: RankHost, *, max_model_len: int) ->
     if config.tensor_parallel_size == 1:
         yield None
         return
-    ranks, is_member = Ranks(config, host, max_model_len=max_model_len), distributed.is_initialized()
+    if distributed.is_initialized():
+        raise StartupError("This process has loaded a model that is split over devices: another needs its own process.")
+    ranks = Ranks(config, host, max_model_len=max_model_len)
     try:
         yield ranks
     except BaseException as error:
         if isinstance(error, RuntimeError | OSError):  # as of a connection that broke
             ranks.await_blame()
         ranks.kill()
-        if not is_member:
-            leave_ranks()
+        leave_ranks()
         raise
 
 

@@ -8,10 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
 from tests.gpu.test_engine_cuda import checkpoint  # noqa: F401  (a fixture)
+from tests.integration.daemon import Daemon, is_alive, wait_for
 
 pytestmark = [
     pytest.mark.gpu,
@@ -81,8 +83,38 @@ def test_the_end_of_a_killed_engine_is_its_ranks(checkpoint: Path) -> None:  # n
         time.sleep(0.1)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text() and os.kill(pid, 0) is None
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def test_a_daemon_over_two_gpus_answers_and_comes_back(tmp_path: Path) -> None:
+    with Daemon("--tensor-parallel-size", "2", folder=tmp_path) as daemon:
+        daemon.wait_ready()
+        assert "Paris" in capital_of_france(daemon)
+        assert "2 × NVIDIA" in daemon.log
+        os.kill(rank_of(daemon), signal.SIGKILL)
+        wait_for(lambda: daemon.get("/ready").status_code == 503, timeout_s=10, what="the end of the engine")
+        wait_for(lambda: "engine ready again" in daemon.log, timeout_s=60, what="ready again")
+        wait_for(lambda: ask(daemon).status_code == 200, timeout_s=10, what="every worker knows the new engine")
+        assert "Paris" in capital_of_france(daemon)
+        assert "Rank 1 was killed by SIGKILL" in daemon.log
+        assert "Traceback" not in daemon.log
+        rank = rank_of(daemon)
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(30) == 0
+        wait_for(lambda: not is_alive(rank), timeout_s=10, what="the rank ended")
+
+
+def capital_of_france(daemon: Daemon) -> str:
+    reply = ask(daemon)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"][0]["message"]["content"]
+
+
+def ask(daemon: Daemon) -> httpx.Response:
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = {"model": "quire-demo", "messages": [question], "temperature": 0, "max_tokens": 40}
+    return httpx.post(daemon.base_url + "/v1/chat/completions", json=body, timeout=60)
+
+
+def rank_of(daemon: Daemon) -> int:
+    engine = daemon.child("engine.process")
+    pids = Path(f"/proc/{engine}/task/{engine}/children").read_text().split()
+    (rank,) = (pid for pid in pids if b"engine.rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return int(rank)

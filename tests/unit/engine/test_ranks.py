@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig, LoraSource, SpeculativeConfig
+from engine.errors import StartupError
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
 from engine.rank_process import run_plans
@@ -85,6 +86,16 @@ def test_the_panel_says_what_each_has(engines: tuple[OfflineEngine, OfflineEngin
     assert "on each of 2" in facts["Weights"]
     assert "on each of 2" in facts["KV cache"]
     assert engines[0].loaded.scheduler_config.num_blocks == engines[1].loaded.scheduler_config.num_blocks
+
+
+def test_a_second_split_model_in_one_process_is_refused(
+    engines: tuple[OfflineEngine, OfflineEngine],
+    base: Path,  # noqa: F811
+) -> None:
+    assert engines[1].loaded.ranks is not None
+    with pytest.raises(StartupError, match="another needs its own process"):
+        OfflineEngine.load(config_of(base, [], tensor_parallel_size=2))
+    assert engines[1].generate([[1]], [SamplingParams(max_tokens=2)])[0].error is None
 
 
 class Recorder:
