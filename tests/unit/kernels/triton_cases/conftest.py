@@ -1,8 +1,10 @@
-"""Lets Triton 3.6's interpreter read a scalar under numpy 2.4, which refuses int() of a one-element array."""
+"""Lets Triton 3.6's interpreter read a scalar under numpy 2.4, which refuses int() of a one-element array, and seeds."""
 
 from __future__ import annotations
 
 import importlib.util
+
+import pytest
 
 if importlib.util.find_spec("triton") is None:
     collect_ignore_glob = ["*"]
@@ -16,3 +18,11 @@ else:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = _patch_with_index
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """The same numbers for a case whatever ran before it."""
+    import torch
+
+    torch.manual_seed(0)
