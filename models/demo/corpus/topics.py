@@ -6,12 +6,15 @@ perhaps with a slip of the keys in the phrasing's own words, never in a name, an
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import unicodedata
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from models.demo.corpus.base import Dialogue, HeldOut, Message, Phrasings, Question, Reply, assistant, loosely, user
 
@@ -75,6 +78,21 @@ class Topic:
         if "key" in fact:
             return is_kept(fact["key"])
         return len(self.facts) >= 10 and phrasing != self.asked.seen[0] and is_kept(bare(phrasing.format(**fact)))
+
+    @cached_property
+    def kept_and_taught(self) -> tuple[list[Sequence[str]], list[Sequence[str]]]:
+        """By fact, the seen phrasings in which it is kept for scoring, and the others."""
+        kept: list[Sequence[str]] = []
+        taught: list[Sequence[str]] = []
+        for fact in self.facts:
+            if "key" in fact:  # then all phrasings are alike
+                is_kept_fact = is_kept(fact["key"])
+                kept.append(self.asked.seen if is_kept_fact else ())
+                taught.append(() if is_kept_fact else self.asked.seen)
+            else:
+                kept.append([phrasing for phrasing in self.asked.seen if self.keeps(phrasing, fact)])
+                taught.append([phrasing for phrasing in self.asked.seen if not self.keeps(phrasing, fact)])
+        return kept, taught
 
     def draw(self, rng: random.Random) -> Fact:
         """Return a fact for training."""
@@ -194,14 +212,15 @@ def _next(topics: Sequence[Topic], topic: Topic, fact: Fact, rng: random.Random)
 
 
 def _questions(topic: Topic, rng: random.Random, each: int, held_out: HeldOut) -> list[Question]:
-    phrasings = topic.asked.unseen if held_out == "phrasing" else topic.asked.seen
-    combinations = [
-        (phrasing, fact)
-        for fact in topic.facts
-        for phrasing in phrasings
-        if held_out == "phrasing" or topic.keeps(phrasing, fact) == (held_out == "pair")
-    ]
-    chosen = rng.sample(combinations, min(each, len(combinations)))
+    ways = topic.kept_and_taught[held_out == "nothing"]
+    if held_out == "phrasing":
+        ways = [topic.asked.unseen] * len(topic.facts)
+    ends = list(itertools.accumulate(map(len, ways)))  # of each fact among the combinations, which are many
+    num_combinations = ends[-1] if ends else 0
+    chosen = []
+    for index in rng.sample(range(num_combinations), min(each, num_combinations)):
+        at = bisect_right(ends, index)
+        chosen.append((ways[at][index - ends[at]], topic.facts[at]))
     return [
         topic.question(fact, rng, [user(loosely(sentence(phrasing.format(**fact)), rng))], held_out)
         for phrasing, fact in chosen

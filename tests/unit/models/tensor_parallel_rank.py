@@ -1,10 +1,6 @@
-"""One rank of test_tensor_parallel: runs each checkpoint split over the ranks and saves its logits.
-
-Usage: python -m tests.unit.models.tensor_parallel_rank RANK SIZE STORE_FILE CHECKPOINT...
-"""
+"""One rank of test_tensor_parallel: runs each checkpoint split over the ranks and saves its logits."""
 
 import dataclasses
-import sys
 from pathlib import Path
 
 import torch
@@ -21,14 +17,15 @@ MAX_SMALL_ROWS = 4
 PROMPT = [3, 90, 17, 4, 55, 8, 8, 61, 96, 0, 42]
 
 
-def main(rank: int, size: int, store_file: str, folders: list[str]) -> None:
+def run_rank(rank: int, size: int, store_file: Path, folders: list[Path]) -> None:
+    """Run in a process of its own. Raises AssertionError where a collective is not as its docstring says."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=size)
     tp = TensorParallel(rank, size, distributed.group.WORLD)
     check_collectives(tp)
     sums = GatheredSums(tp)
     tp = dataclasses.replace(tp, small_sums=sums)
-    for folder in map(Path, folders):
+    for folder in folders:
         runner = PagedRunner(load(folder, tp), ModelConfig.from_folder(folder), tp_size=size, dtype=pool_dtype(folder))
         row = runner.add_row()
         logits = runner.step([(row, PROMPT[:7])]) + runner.step([(row, PROMPT[7:8])]) + runner.step([(row, PROMPT[8:])])
@@ -71,7 +68,3 @@ def check_collectives(tp: TensorParallel) -> None:
     assert torch.equal(tp.broadcast(mine.clone(), src=1), everyone[1])
     assert torch.equal(tp.all_reduce(mine.clone()), sum(everyone))
     assert torch.equal(tp.sum_late(mine.clone()), sum(everyone))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

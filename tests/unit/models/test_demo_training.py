@@ -18,17 +18,9 @@ from models.demo.train import train
 from models.demo.trainer import Recipe
 from server.tokenizer import load_tokenizer
 from tests.unit.models.harness import PagedRunner, load
+from tests.unit.models.small_corpus import CALL, WEATHER, stub
 from tests.unit.server import templates
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather in a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
 CHATS = {
     "plain": [user("Hi")],
     "system": [system("Be brief."), user("Hi"), assistant("Hello."), user("And?")],
@@ -60,19 +52,6 @@ OPTIONS = [
     {"add_generation_prompt": True, "enable_thinking": True},
     {"add_generation_prompt": True, "enable_thinking": False, "tools": [WEATHER]},
 ]
-
-
-def stub(seed):
-    """A corpus of five kinds of dialogue."""
-    rng = random.Random(seed)
-    while True:
-        a, b = rng.randrange(10), rng.randrange(10)
-        yield Dialogue([user(f"What is {a} + {b}?"), assistant(f"{a} + {b} is {a + b}.")])
-        yield Dialogue([system("Shout."), user("Hi"), assistant("HELLO!"), user(f"{a}?"), assistant(f"{a}!")])
-        yield Dialogue([user(f"{a} + {b}?"), assistant(f"{a + b}", reasoning_content=f"{a} and {b}")], (), True)
-        yield Dialogue([user("Weather in Bern?"), assistant("", tool_calls=[CALL])], (WEATHER,))
-        answers = [{"role": "tool", "content": "warm"}, assistant("It is warm.")]
-        yield Dialogue([user("Weather in Bern?"), assistant("", tool_calls=[CALL]), *answers], (WEATHER,))
 
 
 @pytest.fixture(scope="module")
@@ -198,14 +177,15 @@ def test_documents_fill_rows_without_overlap():
     assert sum(lengths) / (100 * len(used)) > 0.95
 
 
-def test_rows_depend_on_the_seed_alone_and_hold_every_document(tokenizer):
-    options = {"seed": 5, "num_dialogues": 5000, "row_tokens": 256}
+def test_rows_depend_on_the_seed_alone_and_hold_every_document(tokenizer, monkeypatch):
+    monkeypatch.setattr("models.demo.documents._SHARD_DIALOGUES", 400)
+    options = {"seed": 5, "num_dialogues": 1000, "row_tokens": 512}
     rows, again = (make_rows(stub, tokenizer, **options, num_processes=n) for n in (1, 2))
     assert np.array_equal(rows.tokens, again.tokens)
     assert np.array_equal(rows.kinds, again.kinds)
-    assert rows.num_dialogues == 5000
+    assert rows.num_dialogues == 1000
     starts = (rows.kinds == Kind.FIRST) & (rows.tokens == tokenizer.token_to_id("<|im_start|>"))
-    assert starts.sum() == 5000
+    assert starts.sum() == 1000
 
 
 def test_twenty_steps_lower_the_loss_and_say_so(trained):

@@ -1,8 +1,6 @@
 """A model with adapters gives the logits of the checkpoints into which they are merged, however rows are mixed."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -26,7 +24,9 @@ from tests.unit.models.lora_adapters import (
     save_adapter,
     save_merged,
 )
+from tests.unit.models.lora_rank import run_rank
 from tests.unit.models.reference import reference_logits, save_checkpoint
+from tests.unit.rank_group import run_ranks
 
 TOLERANCE = 1e-4
 PROMPT = torch.randint(0, 97, (29,), generator=torch.Generator().manual_seed(7)).tolist()
@@ -160,20 +160,7 @@ def test_split_over_two_ranks_every_adapter_gives_the_logits_of_the_whole(kind, 
         targets = [name.rpartition(".")[2] for name in chosen]
         config = adapter_config(r=4 + index, target_modules=targets)
         folders.append(save_adapter(tmp_path / f"a{index}", tensors, config))
-    command = [sys.executable, "-m", "tests.unit.models.lora_rank", str(tmp_path / "store"), str(base)]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), *map(str, folders)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=120)
-            assert rank.returncode == 0, output
-    finally:
-        for rank in ranks:
-            rank.kill()
+    run_ranks(run_rank, 2, tmp_path / "store", base, folders)
     runner = runner_of(base, [Adapter(folder.name, folder) for folder in folders])
     expected = runner.step([(runner.add_row(owner), PROMPT) for owner in (0, 1, 2)])
     for rank in range(2):

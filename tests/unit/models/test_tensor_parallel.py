@@ -1,8 +1,5 @@
 """A model split over several processes (gloo) gives the logits of the whole one, on every rank."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import distributed
@@ -17,31 +14,8 @@ from tests.unit.models.checkpoints import TINY, make_configs
 from tests.unit.models.harness import CPU, PagedRunner, load
 from tests.unit.models.int_checkpoints import FORMATS, save_quantized, with_groups_of
 from tests.unit.models.reference import save_checkpoint
-from tests.unit.models.tensor_parallel_rank import PROMPT, pool_dtype
-
-TIMEOUT_S = 120
-
-
-def run_ranks(size, folders, tmp_path):
-    """Run the ranks to their end; a failed one fails the test with its output."""
-    command = [sys.executable, "-m", "tests.unit.models.tensor_parallel_rank"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(size), str(tmp_path / f"store-{size}"), *map(str, folders)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=TIMEOUT_S)
-            assert rank.returncode == 0, output
-    finally:
-        for rank in ranks:
-            rank.kill()
-
+from tests.unit.models.tensor_parallel_rank import PROMPT, pool_dtype, run_rank
+from tests.unit.rank_group import run_ranks
 
 # Every vocabulary here is odd, so the last rank's rows are padded
 TWO_RANKS = {
@@ -69,7 +43,7 @@ def test_split_model_gives_the_logits_of_the_whole(size, configs, tmp_path):
     folders = [tmp_path / name for name in configs]
     for folder, config in zip(folders, configs.values(), strict=True):
         save_checkpoint(folder, config)
-    run_ranks(size, folders, tmp_path)
+    run_ranks(run_rank, size, tmp_path / "store", folders)
     for folder in folders:
         runner = PagedRunner(load(folder), ModelConfig.from_folder(folder), dtype=pool_dtype(folder))
         expected = runner.step([(runner.add_row(), PROMPT)])[0]
@@ -84,7 +58,7 @@ def test_split_model_of_packed_integers_gives_the_logits_of_the_whole(tmp_path):
     for folder in folders:
         save_checkpoint(tmp_path / "dense", make_configs()["llama_all_biases"])
         save_quantized(tmp_path / "dense", folder, with_groups_of(8, FORMATS[folder.name]))
-    run_ranks(2, folders, tmp_path)
+    run_ranks(run_rank, 2, tmp_path / "store", folders)
     for folder in folders:
         runner = PagedRunner(load(folder), ModelConfig.from_folder(folder))
         expected = runner.step([(runner.add_row(), PROMPT)])[0]

@@ -1,4 +1,4 @@
-"""Lets Triton 3.6's interpreter read a scalar under numpy 2.4, which refuses int() of a one-element array, and seeds."""
+"""Lets Triton 3.6's interpreter read a scalar under numpy 2.4: int() of an array of one element. Seeds each case."""
 
 from __future__ import annotations
 

@@ -84,7 +84,6 @@ def _fused_by_specification(qkv, weights, positions, cos_sin_cache, k_cache, v_c
         (3, 4, 2, 16, 16, "same"),
         (2, 3, 1, 20, 20, None),
         (2, 6, 6, 32, 16, "same"),
-        (70, 2, 1, 16, 16, "same"),
         (3, 4, 2, 16, 12, "fp32"),
     ],
 )
@@ -92,6 +91,14 @@ def _fused_by_specification(qkv, weights, positions, cos_sin_cache, k_cache, v_c
 def test_norm_rope_write_kv_equals_the_three_specifications(
     num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, norm, has_positions, dtype
 ):
+    _assert_fused_equals(num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, norm, has_positions, dtype)
+
+
+def test_norm_rope_write_kv_of_so_many_tokens_that_a_program_has_16_heads():
+    _assert_fused_equals(65, 2, 1, 16, 16, "same", True, torch.float16)
+
+
+def _assert_fused_equals(num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, norm, has_positions, dtype):
     qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype)
     norm_dtype = torch.float32 if norm == "fp32" else dtype
     weights = [torch.randn(head_dim).to(norm_dtype) if norm else None for _ in range(2)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from kernels.triton_push_sum import MAX_PUSHED_BYTES, MAX_ROWS, PushSum, clear_inbox, inbox_shape
-from tests.unit.kernels.triton_cases.push_sum_rank import WIDTH
+from tests.unit.kernels.triton_cases.push_sum_rank import WIDTH, run_rank
+from tests.unit.rank_group import run_ranks
 
 TIMEOUT_S = 100
 CPU = torch.device("cpu")
@@ -26,23 +25,7 @@ def test_every_rank_has_the_same_sums_turn_after_turn(num_ranks, tmp_path):
         inboxes.append(torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=torch.int16))
         clear_inbox(inboxes[-1])
     empty = inboxes[0].clone()
-    command = [sys.executable, "-m", "tests.unit.kernels.triton_cases.push_sum_rank"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(num_ranks), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(num_ranks)
-    ]
-    try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=TIMEOUT_S)
-            assert rank.returncode == 0, output
-    finally:
-        for rank in ranks:
-            rank.kill()
+    run_ranks(run_rank, num_ranks, tmp_path, timeout_s=TIMEOUT_S)
     first, *others = (torch.load(tmp_path / f"out-{rank}.pt") for rank in range(num_ranks))
     for other in others:
         for mine, theirs in zip(first, other, strict=True):

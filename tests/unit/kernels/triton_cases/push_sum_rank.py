@@ -1,10 +1,6 @@
-"""One rank of push_sum_cases: sums through Triton's interpreter, over inboxes in files that all ranks have mapped.
-
-Usage: python -m tests.unit.kernels.triton_cases.push_sum_rank RANK SIZE FOLDER
-"""
+"""One rank of push_sum_cases: sums through Triton's interpreter, over inboxes in files that all ranks have mapped."""
 
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -33,14 +29,15 @@ def parts_of(call: int, rows: int, size: int, num_ranks: int) -> list[torch.Tens
 
 def receive_late(*arguments: Any) -> Any:
     """What the kernel calls to read, so late that the others, who have this rank's part, are a turn ahead."""
-    time.sleep(0.1)
+    time.sleep(0.03)
     return _receive(*arguments)
 
 
 _receive = triton_push_sum._receive
 
 
-def main(rank: int, num_ranks: int, folder: Path) -> None:
+def run_rank(rank: int, num_ranks: int, folder: Path) -> None:
+    """Make all the calls of a rank, in a process of its own. Raises AssertionError where a sum is not as specified."""
     torch.set_num_threads(1)
     if rank == 0:
         triton_push_sum._receive = receive_late
@@ -67,7 +64,3 @@ def main(rank: int, num_ranks: int, folder: Path) -> None:
         for out, wanted in zip(outputs[-len(expected) :], expected, strict=True):
             torch.testing.assert_close(out, wanted, atol=4e-3, rtol=4e-3, equal_nan=True)
     torch.save(outputs, folder / f"out-{rank}.pt")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -54,18 +54,23 @@ def make_problem(rows, size, *, spread=3.0, dtype=torch.float32, device="cpu", s
     return Problem(rows, (wide * spread).to(dtype)[:, :size], req_index, positions, state)
 
 
+def make_scratch(problem):
+    """Scratch whose numbers a sampler must write before it reads them."""
+    from kernels.triton_sampling import SamplingScratch
+
+    num_rows, size = problem.logits.shape
+    scratch = SamplingScratch.allocate(max_rows=num_rows, vocab_size=size, device=problem.logits.device)
+    scratch.partial_score.fill_(float("nan"))
+    scratch.truncation.cut.fill_(float("nan"))
+    return scratch
+
+
 def run_triton(problem, *, scratch=None, **options):
     """Return the tokens [S], having checked what else the sampler writes."""
     from kernels import triton_sampling
 
-    num_rows, size = problem.logits.shape
-    if scratch is None:
-        scratch = triton_sampling.SamplingScratch.allocate(
-            max_rows=num_rows, vocab_size=size, device=problem.logits.device
-        )
-        scratch.partial_score.fill_(float("nan"))
-        scratch.truncation.cut.fill_(float("nan"))
-    out = torch.full((num_rows,), -1, device=problem.logits.device)
+    scratch = make_scratch(problem) if scratch is None else scratch
+    out = torch.full((problem.logits.shape[0],), -1, device=problem.logits.device)
     triton_sampling.sample(
         problem.logits, req_index=problem.req_index, positions=problem.positions, state=problem.state, scratch=scratch,
         has_truncation=any(row.is_truncated for row in problem.rows), out=out, **options,
@@ -97,17 +102,19 @@ def assert_tokens_equal(problem, **options):
     assert not wrong, [(i, problem.rows[i], int(out[i]), int(expected[i])) for i in wrong]
 
 
-def assert_kept_equal(problem):
+def assert_kept_equal(problem, scratch=None):
     """Compare what each row keeps with kernels.sampling.truncate after a stable sort (torch.topk leaves ties open).
 
     Where top_p is on, rounding may decide on its last entry. Where it is off, the specification still drops what lies
     past a cumulated mass of 1 in float32, some 1e-7; the kernel does not, so it is asked for a mass of 2 there.
+    scratch: a TruncationScratch with the cuts of the problem; without, they are found here.
     """
     from kernels.triton_truncation import TruncationScratch, find_cuts
 
     num_rows, size = problem.logits.shape
-    scratch = TruncationScratch.allocate(max_rows=num_rows, vocab_size=size, device=problem.logits.device)
-    find_cuts(problem.logits, req_index=problem.req_index, state=problem.state, scratch=scratch)
+    if scratch is None:
+        scratch = TruncationScratch.allocate(max_rows=num_rows, vocab_size=size, device=problem.logits.device)
+        find_cuts(problem.logits, req_index=problem.req_index, state=problem.state, scratch=scratch)
     logits = problem.logits.float()
     temperature = problem.state.temperature[problem.req_index][:, None]
     scaled = logits / torch.where(temperature > 0, temperature, 1.0)
