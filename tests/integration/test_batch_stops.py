@@ -162,10 +162,11 @@ def test_a_server_that_dies_in_the_middle_stops_the_batch_which_can_be_gone_on_w
 
 def test_a_server_of_its_own_that_dies_is_said(files, tmp_path: Path):
     source, output = files
-    write_input(source, 400, max_tokens=200)
+    write_input(source, 400, max_tokens=50)
     env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(
-        command(source, "-o", output, "--model", ROOT / "models" / "demo" / "checkpoint", "--retries", "1"),
+        command(source, "-o", output, "--model", ROOT / "models" / "demo" / "checkpoint", "--retries", "1",
+                "--concurrency", "8"),
         cwd=ROOT, stderr=subprocess.PIPE, text=True, env=env,
     )  # fmt: skip
     wait_for(lambda: output.exists() and output.stat().st_size > 0, timeout_s=90, what="an answer")

@@ -125,8 +125,6 @@ def test_a_start_with_an_adapter_that_cannot_be_served_says_why(folders: list[Pa
     code, message = start_fails("--lora", f"a={tmp_path}", "--port", "0")
     assert (code, "adapter_config.json" in message) == (3, True)
     tensors = make_tensors(DEMO_FOLDER, {"model.layers.0.mlp.up_proj": 4})
-    for changes, word in (({"use_dora": True}, "use_dora"), ({"r": 5}, "[4, 320]"), ({}, "layers.1")):
-        broken = save_adapter(tmp_path / "broken", tensors, adapter_config(target_modules=["up_proj"], **changes))
-        code, message = start_fails("--lora", f"a={broken}", "--port", "0")
-        assert code == 3
-        assert word in message
+    broken = save_adapter(tmp_path / "broken", tensors, adapter_config(target_modules=["up_proj"], r=5))
+    code, message = start_fails("--lora", f"a={broken}", "--port", "0")
+    assert (code, "[4, 320]" in message) == (3, True)

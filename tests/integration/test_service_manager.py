@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.conftest import needs_proc
 from tests.integration.daemon import Daemon, wait_for
+from tests.integration.test_lifecycle import post
 
 pytestmark = needs_proc
 
@@ -75,18 +76,27 @@ def test_ready_comes_after_the_stages_and_when_requests_are_answered(daemon: Dae
     assert daemon.process.wait(30) == 0
 
 
-def test_the_watchdog_starves_while_the_engine_stands_still(daemon: Daemon, manager: Manager) -> None:
+def test_an_engine_that_hangs_is_unhealthy_and_starves_the_watchdog_until_it_goes_on(
+    daemon: Daemon, manager: Manager
+) -> None:
     manager.wait("READY=1")
     for _ in range(4):
         manager.wait("WATCHDOG=1")
     engine = daemon.child("engine.process")
     os.kill(engine, signal.SIGSTOP)
     try:
-        lines = manager.wait_silence(silence_s=3.0)
+        assert manager.wait("STATUS=")[-1] == "STATUS=The engine makes no progress"
+        assert manager.wait_silence(silence_s=2.0) == []
+        health, metrics = daemon.get("/health"), daemon.metrics()
+        assert (health.status_code, health.json()["status"]) == (503, "engine stalled")
+        assert metrics["quire_engine_up"] == 0
+        assert metrics["quire_engine_progress_age_seconds"] >= 10
     finally:
         os.kill(engine, signal.SIGCONT)
-    assert lines[-1] == "STATUS=The engine makes no progress"
     manager.wait("WATCHDOG=1")
+    wait_for(lambda: daemon.get("/health").status_code == 200, timeout_s=10, what="healthy again")
+    assert post(daemon).status_code == 200
+    assert daemon.metrics()["quire_engine_restarts_total"] == 0
 
 
 def test_the_watchdog_is_fed_while_the_engine_is_replaced(daemon: Daemon, manager: Manager) -> None:

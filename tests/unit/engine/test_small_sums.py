@@ -1,7 +1,5 @@
 """Who sums small tensors over ranks: on what is no GPU, the process group alone."""
 
-import multiprocessing
-
 import pytest
 import torch
 from torch import distributed
@@ -9,31 +7,21 @@ from torch import distributed
 from engine import small_sums
 from engine.process_group import join_ranks, least
 from engine.small_sums import rehearsed_small_sums, share_small_sums
+from tests.unit.rank_group import run_ranks
 
 CPU = torch.device("cpu")
-TIMEOUT_S = 60
 
 
-def meet(rank, rendezvous, results):
-    tp = join_ranks(rank=rank, size=2, rendezvous=rendezvous, device=CPU, hidden_size=64)
-    shared = share_small_sums(tp.group, CPU, width=64)
-    results.put((tp.small_sums is None, shared is None, least(tp, 5 + rank, CPU)))
+def meet(rank, size, rendezvous):
+    tp = join_ranks(rank=rank, size=size, rendezvous=rendezvous, device=CPU, hidden_size=64)
+    assert tp.small_sums is None
+    assert share_small_sums(tp.group, CPU, width=64) is None
+    assert least(tp, 5 + rank, CPU) == 5
     distributed.destroy_process_group()
 
 
 def test_ranks_on_the_cpu_agree_to_leave_all_sums_to_their_group(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [context.Process(target=meet, args=(rank, str(tmp_path / "meet"), results)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    try:
-        for _ in ranks:
-            assert results.get(timeout=TIMEOUT_S) == (True, True, 5)
-    finally:
-        for rank in ranks:
-            rank.join(5)
-            rank.kill()
+    run_ranks(meet, 2, str(tmp_path / "meet"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Lets Triton 3.6's interpreter read a scalar under numpy 2.4: int() of an array of one element. Seeds each case."""
+"""Mends Triton 3.6's interpreter for numpy 2.4, spares it what it does again and again, and seeds each case."""
 
 from __future__ import annotations
 
@@ -9,15 +9,45 @@ import pytest
 if importlib.util.find_spec("triton") is None:
     collect_ignore_glob = ["*"]
 else:
+    import triton
     from triton.runtime import interpreter
 
-    _patch_lang_tensor = interpreter._patch_lang_tensor
+    _patch_lang, _patch_lang_tensor = interpreter._patch_lang, interpreter._patch_lang_tensor
+    _launches: list[_Launch] = []
 
     def _patch_with_index(tensor, scope):
+        """numpy refuses int() of an array of one element."""
         _patch_lang_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    class _Launch(interpreter._LangPatchScope):
+        """What a launch has patched, until it ends."""
+
+        def __init__(self):
+            super().__init__()
+            self._languages = []
+
+        def patch(self, fn):
+            """Patch the modules of Triton that a function sees, which each call of a function would do again."""
+            seen = [each for each in fn.__globals__.values() if each is triton.language or each is triton.language.core]
+            if not all(language in self._languages for language in seen):
+                self._changes += _patch_lang(fn)._changes
+                self._languages += seen
+
+        def restore(self):
+            _launches.remove(self)
+            super().restore()
+
+    def _patch_once(fn):
+        if not _launches:
+            _launches.append(_Launch())
+            _launches[0].patch(fn)
+            return _launches[0]
+        _launches[0].patch(fn)
+        return interpreter._LangPatchScope()
+
     interpreter._patch_lang_tensor = _patch_with_index
+    interpreter._patch_lang = _patch_once
 
 
 @pytest.fixture(autouse=True)
