@@ -27,8 +27,9 @@ from tests.unit.models.harness import CPU
 from tests.unit.models.quantized_checkpoints import edit, load_model, logits_of
 from tests.unit.models.reference import save_checkpoint
 from tests.unit.models.tensor_parallel_rank import PROMPT as RANKS_PROMPT
+from tests.unit.models.tensor_parallel_rank import run_rank
 from tests.unit.models.test_fp8 import SHAPE
-from tests.unit.models.test_tensor_parallel import run_ranks
+from tests.unit.rank_group import run_ranks
 
 FOLDER = Path(__file__).parent / "bitsandbytes_checkpoints"
 PLAIN = FOLDER / "unquantized"
@@ -98,7 +99,7 @@ def test_two_ranks_give_the_logits_of_one(tmp_path):
         requantize(tmp_path / "source", tmp_path / name, store, {"quant_method": "bitsandbytes"} | config)
         for name, (store, config) in stores.items()
     ]
-    run_ranks(2, folders, tmp_path)
+    run_ranks(run_rank, 2, tmp_path / "store", folders)
     for folder, rank in itertools.product(folders, range(2)):
         logits = torch.load(folder / f"logits-2-{rank}.pt")
         torch.testing.assert_close(logits, logits_of(folder, prompt=RANKS_PROMPT), atol=1e-4, rtol=0)

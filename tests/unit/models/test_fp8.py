@@ -20,7 +20,8 @@ from tests.unit.models.harness import CPU
 from tests.unit.models.quantized_checkpoints import edit, load_model, logits_of, relative_error
 from tests.unit.models.reference import save_checkpoint
 from tests.unit.models.tensor_parallel_rank import PROMPT as RANKS_PROMPT
-from tests.unit.models.test_tensor_parallel import run_ranks
+from tests.unit.models.tensor_parallel_rank import run_rank
+from tests.unit.rank_group import run_ranks
 
 SHAPE = {
     "vocab_size": 97,
@@ -186,7 +187,7 @@ def test_two_ranks_give_the_logits_of_one(source, tmp_path):
     """Static scales are the same on every rank, so that nothing but the order of sums differs."""
     folder = requantize(source, tmp_path / "fp8", *KINDS["fp8_static"])
     dynamic = requantize(source, tmp_path / "dynamic", *KINDS["compressed_channel"])
-    run_ranks(2, [folder, dynamic], tmp_path)
+    run_ranks(run_rank, 2, tmp_path / "store", [folder, dynamic])
     for checkpoint, tolerance in ((folder, 2e-3), (dynamic, 0.1)):
         expected = logits_of(checkpoint, prompt=RANKS_PROMPT)
         for rank in range(2):
