@@ -42,6 +42,7 @@ help:
 serve: $(STAMP)
 	@exec $(BIN)/python -m server serve $(ARGS)
 
+test: export PYTHONDONTWRITEBYTECODE :=  # some containers set it: each of hundreds of processes would compile us anew
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
