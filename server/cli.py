@@ -60,12 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         code = arguments.run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # a daemon's may be closed
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _is_output_gone():
+        if isinstance(error, BrokenPipeError) and sys.stdout is not None and _is_output_gone():
             return EXIT_OUTPUT_GONE
         if arguments.debug:
             raise
