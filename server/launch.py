@@ -198,7 +198,9 @@ class Launcher:
             if child not in self._started_once or (failure is not None and not self._announcement.is_made):
                 self._fail(reason, failure.exit_code if failure else 3)
                 return
-            delay_s = backoff.next(uptime_s=time.monotonic() - started_s)
+            # The load of an engine may take minutes, and is no sign of health
+            healthy_s = self._outage.served_s if child == _ENGINE else time.monotonic() - started_s
+            delay_s = backoff.next(healthy_s=healthy_s)
             logger.error("%s %d ended, restarting delay_s=%g reason=%r", *child, delay_s, reason)
             await asyncio.sleep(delay_s)
 
