@@ -140,7 +140,7 @@ class Launcher:
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup, is_on_terminal())
         await self._control.start(self._control_socket)
         logger.info("listening url=%s", self._announcement.url)
-        self._console.stage(self._control.state.stage)
+        self._announcement.begin(self._control.state.stage)
         self._tasks.spawn(self._notifier.watch(state=lambda: self._control.state))
         self._tasks.spawn(self._keep_engine())
         for index in range(self._config.http_workers):
@@ -222,7 +222,7 @@ class Launcher:
                 self._failures[child] = message
 
     def _enter(self, stage: Stage) -> None:
-        """The engine's start has come to a stage. The first one may be silent: a start has a time limit of its own."""
+        """The engine's start has come to a stage. The first one may be silent: see server/first_load.py."""
         if stage.name == "ready":
             self._watch.start()
             self._outage.end()
