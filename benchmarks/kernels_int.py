@@ -11,7 +11,6 @@ from torch.nn import functional
 from benchmarks.kernel_timing import num_copies, time_graph
 from kernels import triton_int_dequantize
 from kernels.quant_int import IntWeight, dequantize, make_int_weight
-from kernels.triton_gemv import GemvScratch
 from kernels.triton_int_gemm import (
     MAX_ROWS,
     SCRATCH_SUMS,
@@ -21,6 +20,7 @@ from kernels.triton_int_gemm import (
     int_gemm,
     int_gemm_config,
 )
+from kernels.triton_split_k import SplitKScratch
 
 # name → (N, K)
 INT_SHAPES = {
@@ -77,7 +77,7 @@ def bench_int(*, sweep: bool) -> list[dict[str, object]]:
 
 
 def _time_cuts(
-    x: torch.Tensor, weights: list[IntWeight], scratch: GemvScratch, *, sweep: bool
+    x: torch.Tensor, weights: list[IntWeight], scratch: SplitKScratch, *, sweep: bool
 ) -> list[dict[str, object]]:
     """The chosen cut first."""
     num_tiles, n, _ = weights[0].packed.shape

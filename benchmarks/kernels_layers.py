@@ -15,7 +15,7 @@ from torch.nn import functional
 from benchmarks.kernel_timing import time_graph
 from kernels import triton_elementwise as ops
 from kernels.attention.triton_decode import DecodeScratch, decode_attention
-from kernels.triton_gemv import GemvScratch, gemv
+from kernels.triton_gemv import allocate_scratch, gemv
 
 _BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
 _CONTEXT = 512
@@ -62,7 +62,7 @@ class Step:
         self.angles = torch.rand(_CONTEXT, _HEAD_DIM, **_BF16)
         self.norm, self.head_norm = torch.ones(hidden, **_BF16), torch.ones(_HEAD_DIM, **_BF16)
         self.hidden_states = torch.randn(num_rows, hidden, **_BF16)
-        self.gemv_scratch = GemvScratch.allocate(torch.device("cuda"))
+        self.gemv_scratch = allocate_scratch(torch.device("cuda"))
         self.scratch = DecodeScratch.allocate(
             num_heads=shape.num_heads, num_kv_heads=_NUM_KV_HEADS, head_dim=_HEAD_DIM, device=torch.device("cuda")
         )

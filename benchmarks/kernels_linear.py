@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from benchmarks.kernel_timing import num_copies, time_graph
 from kernels import elementwise, triton_elementwise
-from kernels.triton_gemv import MAX_ROWS, GemvConfig, GemvScratch, gemv, gemv_config
+from kernels.triton_gemv import MAX_ROWS, GemvConfig, allocate_scratch, gemv, gemv_config
+from kernels.triton_split_k import SplitKScratch
 
 # name → (N, K)
 GEMV_SHAPES = {
@@ -70,7 +71,7 @@ def _many_rows_candidates(num_rows: int, n: int, k: int) -> list[GemvConfig]:
 def bench_gemv(*, sweep: bool) -> list[dict[str, object]]:
     """µs of x @ w.T per shape and rows, for the chosen cut, cuBLAS, and with `sweep` every candidate."""
     results: list[dict[str, object]] = []
-    scratch = GemvScratch.allocate(torch.device("cuda"), capacity=1 << 22)
+    scratch = SplitKScratch.allocate(torch.device("cuda"), capacity=1 << 22)
     pool = torch.randn(128256 * 4096 * 2, **_BF16) * 0.05
     for name, (n, k) in GEMV_SHAPES.items():
         copies = num_copies(n * k * 2)
@@ -114,7 +115,7 @@ def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
 
     def run(config: GemvConfig, num_rows: int, pdl: bool) -> None:
         k = config.block_k * config.splits * 2
-        scratch = GemvScratch.allocate(torch.device("cuda"))
+        scratch = allocate_scratch(torch.device("cuda"))
         gemv(torch.randn(num_rows, k, **_BF16), torch.randn(256, k, **_BF16), None, scratch, config=config, pdl=pdl)
 
     wanted: dict[tuple[GemvConfig, int, bool], None] = {}

@@ -86,7 +86,7 @@ def check_outputs(*, json_path: str | None, plot_path: str | None, html_path: st
         if path and not (Path(path).parent.is_dir() and os.access(Path(path).parent, os.W_OK)):
             raise BenchError(f"{flag} {path}: its folder does not exist or cannot be written to.", exit_code=2)
         if path and flag != "--json" and find_spec("matplotlib") is None:
-            raise BenchError(f"{flag} needs matplotlib: pip install 'quire[bench]'.", exit_code=2)
+            raise BenchError(f"{flag} needs matplotlib: pip install matplotlib.", exit_code=2)
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LOCKS = {"cpu": ROOT / "deploy/requirements-cpu.txt", "gpu": ROOT / "deploy/requirements-gpu.txt"}
+IMAGE_EXTRA = "otel"  # which the images have too (Dockerfile)
 SOURCES = ("server", "engine", "models", "kernels", "benchmarks", "deploy")
 # What a CPU build of torch needs. That build is on PyTorch's own index, so it is installed apart: --no-deps
 _TORCH_NEEDS = ("filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions")
@@ -94,7 +95,7 @@ def audit() -> int:
 def _resolve(name: str) -> str:
     """The packages of an installation with their hashes, as uv finds them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = list(project["dependencies"])
+    wanted = [*project["dependencies"], *project["optional-dependencies"][IMAGE_EXTRA]]
     if name == "cpu":
         wanted = [line for line in wanted if not line.startswith("torch>")] + list(_TORCH_NEEDS)
     # triton is pinned for machines without CUDA: its builds of torch bring their own

@@ -107,7 +107,7 @@ class State(msgspec.Struct, tag=True):
     """What workers tell their clients about readiness and health: sent on connect and on every change.
 
     fault: "restarting": from the engine's end until the next one is ready; "dead": the same, once restart after restart
-    has failed; "stalled": the engine's loop, or the load of the next one, makes no progress.
+    has not served for a minute; "stalled": the engine's loop, or the load of the next one, makes no progress.
     """
 
     stage: Stage

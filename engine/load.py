@@ -80,7 +80,9 @@ def load_rank(told: RankConfig) -> ModelRunner:
     config, stages = told.engine, [Stage("config")]
     with _in_sentences(config, stages):
         setup = _decide(config, rank=told.rank).limited_to(told.max_model_len).joined(told.rendezvous, told.rank)
+        started = time.monotonic()
         model = _load_weights(setup, stages.append, "")
+        logger.info("weights loaded after_s=%.1f", time.monotonic() - started)  # else nobody knows which rank hangs
         least(setup.tp, 0, setup.device)  # until the first has compiled all kernels
         stages.append(Stage("kv_cache"))
         return setup.assemble(model, setup.plan_pool(has_weights=True), lambda done, total: None, {}).runner
@@ -156,6 +158,8 @@ def _load_beside(
     weights_s = time.monotonic() - started
     if compilation is not None:
         compilation.wait(lambda done, total: on_stage(Stage("kernels", done, total, unit="kernels")))
+    if ranks is not None:
+        on_stage(Stage("ranks", detail="until each has its weights"))
     least(setup.tp, 0, device)  # now the other ranks find all kernels compiled
     on_stage(Stage("kv_cache"))
     plan = setup.plan_pool(has_weights=True)

@@ -18,7 +18,7 @@ from kernels.quant_codes import CodeWeight
 
 try:
     from kernels import triton_codes_dequantize, triton_codes_gemm, triton_quant_bnb
-    from kernels.triton_gemv import GemvScratch
+    from kernels.triton_split_k import SplitKScratch
 
     HAS_TRITON = True
 except ImportError:
@@ -29,7 +29,7 @@ class Linear4Bit:
     """See kernels.quant_codes.codes_linear. Looks codes up on the way, or once for cuBLAS. Owns scratch: one stream."""
 
     def __init__(self) -> None:
-        self._scratch: GemvScratch | None = None
+        self._scratch: SplitKScratch | None = None
 
     def __call__(self, x: torch.Tensor, weight: CodeWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; bias: [N] or None; returns [T, N]."""

@@ -8,19 +8,20 @@ from torch.nn import functional
 from kernels.ops import HAS_TRITON, has_pdl
 
 if HAS_TRITON:
-    from kernels.triton_gemv import GemvScratch, can_gemv, gemv
+    from kernels.triton_gemv import allocate_scratch, can_gemv, gemv
+    from kernels.triton_split_k import SplitKScratch
 
 
 class DenseLinear:
     """x @ w.T + bias: cuBLAS, or the skinny GEMM where that measured faster. Owns the latter's scratch: one stream."""
 
     def __init__(self) -> None:
-        self._scratch: GemvScratch | None = None
+        self._scratch: SplitKScratch | None = None
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; w: [N, K]; bias: [N] or None; returns [T, N]."""
         if not (HAS_TRITON and can_gemv(x, w)):
             return functional.linear(x, w, bias)
         if self._scratch is None:
-            self._scratch = GemvScratch.allocate(x.device)
+            self._scratch = allocate_scratch(x.device)
         return gemv(x, w, bias, self._scratch, pdl=has_pdl(x.device))

@@ -11,7 +11,7 @@ from kernels.quant_int import IntWeight
 
 try:
     from kernels import triton_int_dequantize, triton_int_gemm
-    from kernels.triton_gemv import GemvScratch
+    from kernels.triton_split_k import SplitKScratch
 
     HAS_TRITON = True
 except ImportError:
@@ -22,7 +22,7 @@ class IntLinear:
     """See kernels.quant_int.int_linear. Dequantises in registers, or once for cuBLAS. Owns scratch: one stream."""
 
     def __init__(self) -> None:
-        self._scratch: GemvScratch | None = None
+        self._scratch: SplitKScratch | None = None
 
     def __call__(self, x: torch.Tensor, weight: IntWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; bias: [N] or None; returns [T, N]."""

@@ -12,8 +12,6 @@ which tensor cores take 16-bit operands. tests/gpu/test_quant_codes_cuda.py woul
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -22,7 +20,7 @@ from kernels.attention.triton_common import prefetch_l2
 from kernels.codes_configs import SCRATCH_SUMS, CodesGemmConfig
 from kernels.quant_bnb import BLOCK
 from kernels.quant_codes import PLANE, TILE, CodeWeight
-from kernels.triton_gemv import GemvScratch
+from kernels.triton_split_k import SplitKScratch, store_split
 
 _BLOCK = tl.constexpr(BLOCK)
 _PLANE = tl.constexpr(PLANE)
@@ -42,16 +40,16 @@ def can_codes_gemm(x: torch.Tensor, weight: CodeWeight) -> bool:
     )
 
 
-def allocate_scratch(device: torch.device) -> GemvScratch:
+def allocate_scratch(device: torch.device) -> SplitKScratch:
     """Allocate where splits meet (16 MB): enough for every cut of kernels.codes_configs. One per stream."""
-    return GemvScratch.allocate(device, capacity=SCRATCH_SUMS)
+    return SplitKScratch.allocate(device, capacity=SCRATCH_SUMS)
 
 
 def codes_gemm(
     x: torch.Tensor,
     weight: CodeWeight,
     bias: torch.Tensor | None,
-    scratch: GemvScratch,
+    scratch: SplitKScratch,
     *,
     config: CodesGemmConfig,
     pdl: bool = False,
@@ -63,9 +61,7 @@ def codes_gemm(
     assert x.dtype == weight.pairs.dtype
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(num_rows, config.block_m), triton.cdiv(n, config.block_n), config.splits)
-    if config.splits > 1:
-        assert grid[0] * grid[1] <= scratch.arrivals.shape[0]
-        assert math.prod(grid) * config.block_m * config.block_n <= scratch.partial.shape[0]
+    scratch.check(num_tiles=grid[0] * grid[1], splits=config.splits, tile_sums=config.block_m * config.block_n)
     packed, pairs = weight.packed, weight.pairs
     if config.is_shared:
         packed, pairs = packed.view(torch.int16), pairs.view(torch.int32)
@@ -113,21 +109,9 @@ def _codes_gemm_kernel(
     )  # fmt: skip
     results = out_ptr + rows.to(tl.int64)[None, :] * n + outputs[:, None]
     mask = (rows < num_rows)[None, :] & (outputs < n)[:, None]
-    if SPLITS > 1:
-        entries = tl.arange(0, BLOCK_N)[:, None] * M_PAD + tl.arange(0, M_PAD)[None, :]
-        meeting = row_tile * tl.num_programs(1) + tile
-        parts = partial_ptr + meeting * (SPLITS * BLOCK_N * M_PAD) + entries
-        tl.store(parts + split * (BLOCK_N * M_PAD), acc)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(arrivals_ptr + meeting, 1, sem="acq_rel")
-        if arrived == SPLITS - 1:
-            tl.store(arrivals_ptr + meeting, 0)
-            total = tl.zeros([BLOCK_N, M_PAD], tl.float32)
-            for index in tl.static_range(SPLITS):
-                total += tl.load(parts + index * (BLOCK_N * M_PAD), cache_modifier=".cg")
-            _store(results, total, bias_ptr, outputs, n, mask, HAS_BIAS)
-    else:
-        _store(results, acc, bias_ptr, outputs, n, mask, HAS_BIAS)
+    store_split(
+        acc, results, mask, partial_ptr, arrivals_ptr, bias_ptr, outputs, n, M_PAD, BLOCK_N, SPLITS, HAS_BIAS
+    )  # fmt: skip
 
 
 @triton.jit
@@ -206,11 +190,3 @@ def look_up_asm(plane_index: int) -> str:
 
 
 _LOOK_UP = tl.constexpr(tuple(look_up_asm(index) for index in range(4)))
-
-
-@triton.jit
-def _store(results, values, bias_ptr, outputs, n, mask, HAS_BIAS: tl.constexpr) -> None:
-    """Add the bias and store, rounded to the output's dtype."""
-    if HAS_BIAS:
-        values += tl.load(bias_ptr + outputs, mask=outputs < n, other=0.0).to(tl.float32)[:, None]
-    tl.store(results, values.to(results.dtype.element_ty), mask=mask)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
+from kernels.triton_split_k import SplitKScratch, store_split
 
 MAX_ROWS = 64  # above, cuBLAS is as fast (benchmarks/notes.md)
 _MAX_SPLITS = 16
@@ -35,22 +36,9 @@ class GemvConfig:
     block_m: int = 0  # rows of x per program; 0: all of them
 
 
-@dataclass(frozen=True)
-class GemvScratch:
-    """Where splits of a tile meet. One per stream."""
-
-    # [capacity] fp32: partial sums
-    partial: torch.Tensor
-    # [capacity] int32: splits arrived per tile; zero between launches
-    arrivals: torch.Tensor
-
-    @classmethod
-    def allocate(cls, device: torch.device, *, capacity: int = 1 << 20) -> GemvScratch:
-        """Allocate capacity fp32 sums (4 MB): enough for every cut that gemv_config chooses."""
-        return cls(
-            partial=torch.empty(capacity, dtype=torch.float32, device=device),
-            arrivals=torch.zeros(4096, dtype=torch.int32, device=device),
-        )
+def allocate_scratch(device: torch.device) -> SplitKScratch:
+    """Allocate where splits meet (4 MB): enough for every cut that gemv_config chooses. One per stream."""
+    return SplitKScratch.allocate(device, capacity=1 << 20)
 
 
 def can_gemv(x: torch.Tensor, w: torch.Tensor) -> bool:
@@ -109,7 +97,7 @@ def gemv(
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None,
-    scratch: GemvScratch,
+    scratch: SplitKScratch,
     *,
     config: GemvConfig | None = None,
     pdl: bool = False,
@@ -123,9 +111,7 @@ def gemv(
     num_tiles = triton.cdiv(n, config.block_n)
     m_pad = config.block_m or max(8, triton.next_power_of_2(num_rows)) if config.uses_dot else 1
     num_row_tiles = triton.cdiv(num_rows, m_pad)
-    if config.splits > 1:
-        assert num_tiles * num_row_tiles <= scratch.arrivals.shape[0]
-        assert num_tiles * num_row_tiles * config.splits * config.block_n * m_pad <= scratch.partial.shape[0]
+    scratch.check(num_tiles=num_tiles * num_row_tiles, splits=config.splits, tile_sums=config.block_n * m_pad)
     # row tiles first: those that read the same weights run at the same time, and L2 holds them
     _gemv_kernel[(num_row_tiles, num_tiles, config.splits)](
         x, w, bias, out, scratch.partial, scratch.arrivals, num_rows, n, k, k // config.splits, x.stride(0),
@@ -167,21 +153,9 @@ def _gemv_kernel(
 
     outputs = out_ptr + rows[None, :] * n + features[:, None]
     mask = (rows < num_rows)[None, :] & (features < n)[:, None]
-    if SPLITS > 1:
-        entries = tl.arange(0, BLOCK_N)[:, None] * M_PAD + tl.arange(0, M_PAD)[None, :]
-        meeting = row_tile * tl.num_programs(1) + tile
-        parts = partial_ptr + meeting * (SPLITS * BLOCK_N * M_PAD) + entries
-        tl.store(parts + split * (BLOCK_N * M_PAD), acc)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(arrivals_ptr + meeting, 1, sem="acq_rel")
-        if arrived == SPLITS - 1:
-            tl.store(arrivals_ptr + meeting, 0)
-            total = tl.zeros([BLOCK_N, M_PAD], tl.float32)
-            for index in tl.static_range(SPLITS):
-                total += tl.load(parts + index * (BLOCK_N * M_PAD), cache_modifier=".cg")
-            _store(outputs, total, bias_ptr, features, n, mask, HAS_BIAS)
-    else:
-        _store(outputs, acc, bias_ptr, features, n, mask, HAS_BIAS)
+    store_split(
+        acc, outputs, mask, partial_ptr, arrivals_ptr, bias_ptr, features, n, M_PAD, BLOCK_N, SPLITS, HAS_BIAS
+    )  # fmt: skip
 
 
 @triton.jit
@@ -218,11 +192,3 @@ def _prefetch(w_ptrs, split_k, COLUMNS: tl.constexpr) -> None:
     """Ask L2 for the first COLUMNS of each row, a 128-byte line at a time; past the end, for the last line again."""
     lines = tl.minimum(tl.arange(0, COLUMNS // 64) * 64, split_k - 64)
     prefetch_l2(w_ptrs[:, None] + lines[None, :])
-
-
-@triton.jit
-def _store(outputs, values, bias_ptr, features, n, mask, HAS_BIAS: tl.constexpr) -> None:
-    """Add the bias and store, rounded to the output's dtype."""
-    if HAS_BIAS:
-        values += tl.load(bias_ptr + features, mask=features < n, other=0.0).to(tl.float32)[:, None]
-    tl.store(outputs, values.to(outputs.dtype.element_ty), mask=mask)

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
 from kernels.quant_int import PLANE, IntWeight
-from kernels.triton_gemv import GemvScratch
+from kernels.triton_split_k import SplitKScratch, store_split
 
 MAX_ROWS = 512  # above, dequantising once for cuBLAS costs less than dequantising in every tile of rows
 _MAX_SPLITS = 16
@@ -82,16 +82,16 @@ def int_gemm_config(*, num_rows: int, n: int, num_tiles: int) -> IntGemmConfig:
     return IntGemmConfig(block_m, block_n, splits, warps, stages, prefetch)
 
 
-def allocate_scratch(device: torch.device) -> GemvScratch:
+def allocate_scratch(device: torch.device) -> SplitKScratch:
     """Allocate where splits meet (16 MB): enough for every cut that int_gemm_config chooses. One per stream."""
-    return GemvScratch.allocate(device, capacity=SCRATCH_SUMS)
+    return SplitKScratch.allocate(device, capacity=SCRATCH_SUMS)
 
 
 def int_gemm(
     x: torch.Tensor,
     weight: IntWeight,
     bias: torch.Tensor | None,
-    scratch: GemvScratch,
+    scratch: SplitKScratch,
     *,
     config: IntGemmConfig | None = None,
     pdl: bool = False,
@@ -109,9 +109,7 @@ def int_gemm(
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
     num_planes = 16 // weight.bits
     grid = (triton.cdiv(num_rows, config.block_m), triton.cdiv(n, config.block_n), config.splits)
-    if config.splits > 1:
-        assert grid[0] * grid[1] <= scratch.arrivals.shape[0]
-        assert math.prod(grid) * config.block_m * config.block_n <= scratch.partial.shape[0]
+    scratch.check(num_tiles=grid[0] * grid[1], splits=config.splits, tile_sums=config.block_m * config.block_n)
     is_grouped = weight.groups.shape[0] > 1
     # row tiles first: those that read the same weights run at the same time, and L2 holds them
     _int_gemm_kernel[grid](
@@ -160,21 +158,9 @@ def _int_gemm_kernel(
     )  # fmt: skip
     results = out_ptr + rows.to(tl.int64)[None, :] * n + outputs[:, None]
     mask = (rows < num_rows)[None, :] & (outputs < n)[:, None]
-    if SPLITS > 1:
-        entries = tl.arange(0, BLOCK_N)[:, None] * M_PAD + tl.arange(0, M_PAD)[None, :]
-        meeting = row_tile * tl.num_programs(1) + tile
-        parts = partial_ptr + meeting * (SPLITS * BLOCK_N * M_PAD) + entries
-        tl.store(parts + split * (BLOCK_N * M_PAD), acc)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(arrivals_ptr + meeting, 1, sem="acq_rel")
-        if arrived == SPLITS - 1:
-            tl.store(arrivals_ptr + meeting, 0)
-            total = tl.zeros([BLOCK_N, M_PAD], tl.float32)
-            for index in tl.static_range(SPLITS):
-                total += tl.load(parts + index * (BLOCK_N * M_PAD), cache_modifier=".cg")
-            _store(results, total, bias_ptr, outputs, n, mask, HAS_BIAS)
-    else:
-        _store(results, acc, bias_ptr, outputs, n, mask, HAS_BIAS)
+    store_split(
+        acc, results, mask, partial_ptr, arrivals_ptr, bias_ptr, outputs, n, M_PAD, BLOCK_N, SPLITS, HAS_BIAS
+    )  # fmt: skip
 
 
 @triton.jit
@@ -276,11 +262,3 @@ def _split_groups(groups, BITS: tl.constexpr, SCALES_BF16: tl.constexpr, dtype: 
     else:
         zeros = ((groups >> 16) | (0x4300 if dtype == tl.bfloat16 else 0x6400)).to(tl.int16).to(dtype, bitcast=True)
     return scales, zeros
-
-
-@triton.jit
-def _store(results, values, bias_ptr, outputs, n, mask, HAS_BIAS: tl.constexpr) -> None:
-    """Add the bias and store, rounded to the output's dtype."""
-    if HAS_BIAS:
-        values += tl.load(bias_ptr + outputs, mask=outputs < n, other=0.0).to(tl.float32)[:, None]
-    tl.store(results, values.to(results.dtype.element_ty), mask=mask)

@@ -26,6 +26,7 @@ from models.quantization.sizes import saved_bytes
 from models.registry import Architecture, find_architecture
 from models.rope_config import RopeConfig, find_context_len, parse_ropes
 from models.scales import Scales, parse_scales
+from models.split import check_split
 
 DTYPES = ("float32", "float16", "bfloat16")
 # What config.json may call each activation (models.registry.Architecture.activation)
@@ -215,20 +216,7 @@ class ModelConfig:
 
     def check_tensor_parallel(self, tp_size: int) -> None:
         """Raise ModelError unless the model splits over tp_size ranks."""
-        counts = {"num_heads": self.num_heads}
-        if False in self.sparse_layers:
-            counts["intermediate_size"] = self.intermediate_size
-        if self.experts is not None:
-            counts["intermediate_size of each expert"] = self.experts.intermediate_size
-            counts["shared_expert_intermediate_size"] = self.experts.shared_intermediate_size
-        for name, count in counts.items():
-            if count % tp_size != 0:
-                raise ModelError(f"{self.architecture}: {name} {count} does not split over {tp_size} ranks")
-        if self.num_kv_heads % tp_size != 0 and tp_size % self.num_kv_heads != 0:
-            raise ModelError(
-                f"{self.architecture}: num_kv_heads {self.num_kv_heads} neither splits over {tp_size} ranks"
-                " nor divides them, so its heads cannot be replicated"
-            )
+        check_split(self, tp_size)
 
 
 def _architecture_name(raw: Mapping[str, Any], where: str) -> str:

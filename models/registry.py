@@ -54,6 +54,8 @@ class Architecture:
     text_config: str | None = None
     text_prefix: str | None = None
     unserved: tuple[str, ...] = ()
+    # projections that checkpoints keep merged, as what
+    merged: Mapping[str, str] = field(default_factory=dict)
     has_lm_head: bool = True  # False: hidden states are all that there is
 
 
@@ -151,6 +153,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         sliding_layers="every",
         rope="phi3",
         defaults={"original_max_position_embeddings": 4096},
+        merged={
+            **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+            "gate_proj": "gate_up_proj",
+            "up_proj": "gate_up_proj",
+        },
     ),
     "GraniteForCausalLM": Architecture(
         "models.granite:Granite", qkv_bias="config", has_output_bias=True, has_mlp_bias=True, scales="granite"

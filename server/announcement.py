@@ -1,6 +1,6 @@
 """A start as a person sees it: its stages, and the closing panel with the address. Imports engine.config and server.
 
-Life: stage for each → make, once, when a client would find the daemon ready.
+Life: begin → stage for each → make, once, when a client would find the daemon ready.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from engine.config import LaunchConfig, ServerConfig
 from engine.control import Stage
 from server.console import Console, Summary
+from server.first_load import FirstLoadWatch
 from server.listener import is_ready, server_url
 from server.resolve import model_facts
 from server.stage_times import StageTimes
@@ -32,8 +33,14 @@ class Announcement:
         self._listeners = listeners
         self._console = console
         self._started_s = time.monotonic()
+        self._watch = FirstLoadWatch()
         self._times = StageTimes("process", self._started_s)
         self._facts: dict[str, str] = {}
+
+    def begin(self, stage: Stage) -> None:
+        """Show where it begins, before the engine says a word."""
+        self._console.stage(stage)
+        self._watch.see(stage)
 
     def add_facts(self, rows: dict[str, str]) -> None:
         """Take what the engine knows for the panel."""
@@ -44,6 +51,7 @@ class Announcement:
         if not self.is_made:
             self._times.enter("http" if stage.name == "ready" else stage.name, time.monotonic())
             self._console.stage(stage)
+            self._watch.see(stage)
 
     async def make(self, *, is_draining: Callable[[], bool]) -> None:
         """Show the closing panel once, when a client would find the daemon ready."""

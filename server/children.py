@@ -45,9 +45,9 @@ class Backoff:
     def __init__(self) -> None:
         self._next_s = self.FIRST_S
 
-    def next(self, *, uptime_s: float) -> float:
-        """Return how long to wait after a process that lived `uptime_s`."""
-        if uptime_s >= self.HEALTHY_S:
+    def next(self, *, healthy_s: float) -> float:
+        """Return how long to wait after a process that was healthy for so long."""
+        if healthy_s >= self.HEALTHY_S:
             self._next_s = self.FIRST_S
         delay_s, self._next_s = self._next_s, min(self._next_s * 2, self.LAST_S)
         return delay_s

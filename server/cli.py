@@ -1,11 +1,12 @@
 """The `quire` command: reads flags, checks every value, hands frozen configurations to the launcher.
 
 Imports argparse only, so that `quire --help` is instant; a subcommand imports what it needs.
-Exit codes: 0 done, 2 wrong usage, 3 the start failed.
+Exit codes: 0 done, 2 wrong usage, 3 the start failed, 141 nobody reads the output any more, as of `| head`.
 """
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
+EXIT_OUTPUT_GONE = 128 + 13  # as if by SIGPIPE
 
 _SEEN_KEY = "--api-key: other users of this machine see the key in ps: better --api-key-file, or QUIRE_API_KEY"
 _ROOT_EXAMPLES = """\
@@ -57,10 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_as_first_process()
     arguments = _parser().parse_args(argv)
     try:
-        return arguments.run(arguments)
+        code = arguments.run(arguments)
+        if sys.stdout is not None:  # a daemon's may be closed
+            sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and sys.stdout is not None and _is_output_gone():
+            return EXIT_OUTPUT_GONE
         if arguments.debug:
             raise
         if isinstance(error, StartupError):
@@ -68,6 +75,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             return error.exit_code
         print(f"quire: internal error: {type(error).__name__}: {error} (--debug shows more)", file=sys.stderr)
         return EXIT_START_FAILED
+
+
+def _is_output_gone() -> bool:
+    """Tell if standard output is a pipe that nobody reads; then throw away what waits for it."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    is_gone = bool(poll.poll(0))
+    if is_gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return is_gone
 
 
 def _parser() -> SettingsParser:

@@ -100,9 +100,7 @@ class LogConsole:
         if (stage.name, is_done) == self._last or stage.name == "ready":
             return
         self._last = (stage.name, is_done)
-        progress = f" done={stage.done} total={stage.total} unit={stage.unit}" if stage.total else ""
-        detail = f" detail={json.dumps(stage.detail, ensure_ascii=False)}" if stage.detail else ""
-        logger.info("stage name=%s%s%s", stage.name, progress, detail)
+        logger.info("stage name=%s%s", stage.name, stage_fields(stage))
 
     def ready(self, summary: Summary) -> None:
         """See Console.ready."""
@@ -191,6 +189,12 @@ class TerminalConsole:
         )
         self._progress.start()
         return self._progress
+
+
+def stage_fields(stage: Stage) -> str:
+    """Return what a log line says of a stage, beside its name."""
+    progress = f" done={stage.done} total={stage.total} unit={stage.unit}" if stage.total else ""
+    return progress + (f" detail={json.dumps(stage.detail, ensure_ascii=False)}" if stage.detail else "")
 
 
 def stage_text(stage: Stage) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -32,6 +32,7 @@ from engine.control import (
 from engine.metrics import MetricsDelta
 from engine.transport import encode_frame, read_messages
 from server.exposition import Exposition
+from server.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class ControlServer:
         self._state = State(Stage("imports"), False)
         self._keys: Keys | None = None  # None: those in the workers' configuration
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def start(self, path: str) -> None:
         """Listen on a unix socket at `path`."""
@@ -152,9 +153,9 @@ class ControlServer:
                 if number in child.flushes:
                     child.flushes.pop(number).set()
             case Scrape(number):
-                self._spawn(self._answer_scrape(child, number))
+                self._tasks.spawn(self._answer_scrape(child, number))
             case Cancel():
-                self._spawn(self._answer_cancel(child, message))
+                self._tasks.spawn(self._answer_cancel(child, message))
             case Cancelled(number, found):
                 if number in child.cancels and not child.cancels[number].done():
                     child.cancels[number].set_result(found)
@@ -162,11 +163,6 @@ class ControlServer:
                 self._on_message(child.hello, message)
             case _:
                 raise ValueError(f"{type(message).__name__} before Hello")
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _answer_cancel(self, asker: _Child, asked: Cancel) -> None:
         """Pass a Cancel on to every other worker; tell the asker if one of them had such a request."""

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from server.listener import owned_socket_file, probe_url
 from server.notify import Notifier, NotifyingConsole
 from server.outage import Outage
 from server.run_dir import RunDir
+from server.tasks import Tasks
 from server.version import package_version
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class Launcher:
         )
         self._failures: dict[ChildKey, EngineFailed] = {}
         self._started_once: set[ChildKey] = set()  # an engine that was ready, a worker that said hello
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(on_error=self._on_bug)
 
     @property
     def sockets(self) -> tuple[str, str]:
@@ -139,17 +140,16 @@ class Launcher:
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup, is_on_terminal())
         await self._control.start(self._control_socket)
         logger.info("listening url=%s", self._announcement.url)
-        self._console.stage(self._control.state.stage)
-        self._spawn(self._notifier.watch(state=lambda: self._control.state))
-        self._spawn(self._keep_engine())
+        self._announcement.begin(self._control.state.stage)
+        self._tasks.spawn(self._notifier.watch(state=lambda: self._control.state))
+        self._tasks.spawn(self._keep_engine())
         for index in range(self._config.http_workers):
-            self._spawn(self._keep_worker(index))
+            self._tasks.spawn(self._keep_worker(index))
         try:
             return await self._exit
         finally:
             self._console.stop()
-            for task in self._tasks:
-                task.cancel()
+            self._tasks.cancel()
             await self._control.aclose()
             for process in self._children.values():
                 kill_child(process)
@@ -198,7 +198,9 @@ class Launcher:
             if child not in self._started_once or (failure is not None and not self._announcement.is_made):
                 self._fail(reason, failure.exit_code if failure else 3)
                 return
-            delay_s = backoff.next(uptime_s=time.monotonic() - started_s)
+            # The load of an engine may take minutes, and is no sign of health
+            healthy_s = self._outage.served_s if child == _ENGINE else time.monotonic() - started_s
+            delay_s = backoff.next(healthy_s=healthy_s)
             logger.error("%s %d ended, restarting delay_s=%g reason=%r", *child, delay_s, reason)
             await asyncio.sleep(delay_s)
 
@@ -220,7 +222,7 @@ class Launcher:
                 self._failures[child] = message
 
     def _enter(self, stage: Stage) -> None:
-        """The engine's start has come to a stage. The first one may be silent: a start has a time limit of its own."""
+        """The engine's start has come to a stage. The first one may be silent: see server/first_load.py."""
         if stage.name == "ready":
             self._watch.start()
             self._outage.end()
@@ -229,10 +231,10 @@ class Launcher:
         self._control.set_state(stage=stage, fault=self._outage.fault)
         self._announcement.stage(stage)
         if stage.name == "ready":
-            self._spawn(self._learn_limits())
+            self._tasks.spawn(self._learn_limits())
             if _ENGINE not in self._started_once:
                 self._started_once.add(_ENGINE)
-                self._spawn(self._announcement.make(is_draining=lambda: self._is_draining))
+                self._tasks.spawn(self._announcement.make(is_draining=lambda: self._is_draining))
 
     def _on_stall(self, is_stalled: bool) -> None:
         self._control.set_state(fault="stalled" if is_stalled else self._outage.fault)
@@ -255,7 +257,7 @@ class Launcher:
     def _on_signal(self, number: int) -> None:
         if not self._is_draining:
             self._control.set_state(is_draining=True)
-            self._spawn(self._drain())
+            self._tasks.spawn(self._drain())
         elif not self._exit.done():
             logger.warning("second signal, ending now")
             self._exit.set_result(128 + number)
@@ -263,7 +265,7 @@ class Launcher:
     def _on_hangup(self, was_on_terminal: bool) -> None:
         """SIGHUP: read the keys again; or the terminal is gone that it was started on, which is like SIGTERM."""
         if not was_on_terminal or is_on_terminal():
-            self._spawn(self._keys.reload())
+            self._tasks.spawn(self._keys.reload())
         elif not self._is_draining:
             self._on_signal(signal.SIGHUP)
 
@@ -287,13 +289,7 @@ class Launcher:
         if not self._exit.done():
             self._exit.set_exception(StartupError(message, exit_code=exit_code))
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+    def _on_bug(self, error: BaseException) -> None:
         """A task of the launcher that raises is a bug: end loudly instead of half-alive."""
-        if not task.cancelled() and (error := task.exception()) is not None and not self._exit.done():
+        if not self._exit.done():
             self._exit.set_exception(error)

@@ -56,5 +56,6 @@ def traces_endpoint(url: str | None) -> str | None:
     from server.tracing import is_available
 
     if not is_available():
-        raise StartupError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'quire[otel]'.", exit_code=2)
+        packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        raise StartupError(f"--otlp-traces-endpoint needs OpenTelemetry: pip install {packages}.", exit_code=2)
     return url if parts.path.strip("/") else parts._replace(path=_TRACES_PATH).geturl()

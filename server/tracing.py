@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: a span per POST request, with queue, prefill and decode below it (`pip install quire[otel]`).
+"""OpenTelemetry traces: a span per POST request, with queue, prefill and decode below it (extra `otel`).
 
     begin, when a request arrives: ids, for the answer's header → end, when its answer is over: four spans, from
     timestamps that are there anyway → the SDK's own thread sends them to a collector, OTLP over HTTP

@@ -14,7 +14,17 @@ PINS = {
     canonicalize_name(name): version
     for name, version in re.findall(r"(?m)^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text())
 }
-DIRECT = [Requirement(text) for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = {  # of the images
+    extra
+    for extras in re.findall(r"deploy/docker/requirements\.py ([\w ]*)>", (ROOT / "Dockerfile").read_text())
+    for extra in extras.split()
+}
+DIRECT = [
+    Requirement(text)
+    for texts in (PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in sorted(EXTRAS)))
+    for text in texts
+]
 BROUGHT_BY_TORCH = ("nvidia-", "cuda-", "triton")  # not in constraints.txt, which is for CPU
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from models.config import ModelConfig
-from models.errors import ModelError
 from models.quantization.base import LinearMethod, LinearParams, LinearPart
 from models.quantization.config import QuantizationConfig, Scheme
+from models.quantization.matrices import check_share
 from models.quantization.unquantized import Unquantized
 from models.weights import Weights
 
@@ -41,9 +41,11 @@ class PerLayer:
         """Neighbouring parts of one scheme are loaded as one matrix; see LinearMethod.load."""
         groups: list[tuple[Scheme | None, list[LinearPart]]] = []
         for part in parts:
-            scheme = self._config.scheme_of(w.projection(part.name, part.out_features).name)
+            name = w.projection(part.name, part.out_features).name
+            scheme = self._config.scheme_of(name)
             if scheme is not None:
-                _check_share(w, part, scheme)
+                shared, whole = ("outputs", part.out_features) if part.dim == 0 else ("inputs", part.in_features)
+                check_share(scheme, name, shared, whole=whole, num_shares=part.size)
             if not groups or groups[-1][0] != scheme:
                 groups.append((scheme, []))
             groups[-1][1].append(part)
@@ -67,17 +69,3 @@ class PerLayer:
             return self._methods[scheme]
         self._methods[scheme] = scheme.make_method()
         return self._methods[scheme]
-
-
-def _check_share(w: Weights, part: LinearPart, scheme: Scheme) -> None:
-    """Raise ModelError unless this rank's share of a matrix ends where the scheme's blocks do."""
-    if part.size == 1:
-        return
-    multiple = scheme.output_multiple if part.dim == 0 else scheme.input_multiple
-    share, kind = (part.outputs, "outputs") if part.dim == 0 else (part.inputs, "inputs")
-    if share % multiple != 0:
-        name = w.projection(part.name, part.out_features).name
-        raise ModelError(
-            f"{name}: {part.size} ranks have {share} {kind} each, but {scheme.describe()}"
-            f" is split only at multiples of {multiple}: use fewer ranks"
-        )

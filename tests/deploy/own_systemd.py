@@ -40,9 +40,10 @@ class OwnSystemd:
         self.keys = folder / "quire/keys"
         self.keys.write_text(keys)
         units = folder / "units"
-        (units / "quire.service.d").mkdir(parents=True)
-        (units / "quire.service").write_text(_UNIT.read_text())
-        (units / "quire.service.d/test.conf").write_text(drop_in)
+        for name in ("quire.service", "quire@.service"):
+            (units / f"{name}.d").mkdir(parents=True)
+            (units / name).write_text(_UNIT.read_text())
+            (units / f"{name}.d/test.conf").write_text(drop_in)
         for target in _TARGETS:
             (units / f"{target}.target").write_text("[Unit]\nDefaultDependencies=no\n")
         self._groups = _make_groups()

@@ -40,8 +40,8 @@ def overlay(request: pytest.FixtureRequest) -> list[Manifest]:
     return render(KUBERNETES / "overlays" / request.param)
 
 
-def render_with(tmp_path: Path, *components: str) -> list[Manifest]:
-    """The cpu overlay with components, from a copy, since kustomize takes relative paths alone."""
+def render_with(tmp_path: Path, *components: str, overlay: str = "cpu") -> list[Manifest]:
+    """An overlay with components, from a copy, since kustomize takes relative paths alone."""
     copy = tmp_path / "kubernetes"
     shutil.copytree(KUBERNETES, copy)
     folder = copy / "overlays/mine"
@@ -49,7 +49,7 @@ def render_with(tmp_path: Path, *components: str) -> list[Manifest]:
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": ["../cpu"],
+        "resources": [f"../{overlay}"],
         "components": [f"../../components/{name}" for name in components],
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
@@ -174,6 +174,25 @@ def test_an_autoscaler_owns_the_number_of_replicas(tmp_path: Path, component: st
     assert "replicas" not in one(manifests, "Deployment")["spec"]
     kind = {"hpa": "HorizontalPodAutoscaler", "keda": "ScaledObject"}[component]
     assert one(manifests, kind)["spec"]["scaleTargetRef"]["name"] == "quire"
+
+
+def test_keda_takes_the_place_of_the_autoscaler_that_an_overlay_has(tmp_path: Path) -> None:
+    manifests = render_with(tmp_path, "keda", overlay="gpu")
+    validate(manifests)
+    assert "replicas" not in one(manifests, "Deployment")["spec"]
+    assert not any(item["kind"] == "HorizontalPodAutoscaler" for item in manifests)
+
+
+def test_a_gateway_shows_the_api_alone(tmp_path: Path) -> None:
+    manifests = render_with(tmp_path, "gateway")
+    validate(manifests)
+    route = one(manifests, "HTTPRoute")["spec"]
+    (rule,) = route["rules"]
+    assert [match["path"] for match in rule["matches"]] == [{"type": "PathPrefix", "value": "/v1"}]
+    (backend,) = rule["backendRefs"]
+    assert backend["port"] in [port["port"] for port in one(manifests, "Service", backend["name"])["spec"]["ports"]]
+    (listener,) = one(manifests, "Gateway", route["parentRefs"][0]["name"])["spec"]["listeners"]
+    assert (listener["protocol"], [listener["hostname"]]) == ("HTTPS", route["hostnames"])
 
 
 def test_the_scraper_has_a_key_where_requests_need_one(tmp_path: Path) -> None:

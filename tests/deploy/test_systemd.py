@@ -81,5 +81,23 @@ def test_systemd_sees_it_ready_reloads_keys_restarts_what_stands_still_and_stops
     manager.wait_shows(ActiveState="active", SubState="running", NRestarts="1")
     assert not is_alive(engine)
     assert not is_alive(rank)
-    manager.systemctl("stop", "quire")
+    assert manager.systemctl("stop", "quire") == ""
     assert manager.shows(ActiveState="inactive", Result="success", ExecMainStatus="0")
+
+
+@needs_root
+def test_servers_of_one_host_are_instances_that_share_user_and_cache(manager: OwnSystemd) -> None:
+    manager.wait_shows(ActiveState="active", SubState="running")
+    assert manager.systemctl("start", "quire@other") == ""
+    found = {}
+    for unit in ("quire", "quire@other"):
+        assert manager.systemctl("is-active", unit) == "active"
+        status = manager.systemctl("show", unit, "--property=StatusText", "--value")
+        assert answer_to("old", status) == 200
+        found[unit] = manager.systemctl("show", unit, "--property=UID", "--property=CacheDirectory")
+        files = manager.systemctl("show", unit, "--property=EnvironmentFiles")
+        assert ("/etc/quire/other.env" in files) is (unit == "quire@other")
+    assert found["quire"] == found["quire@other"]
+    assert "UID=0" not in found["quire"].splitlines()
+    assert manager.systemctl("stop", "quire@other") == ""
+    assert manager.systemctl("is-active", "quire") == "active"

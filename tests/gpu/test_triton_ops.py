@@ -91,11 +91,11 @@ def test_norm_rope_write_kv_equals_the_three_specifications(
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 13, 32, 33, 64])
 @pytest.mark.parametrize(("n", "k"), [(4096, 1024), (1024, 3072), (1000, 2048), (4096, 14336), (30001, 1024)])
 def test_gemv_equals_the_product(n, k, rows, dtype):
-    from kernels.triton_gemv import GemvScratch, can_gemv, gemv
+    from kernels.triton_gemv import allocate_scratch, can_gemv, gemv
 
     x, w, bias = _randn(rows, k, dtype=dtype), _randn(n, k, dtype=dtype), _randn(n, dtype=dtype)
     assert can_gemv(x, w)
-    scratch = GemvScratch.allocate(x.device)
+    scratch = allocate_scratch(x.device)
     for pdl in (False, True):
         out = gemv(x, w, bias, scratch, pdl=pdl)
         assert relative_error(out, x.double() @ w.double().T + bias.double()) < 2 * TOLERANCE[dtype]

@@ -4,6 +4,7 @@ import sys
 
 from engine.config import EngineConfig, LaunchConfig, ServerConfig
 from engine.errors import StartupError
+from server.first_load import FirstLoadWatch
 from server.launch import launch
 from server.listener import bind
 
@@ -11,6 +12,7 @@ from server.listener import bind
 def main() -> int:
     """Launch with the module instead of engine.process."""
     folder, engine_module = sys.argv[1:3]
+    FirstLoadWatch.SILENCE_S = 1.0
     config = LaunchConfig(port=0, drain_timeout_s=1.0)
     try:
         return launch(

@@ -2,7 +2,7 @@
 
 The mode is the file `mode` beside the model: crash (ends before hello), fail (says why, exit code 2), flaky (ready,
 then ends, every time), hang (loads for ever, hears nothing), relapse (ready, then ends; the next one hangs), doom
-(ready, then ends; none comes back).
+(ready, then ends; none comes back), stay (ready, and lives).
 """
 
 import os
@@ -38,7 +38,7 @@ def main() -> int:
         if mode == "doom":
             (Path(config.engine.model) / "mode").write_text("crash")
         control.sendall(encode_frame(Facts({"Device": "none"})) + encode_frame(Stage("ready")))
-        time.sleep(0.2)
+        time.sleep(600 if mode == "stay" else 0.2)
     return 1
 
 

@@ -42,7 +42,7 @@ def test_an_engine_that_keeps_dying_is_restarted_more_and_more_slowly(tmp_path: 
         assert daemon.log.index("delay_s=0.5") < daemon.log.index("delay_s=1 ") < daemon.log.index("delay_s=2 ")
         assert daemon.get("/ready").status_code == 503
         assert daemon.get("/ready").json()["stage"] == "restarting"
-        assert daemon.get("/health").status_code == 200  # each of them was ready before it died
+        assert daemon.get("/health").status_code == 200  # restarts are tried five times first
         assert daemon.metrics()["quire_engine_restarts_total"] >= 2  # on a slow machine the next one is counted already
         assert daemon.process.poll() is None
         daemon.process.send_signal(signal.SIGTERM)
@@ -72,6 +72,15 @@ def test_an_engine_that_loads_for_ever_holds_up_neither_metrics_nor_the_end(tmp_
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.process.wait(10) == 0
         assert not any(is_alive(pid) for pid in children)
+
+
+def test_a_first_load_that_stands_still_is_told_and_not_ended(tmp_path: Path) -> None:
+    with stub(tmp_path, "hang") as daemon:
+        said = "WARNING launcher  the start shows no progress after_s="
+        wait_for(lambda: daemon.log.count("stage=weights done=1 total=4 unit=bytes;") >= 2, timeout_s=30, what="told")
+        assert daemon.log.count(said) >= 2
+        assert daemon.get("/health").json() == {"status": "ok"}
+        assert daemon.process.poll() is None
 
 
 def test_the_run_directory_is_private_and_goes_with_the_daemon(tmp_path: Path) -> None:

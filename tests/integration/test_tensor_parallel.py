@@ -1,6 +1,7 @@
 """`quire serve --tensor-parallel-size 2`: two processes share the demo model, answer as one, and end as one."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def test_two_ranks_answer_and_end_as_one(start: Start) -> None:
     )
     assert "Paris" in answer.choices[0].message.content
     assert "2 × cpu" in daemon.log
+    assert 'stage name=ranks detail="until each has its weights"' in daemon.log
+    assert re.search(r"INFO +rank 1 +weights loaded after_s=", daemon.log)
     rank = rank_of(daemon)
     status = Path(f"/proc/{daemon.child('engine.process')}/status").read_text()
     (resident_kib,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))

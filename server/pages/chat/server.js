@@ -7,8 +7,8 @@ const SILENCE_MS = 45000; // the server pings every 15 s
 const BASE = location.pathname.endsWith("/") ? "" : `${location.pathname.split("/").pop()}/`;
 const STAGES = {
   imports: "Starting the engine", config: "Reading the model's configuration", weights: "Loading the weights",
-  kernels: "Compiling kernels", kv_cache: "Sizing the KV cache", graphs: "Capturing CUDA graphs", self_test: "Testing itself",
-  restarting: "Restarting the engine", draining: "Shutting down",
+  kernels: "Compiling kernels", ranks: "Waiting for the other GPUs", kv_cache: "Sizing the KV cache",
+  graphs: "Capturing CUDA graphs", self_test: "Testing itself", restarting: "Restarting the engine", draining: "Shutting down",
 };
 
 /** kind: key (401), starting (503 until ready), refused (any other status), broken (an event in a stream), lost (no answer). */

@@ -101,6 +101,15 @@ def test_each_gpu_has_its_share_of_a_model(llama: Path) -> None:
     assert "does not split over 3 ranks" in look(llama, gpu_memory=80 * GIB, num_gpus=3).problem
 
 
+def test_a_split_that_would_cut_blocks_of_quantised_weights_is_a_problem(tmp_path: Path) -> None:
+    folder = write(tmp_path, intermediate_size=11_008)
+    options = {"gpu_memory": 80 * GIB, "quantization": "bitsandbytes-nf4"}
+    assert look(folder, num_gpus=4, **options).problem is None
+    problem = look(folder, num_gpus=8, **options).problem
+    assert "down_proj: 8 ranks have 1376 inputs each" in problem
+    assert "only at multiples of 64" in problem
+
+
 def test_ranks_on_the_cpu_share_its_memory(checkpoint: Path) -> None:  # noqa: F811
     whole, half = (look(checkpoint, device="cpu", num_gpus=num_ranks) for num_ranks in (1, 2))
     assert (whole.problem, half.problem) == (None, None)

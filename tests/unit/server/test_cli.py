@@ -212,6 +212,16 @@ def test_an_internal_error_shows_its_traceback_only_with_debug(
         main(["serve", "--debug"])
 
 
+@pytest.mark.parametrize("arguments", [("serve", "--show-config"), ("doctor",)])
+def test_a_reader_that_has_enough_is_no_error(arguments: tuple[str, ...]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "server", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
     [("4GiB", 4 * 2**30), ("512MB", 512 * 10**6), ("512mb", 512 * 10**6), ("4096", 4096), ("1.5 kib", 1536)],

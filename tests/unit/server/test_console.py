@@ -146,9 +146,9 @@ def test_log_lines_are_text_or_json_with_the_process_named(capsys: pytest.Captur
 
 def test_restarts_wait_longer_each_time_and_start_over_after_a_minute_of_health() -> None:
     backoff = Backoff()
-    assert [backoff.next(uptime_s=1.0) for _ in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
-    assert backoff.next(uptime_s=61.0) == 0.5
-    assert backoff.next(uptime_s=1.0) == 1.0
+    assert [backoff.next(healthy_s=1.0) for _ in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert backoff.next(healthy_s=61.0) == 0.5
+    assert backoff.next(healthy_s=1.0) == 1.0
 
 
 def test_an_exit_is_told_in_words() -> None:

@@ -18,27 +18,12 @@ class Timer:
         self.is_cancelled = True
 
 
-class Watched:
-    """A watch with a limit of 10 s, its clock, and what it reported."""
+class Clock:
+    """Time that passes when a test says so, and what is due then."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.timers: list[Timer] = []
-        self.changes: list[bool] = []
-        self.hangs: list[float] = []
-        self.watch = HeartbeatWatch(
-            self.changes.append,
-            stall_after_s=10.0,
-            on_hang=lambda: self.hangs.append(self.now_s),
-            hang_after_s=30.0,
-            call_later=self._call_later,
-            clock=lambda: self.now_s,
-        )
-        self.watch.start()
-
-    def beat(self, *, step_id: int = 5, num_running: int = 0, num_waiting: int = 0, after_s: float = 1.0) -> None:
-        self.wait(after_s)
-        self.watch.beat(Heartbeat(num_running, num_waiting, step_id))
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
@@ -48,9 +33,31 @@ class Watched:
             if not timer.is_cancelled:
                 timer.call()
 
-    def _call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
         self.timers.append(Timer(self.now_s + delay_s, call))
         return self.timers[-1]
+
+
+class Watched(Clock):
+    """A watch with a limit of 10 s, its clock, and what it reported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: list[bool] = []
+        self.hangs: list[float] = []
+        self.watch = HeartbeatWatch(
+            self.changes.append,
+            stall_after_s=10.0,
+            on_hang=lambda: self.hangs.append(self.now_s),
+            hang_after_s=30.0,
+            call_later=self.call_later,
+            clock=lambda: self.now_s,
+        )
+        self.watch.start()
+
+    def beat(self, *, step_id: int = 5, num_running: int = 0, num_waiting: int = 0, after_s: float = 1.0) -> None:
+        self.wait(after_s)
+        self.watch.beat(Heartbeat(num_running, num_waiting, step_id))
 
 
 def test_an_idle_engine_that_beats_is_fine() -> None:

@@ -183,5 +183,5 @@ def test_what_is_no_url_is_refused(url):
 
 def test_without_the_extra_the_flag_says_what_to_install(monkeypatch):
     monkeypatch.setattr(tracing, "_PACKAGES", ("opentelemetry_of_nobody.sdk",))
-    with pytest.raises(StartupError, match=r"pip install 'quire\[otel\]'"):
+    with pytest.raises(StartupError, match="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"):
         traces_endpoint("http://localhost:4318")

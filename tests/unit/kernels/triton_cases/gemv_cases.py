@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.triton_gemv import GemvConfig, GemvScratch, gemv, gemv_config
+from kernels.triton_gemv import GemvConfig, allocate_scratch, gemv, gemv_config
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
 
 def _error(num_rows, n, k, *, has_bias=False, config=None):
     x, w = torch.randn(num_rows, k).half(), torch.randn(n, k).half()
     bias = torch.randn(n).half() if has_bias else None
-    scratch = GemvScratch.allocate(torch.device("cpu"))
+    scratch = allocate_scratch(torch.device("cpu"))
     scratch.partial.fill_(float("nan"))
     out = gemv(x, w, bias, scratch, config=config)
     assert int(scratch.arrivals.abs().sum()) == 0
@@ -42,7 +42,7 @@ def test_chosen_configs_divide_k(num_rows, n, k):
 
 
 def test_the_scratch_holds_every_chosen_split():
-    scratch = GemvScratch.allocate(torch.device("cpu"))
+    scratch = allocate_scratch(torch.device("cpu"))
     for num_rows in range(1, 65):
         for n in range(16, 8192, 48):
             for k in (512, 1024, 2048, 3072, 4096, 14336):

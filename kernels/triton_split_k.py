@@ -1,0 +1,68 @@
+# ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
+"""Products whose K is split over programs: how the splits of a tile meet, and the last to arrive sums and stores.
+
+The parts are added in their order, so that the result is the same whoever is last. For kernels of a grid of (tiles of
+rows, tiles of outputs, splits) that hold w @ x.T: [BLOCK_N, M_PAD].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+
+@dataclass(frozen=True)
+class SplitKScratch:
+    """Where splits of a tile meet. One per stream."""
+
+    # [capacity] fp32: partial sums
+    partial: torch.Tensor
+    # [4096] int32: splits arrived per tile; zero between launches
+    arrivals: torch.Tensor
+
+    @classmethod
+    def allocate(cls, device: torch.device, *, capacity: int) -> SplitKScratch:
+        """Allocate capacity fp32 sums."""
+        return cls(
+            partial=torch.empty(capacity, dtype=torch.float32, device=device),
+            arrivals=torch.zeros(4096, dtype=torch.int32, device=device),
+        )
+
+    def check(self, *, num_tiles: int, splits: int, tile_sums: int) -> None:
+        """Assert that there is room for num_tiles tiles of tile_sums fp32 sums, each split in splits."""
+        if splits > 1:
+            assert num_tiles <= self.arrivals.shape[0]
+            assert num_tiles * splits * tile_sums <= self.partial.shape[0]
+
+
+@triton.jit
+def store_split(
+    acc, out_ptrs, mask, partial_ptr, arrivals_ptr, bias_ptr, features, n,
+    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Sum this tile over its splits, add the bias and store, rounded. acc: this split's part, [BLOCK_N, M_PAD] fp32."""
+    if SPLITS > 1:
+        entries = tl.arange(0, BLOCK_N)[:, None] * M_PAD + tl.arange(0, M_PAD)[None, :]
+        meeting = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        parts = partial_ptr + meeting * (SPLITS * BLOCK_N * M_PAD) + entries
+        tl.store(parts + tl.program_id(2) * (BLOCK_N * M_PAD), acc)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrivals_ptr + meeting, 1, sem="acq_rel")
+        if arrived == SPLITS - 1:
+            tl.store(arrivals_ptr + meeting, 0)
+            total = tl.zeros([BLOCK_N, M_PAD], tl.float32)
+            for index in tl.static_range(SPLITS):
+                total += tl.load(parts + index * (BLOCK_N * M_PAD), cache_modifier=".cg")
+            _store(out_ptrs, total, bias_ptr, features, n, mask, HAS_BIAS)
+    else:
+        _store(out_ptrs, acc, bias_ptr, features, n, mask, HAS_BIAS)
+
+
+@triton.jit
+def _store(out_ptrs, values, bias_ptr, features, n, mask, HAS_BIAS: tl.constexpr) -> None:
+    if HAS_BIAS:
+        values += tl.load(bias_ptr + features, mask=features < n, other=0.0).to(tl.float32)[:, None]
+    tl.store(out_ptrs, values.to(out_ptrs.dtype.element_ty), mask=mask)

@@ -1,0 +1,126 @@
+"""A split that a scheme's blocks do not allow is refused by the config alone, as the load would refuse it."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from torch import distributed
+
+from models.config import ModelConfig
+from models.errors import ModelError
+from models.parallel import TensorParallel
+from models.quantization.config import QuantizationConfig
+from models.quantization.matrices import quantized_matrices
+from models.quantization.unquantized import Unquantized
+from models.registry import build
+from models.weights import Weights
+from tests.unit.models.checkpoints import make_configs
+from tests.unit.models.harness import CPU
+from tests.unit.models.int_checkpoints import packed_config
+from tests.unit.models.test_model_config import parse
+
+KINDS = make_configs()
+# Projections of 1376 inputs for each of eight ranks; 1376 is 43 times 32
+WIDTH = {"intermediate_size": 11_008}
+FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+INT8 = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+PACKED = packed_config(group_size=128)
+
+
+class Recording:
+    """A scheme whose layers say what they load."""
+
+    output_multiple = input_multiple = 1
+
+    def __init__(self):
+        self.loaded = []
+
+    def make_method(self):
+        return self
+
+    def load(self, w, parts):
+        for part in parts:
+            name = w.projection(part.name, part.out_features).name
+            shared = "outputs" if part.dim == 0 else "inputs"
+            self.loaded.append((name, part.out_features, part.in_features, shared, part.size))
+        return Unquantized().load(w, parts)
+
+
+def found_in(config, tp_size):
+    """What the config says of the matrices that build() loads, and what it loads."""
+    scheme = Recording()
+    config = dataclasses.replace(config, quantization=QuantizationConfig.of_all("recording", scheme))
+    w = Weights.dummy(device=CPU, dtype=torch.float32)
+    build(config, w, TensorParallel(0, tp_size, distributed.GroupMember.NON_GROUP_MEMBER))
+    said = [
+        (
+            matrix.name,
+            matrix.out_features,
+            matrix.in_features,
+            matrix.shared,
+            min(tp_size, config.num_kv_heads) if matrix.is_of_kv_heads else tp_size,
+        )
+        for matrix, _ in quantized_matrices(config)
+    ]
+    return said, scheme.loaded
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_the_config_knows_every_matrix_that_is_loaded_by_name_size_and_share(kind):
+    name = type(KINDS[kind]).__name__.removesuffix("Config").removesuffix("Text")
+    said, loaded = found_in(ModelConfig.from_json(KINDS[kind].to_dict() | {"architectures": [f"{name}ForCausalLM"]}), 2)
+    assert said
+    assert sorted(said) == sorted(loaded)
+
+
+def test_the_matrices_of_a_text_part_are_named_as_in_its_checkpoint():
+    raw = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": KINDS["gemma3"].to_dict()}
+    said, loaded = found_in(ModelConfig.from_json(raw), 1)
+    assert said[0][0] == "language_model.model.layers.0.self_attn.q_proj"
+    assert sorted(said) == sorted(loaded)
+
+
+@pytest.mark.parametrize(("fields", "multiple"), [(NF4, 64), (FP8_BLOCKS, 128), (AWQ, 128), (GPTQ, 128), (PACKED, 128)])
+def test_ranks_that_would_cut_a_block_of_inputs_are_refused(fields, multiple):
+    config = parse(quantization_config=fields, **WIDTH)
+    config.check_tensor_parallel(2 if multiple == 128 else 4)
+    words = (
+        "model.layers.0.mlp.down_proj: 8 ranks have 1376 inputs each, but "
+        f"{config.quantization.describe()} is split only at multiples of {multiple}: use fewer ranks"
+    )
+    with pytest.raises(ModelError, match=re.escape(words)):
+        config.check_tensor_parallel(8)
+
+
+def test_what_is_quantised_on_load_is_refused_alike():
+    config = parse(**WIDTH).quantized("bitsandbytes-nf4")
+    with pytest.raises(ModelError, match=r"down_proj: 8 ranks have 1376 inputs each, .*only at multiples of 64"):
+        config.check_tensor_parallel(8)
+
+
+def test_ranks_that_would_cut_a_word_of_outputs_are_refused():
+    sizes = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 4, "intermediate_size": 8192}
+    config = parse(quantization_config=AWQ | {"group_size": 16}, **sizes)
+    config.check_tensor_parallel(2)
+    with pytest.raises(ModelError, match=r"k_proj: 4 ranks have 4 outputs each, .*only at multiples of 8"):
+        config.check_tensor_parallel(4)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"quant_method": "fp8"}, INT8, GPTQ | {"desc_act": True}, GPTQ | {"group_size": -1}]
+)
+def test_schemes_without_blocks_of_inputs_split_anywhere(fields):
+    parse(quantization_config=fields, **WIDTH).check_tensor_parallel(8)
+
+
+def test_layers_that_are_not_quantised_split_anywhere():
+    skipped = {"llm_int8_skip_modules": ["down_proj"]}
+    parse(quantization_config=NF4 | skipped, **WIDTH).check_tensor_parallel(8)
+    phi3 = {"architectures": ["Phi3ForCausalLM"], "tie_word_embeddings": False, "num_attention_heads": 4}
+    sizes = {"num_key_value_heads": 4, "head_dim": 4, "hidden_size": 64, "intermediate_size": 128}
+    awq = AWQ | {"group_size": 16, "modules_to_not_convert": ["qkv_proj", "o_proj"]}
+    parse(quantization_config=awq, **phi3, **sizes).check_tensor_parallel(4)
