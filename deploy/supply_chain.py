@@ -9,6 +9,7 @@ Needs what requirements-supply-chain.txt names: make supply-chain installs it in
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -140,7 +141,10 @@ def _torch_pin() -> str:
 def _program(name: str) -> str:
     """The program of this environment, else the one on the path."""
     beside = Path(sys.executable).parent / name
-    return str(beside) if beside.exists() else name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise SystemExit(f"{name} is not installed: make supply-chain does that, in .venv-supply-chain")
+    return found
 
 
 if __name__ == "__main__":

@@ -174,3 +174,17 @@ def test_replicas_that_are_scaled_down_finish_their_streams(cluster: Cluster) ->
     wait_for(lambda: len(cluster.replicas()) == 1, timeout_s=60, what="one replica")
     wait_for(lambda: len(cluster.pids()) == 1, timeout_s=60, what="the end of the others")
     assert post(cluster, prompt="Hi", max_tokens=2).status_code == 200
+
+
+def test_more_requests_than_are_aimed_at_start_more_replicas(cluster: Cluster) -> None:
+    cluster.deploy(replicas=1, max_replicas=NUM_REPLICAS, target_ongoing_requests=2)
+    streams: list[Stream] = []
+
+    def keep_asking() -> bool:
+        num_open = sum(stream.is_alive() for stream in streams)
+        streams.extend(Stream(cluster, f"crowd-{len(streams) + i}", max_tokens=600) for i in range(9 - num_open))
+        return len(cluster.replicas()) == NUM_REPLICAS  # a rollout alone has two at most: the old one and the new
+
+    wait_for(keep_asking, timeout_s=150, what="more replicas")
+    for stream in streams:
+        assert stream.finished()[-1]["choices"][0]["finish_reason"] == "length"
