@@ -185,6 +185,7 @@ class Launcher:
             started_s = time.monotonic()
             process = self._children[child] = await start_child(module, config, pass_fds=pass_fds)
             returncode = await process.wait()
+            await self._control.settle(*child)  # or its last word, which may be "ready", would come after its end
             if self._is_draining:
                 return
             if child == _ENGINE and child in self._started_once:
@@ -192,7 +193,6 @@ class Launcher:
                 self._outage.begin()
                 self._watch.load()
                 self._control.set_state(stage=Stage("restarting"), fault=self._outage.fault)
-            await self._control.settle(*child)
             failure = self._failures.pop(child, None)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
             if child not in self._started_once or (failure is not None and not self._announcement.is_made):
