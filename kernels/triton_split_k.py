@@ -43,7 +43,10 @@ def store_split(
     acc, out_ptrs, mask, partial_ptr, arrivals_ptr, bias_ptr, features, n,
     M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Sum this tile over its splits, add the bias and store, rounded. acc: this split's part, [BLOCK_N, M_PAD] fp32."""
+    """Sum this tile over its splits, add the bias and store, rounded to the output's dtype.
+
+    acc: this split's part, [BLOCK_N, M_PAD] fp32; out_ptrs, mask: of that shape. features: [BLOCK_N], of n.
+    """
     if SPLITS > 1:
         entries = tl.arange(0, BLOCK_N)[:, None] * M_PAD + tl.arange(0, M_PAD)[None, :]
         meeting = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)

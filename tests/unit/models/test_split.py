@@ -69,10 +69,12 @@ def found_in(config, tp_size):
     return said, scheme.loaded
 
 
+@pytest.mark.parametrize("tp_size", [2, 4])  # more than most have KV heads
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_the_config_knows_every_matrix_that_is_loaded_by_name_size_and_share(kind):
+def test_the_config_knows_every_matrix_that_is_loaded_by_name_size_and_share(kind, tp_size):
     name = type(KINDS[kind]).__name__.removesuffix("Config").removesuffix("Text")
-    said, loaded = found_in(ModelConfig.from_json(KINDS[kind].to_dict() | {"architectures": [f"{name}ForCausalLM"]}), 2)
+    config = ModelConfig.from_json(KINDS[kind].to_dict() | {"architectures": [f"{name}ForCausalLM"]})
+    said, loaded = found_in(config, tp_size)
     assert said
     assert sorted(said) == sorted(loaded)
 
