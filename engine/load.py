@@ -117,7 +117,10 @@ def _start_ranks(config: EngineConfig, host: RankHost, *, max_model_len: int) ->
         yield None
         return
     if distributed.is_initialized():
-        raise StartupError("This process has loaded a model that is split over devices: another needs its own process.")
+        raise StartupError(
+            "This process is in a group of torch.distributed, as of a model that is split over devices:"
+            " another such model needs its own process."
+        )
     ranks = Ranks(config, host, max_model_len=max_model_len)
     try:
         yield ranks

@@ -93,7 +93,7 @@ def test_a_second_split_model_in_one_process_is_refused(
     base: Path,  # noqa: F811
 ) -> None:
     assert engines[1].loaded.ranks is not None
-    with pytest.raises(StartupError, match="another needs its own process"):
+    with pytest.raises(StartupError, match="another such model needs its own process"):
         OfflineEngine.load(config_of(base, [], tensor_parallel_size=2))
     assert engines[1].generate([[1]], [SamplingParams(max_tokens=2)])[0].error is None
 
