@@ -28,7 +28,7 @@ def join_ranks(
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):  # the only way to say it to these libraries
         os.environ.setdefault(variable, loopback)
-    # Else a thread of NCCL's group reads the rendezvous each second, without it for ever, and our end waits for that
+    # Else our end may wait for ever for a thread of NCCL's group, which seems to ask for the rendezvous once it is gone
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     is_cuda = device.type == "cuda"
     distributed.init_process_group(
@@ -51,7 +51,7 @@ def join_ranks(
 def leave_ranks() -> None:
     """Leave the group, if there is one, once the others are gone.
 
-    NCCL's ends with this process, which can load no other split model: torch's shared memory does not meet twice.
+    NCCL's ends with this process, which can load no other split model: the second to be loaded hung.
     """
     if distributed.is_initialized() and distributed.get_backend() == "gloo":
         distributed.destroy_process_group()
