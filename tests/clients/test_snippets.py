@@ -1,4 +1,4 @@
-"""The snippets of docs/clients.md work: those of this environment's packages, of Node and of the shell."""
+"""The snippets of docs/how-to/clients.md work: those of this environment's packages, of Node and of the shell."""
 
 import shutil
 
