@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from benchmarks.demo_score import choose, encode
 from benchmarks.quantization_reference import Conversation, Reference, layers_of, load, read
@@ -32,6 +31,7 @@ from models.config import ModelConfig
 from models.demo.corpus.base import Question
 from models.demo.corpus.mixture import examination
 from models.errors import ModelError
+from models.registry import Model
 from server.model_info import load_generation_defaults
 from server.tokenizer import load_tokenizer
 
@@ -93,9 +93,9 @@ def measure_scheme(candidate: Candidate, reference: Reference) -> Report:
 
 def fitted(candidate: Candidate, model: ModelConfig) -> Candidate:
     """The scheme with the largest groups, up to its own, that divide the inputs of every layer."""
-    section = copy.deepcopy(candidate.section)
-    if section is None:
+    if candidate.section is None:
         return candidate
+    section = copy.deepcopy(dict(candidate.section))
     owner = section["config_groups"]["group_0"]["weights"] if "config_groups" in section else section
     size = owner.get("group_size")
     if size is not None:
@@ -105,7 +105,7 @@ def fitted(candidate: Candidate, model: ModelConfig) -> Candidate:
     return replace(candidate, section=section)
 
 
-def compare_layers(model: nn.Module, reference: Reference) -> dict[str, float]:
+def compare_layers(model: Model, reference: Reference) -> dict[str, float]:
     """Relative error of each kind of layer on the unquantised model's inputs, in the mean over its layers."""
     own, theirs = layers_of(model), layers_of(reference.model)
     errors: dict[str, list[float]] = {}
@@ -116,7 +116,7 @@ def compare_layers(model: nn.Module, reference: Reference) -> dict[str, float]:
     return {kind: sum(values) / len(values) for kind, values in errors.items()}
 
 
-def compare_logits(model: nn.Module, config: ModelConfig, reference: Reference) -> Report:
+def compare_logits(model: Model, config: ModelConfig, reference: Reference) -> Report:
     """Relative error, KL divergence in nats, and how often the likeliest token is the same, over all answers."""
     found = [
         read(model, config, conversation.token_ids, reference).logits[conversation.answered]
