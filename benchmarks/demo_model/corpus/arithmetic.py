@@ -131,7 +131,7 @@ def _comparisons() -> list[Topic]:
         numbers = {"a": str(a), "b": str(b), "low": str(min(a, b)), "high": str(max(a, b)), "key": f"{a} or {b}"}
         facts.append(numbers)
         verdict = f"Yes, {a} is larger than {b}." if a > b else f"No, {a} is smaller than {b}."
-        claims.append({**numbers, "answer": verdict, "right": verdict.split(",")[0]})
+        claims.append({**numbers, "answer": verdict, "right": verdict.split(",", maxsplit=1)[0]})
         answer = ", ".join(map(str, sorted((a, b, c))))
         sorts.append({"a": str(a), "b": str(b), "c": str(c), "answer": answer + ".", "key": f"{a}, {b}, {c}"})
     again = Phrasings(("And {a} or {b}?", "What about {a} and {b}?"), ("Then {a} or {b}?",))

@@ -114,7 +114,8 @@ def is_held_out(text: str) -> bool:
 
 def contains(keys: Sequence[Sequence[str]]) -> Callable[[Reply], bool]:
     """Whether a reply has one key of each group, at the beginning of a word."""
-    found = [re.compile("|".join(rf"(?<!\w){re.escape(key.strip())}" for key in group), re.I) for group in keys]
+    ways = ["|".join(rf"(?<!\w){re.escape(key.strip())}" for key in group) for group in keys]
+    found = [re.compile(way, re.IGNORECASE) for way in ways]
     return lambda reply: all(pattern.search(reply.content) for pattern in found)
 
 

@@ -194,9 +194,8 @@ def with_client(request: str) -> str:
 def _is_plural(name: str) -> bool:
     """Whether a name takes "are"."""
     is_field = re.search(r"[_/]|^an? |ss$", name) is not None
-    return (
-        name.endswith("s") and not is_field and name.split()[-1] not in ("safetensors", "bias", "Prometheus", "experts")
-    )
+    last = name.rsplit(maxsplit=1)[-1]
+    return name.endswith("s") and not is_field and last not in ("safetensors", "bias", "Prometheus", "experts")
 
 
 def _subject(block: str) -> Subject:

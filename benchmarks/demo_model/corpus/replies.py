@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.demo_model.corpus.base import Reply
 
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.S)
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 def read_reply(raw: str) -> Reply:

@@ -57,7 +57,7 @@ PIRATE_WORDS = {"you": "ye", "your": "yer", "my": "me", "is": "be", "are": "be",
 _ONE_WORD = re.compile(
     r"(?:capital(?: city)? of .* is|(?:plus|minus|times|divided by) \S+ is|is in|the opposite of .* is|Half of .* is"
     r"|Twice .* is) (?P<word>[^ ,;.]+(?: [A-Z][^ ,;.]+)*)\.$",
-    re.I,
+    re.IGNORECASE,
 )
 
 
@@ -117,7 +117,7 @@ STYLES = (
     Style("briefly", BRIEFLY, lambda text, _, rng: one_word(text) or _first_sentence(text),
           lambda text, _: len(text.split()) <= 25),
     Style("one word", ONE_WORD, lambda text, _, rng: one_word(text), lambda text, _: len(text.split()) <= 3),
-    Style("pirate", PIRATE, _pirate, lambda text, _: re.search(r"arr|ahoy|matey|shiver", text, re.I) is not None),
+    Style("pirate", PIRATE, _pirate, lambda text, _: re.search(r"(?i)arr|ahoy|matey|shiver", text) is not None),
     Style("polite", POLITE, lambda text, _, rng: f"Certainly. {text} {rng.choice(POLITE_ENDS)}",
           lambda text, _: text.startswith("Certainly.")),
     Style("excited", EXCITED, lambda text, _, rng: re.sub(r"\.(?= [A-Z]|$)", "!", text),
@@ -211,12 +211,13 @@ def _restyled(messages: Sequence[Message], style: Style, word: str, rng: random.
     """The turns up to the first that cannot be said in the style; None if that is the first of all."""
     told: list[Message] = []
     for message in messages:
-        if message["role"] == "assistant":
-            said = style.say(message["content"], word, rng)
-            if said is None:
-                return told[:-1] or None
-            message = assistant(said)
-        told.append(message)
+        if message["role"] != "assistant":
+            told.append(message)
+            continue
+        said = style.say(message["content"], word, rng)
+        if said is None:
+            return told[:-1] or None
+        told.append(assistant(said))
     return told
 
 

@@ -148,7 +148,7 @@ def _family(tool: Tool) -> str:
 
 def _needs_tool(messages: Sequence[Message]) -> bool:
     """Whether a tool might well be called for what another skill answers without."""
-    return any(re.search(r"what time|the time|weather|translat|stock|e-?mail|search", message["content"], re.I)
+    return any(re.search(r"what time|the time|weather|translat|stock|e-?mail|search", message["content"], re.IGNORECASE)
                for message in messages)  # fmt: skip
 
 
