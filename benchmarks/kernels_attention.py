@@ -134,7 +134,7 @@ def bench_prefill(*, sweep: bool) -> list[dict[str, object]]:
         for call, config in variants:
             error = check(problem, call(problem, -1, config=config))
             us = time_graph([functools.partial(call, problem, layer, config=config) for layer in (0, 1)])
-            results.append({"kind": "prefill", 
+            results.append({"kind": "prefill",
                             "case": f"H{num_heads}/8 {rows}x{query_len}/{seq_len} bs{block_size}{' fp8' * is_fp8}",
                             "kernel": "Triton" if call is prefill_call else "Gluon", "config": str(config), "us": us,
                             "tflop_s": flops / us * 1e-6, "error": error})  # fmt: skip

@@ -81,7 +81,7 @@ def test_any_stream_has_valid_events_and_ends_as_the_whole_answer(script):
     message, buffers = None, {}
     for name, event in events:
         parsed = check_type(RawMessageStreamEvent, event)
-        if name not in ("message_stop",):  # the client's own bookkeeping
+        if name != "message_stop":  # the client's own bookkeeping
             message = accumulate_event(event=parsed, current_snapshot=message, json_bufs=buffers)
     answer = check_type(Message, whole(events_of(script)))
     assert [block.to_dict() for block in message.content] == [block.to_dict() for block in answer.content]
