@@ -21,7 +21,7 @@ PIP_ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-demo test-clients test-templates models-page configuration-page test-browser test-monitoring test-deploy fuzz lint format supply-chain clean
+.PHONY: help serve test test-demo test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz lint format supply-chain clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
@@ -29,8 +29,8 @@ help:
 	@echo 'make test-demo   test how the demo model is taught: its corpus, its training, its examination'
 	@echo 'make test-clients   drive the server with other people'"'"'s clients, in Python and on Node'
 	@echo 'make test-templates   render published chat templates, and compare with transformers'
-	@echo 'make models-page   run what docs/models.md shows, and write it'
-	@echo 'make configuration-page   write the tables of docs/configuration.md'
+	@echo 'make models-page   run what docs/reference/models.md shows, and write it'
+	@echo 'make reference-pages   write the generated pages of docs/reference; make configuration-page: flags.md alone'
 	@echo 'make test-browser   look at the pages in an installed Chromium'
 	@echo 'make test-monitoring   ask an installed Prometheus every query of the dashboard, and test the alerts'
 	@echo 'make test-deploy   check what is in deploy/: the container, compose, systemd, proxies and more; and the life cycle'
@@ -60,6 +60,9 @@ test-templates: $(STAMP) $(TEMPLATES)/.installed
 
 models-page: $(STAMP) $(TEMPLATES)/.installed
 	$(BIN)/python -m tests.models_page
+
+reference-pages: $(STAMP)
+	$(BIN)/python -m tests.reference_pages
 
 configuration-page: $(STAMP)
 	$(BIN)/python -m tests.configuration_page

@@ -1,4 +1,4 @@
-"""Online rows of docs/performance.md in one go: start the daemon on a real shape with random weights, load it, stop it.
+"""Online rows of docs/explanation/performance.md: start the daemon on a shape with random weights, load it, stop it.
 
     python -m benchmarks.online --shape qwen3-0.6b --concurrency 1 64 256 --json out.json
 The tokenizer is synthetic (byte-level BPE of the shape's vocabulary size), so that detokenising costs what it costs.

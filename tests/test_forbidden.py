@@ -23,6 +23,8 @@ TELLERS = {
 }
 
 
+# rule: Security: No pickles, no code made of text, no code of a model folder
+# rule: Tools and reasoning: Nothing of a model's output is evaluated
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_is_unpickled_or_evaluated(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -17,6 +17,7 @@ def write(folder: Path, **files: object) -> Path:
     return folder
 
 
+# rule: Fields: Defaults come from generation_config.json, and the request wins
 def test_generation_config_goes_before_config_and_tokenizer(tmp_path: Path):
     write(tmp_path, generation_config={"eos_token_id": [1, 2], "temperature": 0.6}, config={"eos_token_id": 3})
     defaults = load_generation_defaults(tmp_path, tokenizer_eos_id=4)
