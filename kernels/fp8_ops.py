@@ -52,8 +52,7 @@ def rows_linear(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """See kernels.quant_fp8.rows_linear."""
-    most = _FEW_ROWS if _has_rowwise_product(w) else triton_quant_fp8.MAX_ROWS
-    if _has_twin(x) and x.shape[0] <= most:
+    if _has_twin(x) and x.shape[0] <= (_FEW_ROWS if _has_rowwise_product(w) else triton_quant_fp8.MAX_ROWS):
         return triton_quant_fp8.rows_linear(x, x_scales, w, w_scales, bias, dtype, pdl=_has_pdl(x))
     if _has_rowwise_product(w):
         return _scaled_mm(x, x_scales, w, w_scales, bias, dtype)
