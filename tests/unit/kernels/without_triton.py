@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import sys
@@ -22,8 +23,8 @@ from models.weights import Weights
 from tests.unit.models.harness import CPU, SINGLE, PagedRunner
 
 MODULES = (ops, dense_linear, int_ops, fp8_ops, bnb_ops)
-# The Triton sampler itself, which engine/sampler.py makes on CUDA devices only; and a question about such a device
-CUDA_ONLY = {"TokenSampler", "has_pdl"}
+# The Triton sampler itself, which engine/sampler.py makes on CUDA devices only
+CUDA_ONLY = {"TokenSampler"}
 
 ROW = torch.zeros(1, dtype=torch.int64)
 X = torch.randn(3, 128)
@@ -135,11 +136,12 @@ def run_model(folder: Path, quantization: str) -> None:
 
 
 def public_names(module: ModuleType) -> Iterator[str]:
-    """What the module defines itself, under a public name."""
-    for name, value in vars(module).items():
-        is_own = (inspect.isclass(value) or callable(value)) and value.__module__ == module.__name__
-        if is_own and not name.startswith("_") and name not in CUDA_ONLY:
-            yield name
+    """What the module itself defines under a public name, by def, class or assignment."""
+    for node in ast.parse(inspect.getsource(module)).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node]
+        for name in (getattr(target, "name", getattr(target, "id", "_")) for target in targets):
+            if not name.startswith("_") and name not in CUDA_ONLY:
+                yield name
 
 
 def failures(folder: Path) -> Iterator[str]:
