@@ -1,7 +1,7 @@
 # make serve · make test · make lint: each sets itself up first, in .venv, on a machine with Python 3.11 or newer and pip.
 #   make serve ARGS="./my-model --port 8123"     make test ARGS="-k tokenizer"     PIP_ARGS: more flags for pip
-# make test-clients · make test-templates · make test-browser · make test-monitoring · make fuzz: slower, or with
-# downloads, and left out of make test. make test-deploy builds the container and runs proxies, systemd and more: as root,
+# make test-demo · make test-clients · make test-templates · make test-browser · make test-monitoring · make fuzz: slower,
+# with downloads, or of what is not shipped, and left out of make test. make test-deploy builds the container and runs proxies, systemd and more: as root,
 # on Debian or Ubuntu. The clients get environments of their own; the templates are those of two packages, of which
 # nothing is installed; the browser is an installed Chromium, Prometheus an installed one as well.
 
@@ -21,11 +21,12 @@ PIP_ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz lint format supply-chain clean
+.PHONY: help serve test test-demo test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz lint format supply-chain clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
 	@echo 'make test    run the tests; ARGS="-k name" for some'
+	@echo 'make test-demo   test how the demo model is taught: its corpus, its training, its examination'
 	@echo 'make test-clients   drive the server with other people'"'"'s clients, in Python and on Node'
 	@echo 'make test-templates   render published chat templates, and compare with transformers'
 	@echo 'make models-page   run what docs/reference/models.md shows, and write it'
@@ -45,6 +46,10 @@ serve: $(STAMP)
 test: export PYTHONDONTWRITEBYTECODE :=  # some containers set it: each of hundreds of processes would compile us anew
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-demo: export PYTHONDONTWRITEBYTECODE :=
+test-demo: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/demo_model $(ARGS)
 
 test-clients: $(STAMP) $(CLIENT_VENVS:=/.installed) $(CLIENTS)/node/.installed
 	.venv-clients/bin/python -m pytest $(CLIENTS) --ignore $(CLIENTS)/openai2 $(ARGS)

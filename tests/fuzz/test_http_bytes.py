@@ -30,7 +30,7 @@ PARTS = [
     b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: chunked, chunked\r\n", b"Transfer-Encoding:\x00chunked\r\n",
     b"Content-Type: application/json\r\n", b"Connection: close\r\n", b"Connection: upgrade\r\nUpgrade: websocket\r\n",
     b"Expect: 100-continue\r\n", b"X-Request-Id: a\x7fb\r\n", b"Authorization: Bearer x\r\n", b" folded\r\n",
-    b"\r\n", b"\n", b"\r", b"\x00", b"0\r\n\r\n", b"2\r\n{}\r\n", b"2;x=\"\r\n{}\r\n", b"{}", b'{"prompt": "a"}',
+    b"\r\n", b"\n", b"\r", b"\x00", b"0\r\n\r\n", b"2\r\n{}\r\n", b'2;x="\r\n{}\r\n', b"{}", b'{"prompt": "a"}',
     b'{"messages": [{"role": "user", "content": "hi"}], "stream": true}', b"fffffffff\r\n",
 ]  # fmt: skip
 

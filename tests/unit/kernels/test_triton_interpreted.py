@@ -11,8 +11,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -42,7 +42,7 @@ def outcomes(request, tmp_path_factory):
     )
     assert report.is_file(), run.stdout[-6000:] + run.stderr[-2000:]
     found = {name: [] for name in asked}
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in ET.parse(report).iter("testcase"):
         file = (case.get("classname") or case.get("name")).rpartition(".")[2]  # without a class: it was not collected
         troubles = [*case.iter("failure"), *case.iter("error")]
         found[file].append("".join(f"{case.get('name')}\n{trouble.text}\n" for trouble in troubles))

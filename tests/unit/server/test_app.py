@@ -1,14 +1,21 @@
 """The HTTP contract on a fake engine: answers, streams, errors on every path, readiness."""
 
 import asyncio
+import gc
 import json
 import logging
+import threading
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from engine.control import Stage, State
-from tests.fakes import FakeSupervisor
+from engine.errors import InvalidParameter
+from server.chat_request import encode_chat
+from server.schemas import ChatBody, parse_body
+from server.tokenizer import load_tokenizer
+from tests.fakes import READY, FakeSupervisor
 from tests.unit.server.conftest import (
     COMPLETIONS,
     chat_text,
@@ -267,3 +274,35 @@ def test_a_template_that_runs_too_long_is_a_400(harness, tmp_path, monkeypatch, 
     monkeypatch.setattr("server.chat_request._RENDER_GRACE_S", 0.01)
     app = harness(folder=write_model_folder(tmp_path, chat_template=source))
     assert "2 s" in check_error(app.chat(), 400, "invalid_parameter")["message"]
+
+
+@pytest.mark.parametrize("is_late", [True, False], ids=["too late", "cancelled"])
+def test_a_render_that_fails_after_its_request_ended_is_not_reported_as_lost(model_folder, monkeypatch, is_late):
+    reports, go_on = [], threading.Event()
+
+    def render_chat(*_: object, **__: object) -> None:
+        go_on.wait(30)
+        raise RuntimeError("nobody is there")
+
+    async def abandon() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reports.append(context["message"]))
+        body = parse_body(ChatBody, {"messages": [{"role": "user", "content": "hi"}]})
+        request = asyncio.create_task(encode_chat(service, body))
+        if not is_late:
+            await asyncio.sleep(0.01)
+            request.cancel()
+        with pytest.raises(InvalidParameter if is_late else asyncio.CancelledError):
+            await request
+        del request
+        go_on.set()
+        await loop.shutdown_default_executor()
+        await asyncio.sleep(0.01)
+        gc.collect()
+
+    monkeypatch.setattr("server.chat_request.TEMPLATE_DEADLINE_S", 0.01 if is_late else 30.0)
+    monkeypatch.setattr("server.chat_request._RENDER_GRACE_S", 0.01)
+    monkeypatch.setattr("server.tokenizer.Tokenizer.render_chat", render_chat)
+    service = SimpleNamespace(tokenizer=load_tokenizer(model_folder), limits=lambda: READY)
+    asyncio.run(abandon())
+    assert reports == []

@@ -13,7 +13,7 @@ from server.errors import MalformedBody
     "body",
     [
         b"", b"{", b"[]", b"3", b"null", b'{"a": NaN}', b'{"a": Infinity}', b'{"a": 1e999}', b'{"a": "\\ud800"}',
-        b'{"a": "\xff"}', b'\xef\xbb\xbf{}', b"{'a': 1}", b'{"a": 1,}', b"[" * 100_000,
+        b'{"a": "\xff"}', b"\xef\xbb\xbf{}", b"{'a': 1}", b'{"a": 1,}', b"[" * 100_000,
         b'{"a":' * 65 + b"1" + b"}" * 65,
     ],
 )  # fmt: skip

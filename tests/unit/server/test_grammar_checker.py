@@ -204,8 +204,7 @@ def test_leaving_the_context_ends_the_process(model_folder):
         checker = GrammarChecker(model_folder)
         async with checker:
             await checker.check(GOOD)
-            pid = checker._process.pid
-        return pid
+            return checker._process.pid
 
     pid = asyncio.run(use())
     with pytest.raises(ProcessLookupError):

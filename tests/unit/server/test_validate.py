@@ -1,6 +1,8 @@
 """Bodies and limits: what is let in, and that a refusal names field, value and limit."""
 
 import contextlib
+import warnings
+from typing import get_type_hints
 
 import msgspec
 import pytest
@@ -32,6 +34,31 @@ def completion(**fields):
     check_completion(body)
     prompts = body.prompt if isinstance(body.prompt[0], list) else [[5] * 10] * len(body.prompt)
     return completion_spec(body, prompts, limits=READY, defaults=DEFAULTS, moment=MOMENT)
+
+
+def test_logit_bias_is_declared_as_it_arrives_by_token_id():
+    body = parse_body(ChatBody, {"messages": HI, "logit_bias": {"5": 1}})
+    assert body.logit_bias == {5: 1.0}
+    assert get_type_hints(ChatBody)["logit_bias"] == dict[int, float] | None
+    with warnings.catch_warnings(action="error"):  # pydantic warns where a value is not of the declared type
+        assert body.model_dump()["logit_bias"] == {5: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "logit_bias should be a valid dictionary, got a list of 0."),
+        ({"x": 1}, "logit_bias has the key 'x', keys are token ids, got an object."),
+        ({5: 1}, "logit_bias[5].[key] should be a valid string, got 5."),
+        ({"5": "1"}, "logit_bias.5 should be a valid number, got '1'."),
+        ({"x": "1"}, "logit_bias.x should be a valid number, got '1'."),
+        ({"5": 101}, "logit_bias has the value 101.0 for token 5, values are from -100 to 100, got an object."),
+    ],
+)
+def test_a_wrong_logit_bias_is_named(value, message):
+    with pytest.raises(InvalidParameter) as info:
+        parse_body(ChatBody, {"messages": HI, "logit_bias": value})
+    assert info.value.message == message
 
 
 # rule: Errors: 400 for a wrong field, with its name
