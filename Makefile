@@ -21,11 +21,12 @@ PIP_ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-demo test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz lint format supply-chain clean
+.PHONY: help serve test coverage test-demo test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz lint format hooks supply-chain release clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
 	@echo 'make test    run the tests; ARGS="-k name" for some'
+	@echo 'make coverage   branch coverage of server, engine, models and kernels; engine/core needs 95 %'
 	@echo 'make test-demo   test how the demo model is taught: its corpus, its training, its examination'
 	@echo 'make test-clients   drive the server with other people'"'"'s clients, in Python and on Node'
 	@echo 'make test-templates   render published chat templates, and compare with transformers'
@@ -35,9 +36,11 @@ help:
 	@echo 'make test-monitoring   ask an installed Prometheus every query of the dashboard, and test the alerts'
 	@echo 'make test-deploy   check what is in deploy/: the container, compose, systemd, proxies and more; and the life cycle'
 	@echo 'make supply-chain   pinned packages, SBOM in build/sbom, bandit, known vulnerabilities'
+	@echo 'make release VERSION=X.Y.Z   version, changelog, sdist and wheel in dist/, commit, tag; DRY_RUN=1 writes nothing to git'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
-	@echo 'make lint    check the style'
+	@echo 'make lint    check style and spelling'
 	@echo 'make format  apply the style'
+	@echo 'make hooks   have git check style, types and spelling before each commit'
 	@echo 'make clean   remove what make made'
 
 serve: $(STAMP)
@@ -46,6 +49,14 @@ serve: $(STAMP)
 test: export PYTHONDONTWRITEBYTECODE :=  # some containers set it: each of hundreds of processes would compile us anew
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+coverage: export PYTHONDONTWRITEBYTECODE :=
+coverage: $(STAMP)
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m coverage run -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+	$(BIN)/python -m coverage report --include='engine/core/*' --fail-under=95
 
 test-demo: export PYTHONDONTWRITEBYTECODE :=
 test-demo: $(STAMP)
@@ -85,10 +96,18 @@ supply-chain: $(SUPPLY_CHAIN)/.installed
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+hooks: $(STAMP)
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test,dev]'
+	$(BIN)/pre-commit install
+
+release: $(STAMP)
+	$(BIN)/python deploy/release.py "$(VERSION)" $(if $(DRY_RUN),--dry-run)
 
 clean:
 	rm -rf $(VENV) $(TEMPLATES) $(SUPPLY_CHAIN) $(CLIENT_VENVS) $(CLIENTS)/node/node_modules $(CLIENTS)/node/.installed
