@@ -11,6 +11,7 @@ import argparse
 import faulthandler
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def _measure(tp: TensorParallel, sums: SmallSums, rows: int, hidden: int, device
     def sum_then_norm() -> None:
         add_rms_norm(tp.all_reduce(zeros), residual, weight, _EPS)
 
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "nccl_norm_us": sum_then_norm,
         "fused_us": partial(sums.add_rms_norm, x, residual, weight, _EPS),
         "nccl_us": partial(tp.all_reduce, zeros),
@@ -95,7 +96,7 @@ def _measure(tp: TensorParallel, sums: SmallSums, rows: int, hidden: int, device
 
 def _check(tp: TensorParallel, sums: SmallSums, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> None:
     """Both forms give the specification's values, and the same bits on every rank."""
-    parts = tp.all_gather(x[None], 0)
+    parts = tp.all_gather(x[None], 0).unbind()
     expected = (*sum_add_rms_norm(parts, residual, weight, _EPS), sum_parts(parts))
     for _ in range(3):  # both inboxes, and one again
         outputs = (*sums.add_rms_norm(x, residual, weight, _EPS), sums.all_reduce(x.clone()))

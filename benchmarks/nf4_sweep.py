@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.kernel_timing import compile_ahead, machine_facts, num_copies, time_graph
-from benchmarks.report import format_table
+from benchmarks.report import Report, format_table
 from kernels.codes_configs import CodesGemmConfig, codes_gemm_config, num_splits
 from kernels.quant_bnb import BLOCK, NF4_TABLE
 from kernels.quant_codes import CodeWeight, code_weight_bytes, dequantize, make_code_weight
@@ -39,7 +39,7 @@ _CUTS = (
 _PROGRAMS = (264, 528)
 _MAX_ERROR = 3e-3  # of a result rounded to bf16, where the reference has the table so rounded
 _REPLAYS = 9
-Result = dict[str, object]
+Result = Report
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -130,7 +131,7 @@ def _profile(engine: Engine) -> dict:
         if event.device_type == torch.autograd.DeviceType.CUDA:
             totals[event.name][0] += 1
             totals[event.name][1] += event.device_time
-    kernels = [
+    kernels: list[dict[str, Any]] = [
         {"name": name, "calls_per_step": calls / _STEPS, "us_per_step": us / _STEPS}
         for name, (calls, us) in sorted(totals.items(), key=lambda item: -item[1][1])
     ]

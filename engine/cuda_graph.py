@@ -13,13 +13,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from engine.input_batch import MixedShape
 
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE as GraphPool  # the only name that torch has for it
+
 RunDecode = Callable[[torch.Tensor], torch.Tensor]
-GraphPool = tuple[int, int]
 RunMixed = Callable[[MixedShape], torch.Tensor]
 Agree = Callable[[list[float]], list[float]]
 
@@ -90,7 +94,7 @@ class DecodeGraphs:
         """Capture every size into `pool`. Blocks; on_captured() after each."""
         for size in reversed(self._sizes):
             rows = self._req_index[:size]
-            self._graphs[size], self._hidden[size] = _capture(lambda rows=rows: self._run_decode(rows), pool)
+            self._graphs[size], self._hidden[size] = _capture(partial(self._run_decode, rows), pool)
             on_captured()
 
     def replay(self, req_index: torch.Tensor) -> torch.Tensor:
@@ -133,7 +137,7 @@ class MixedGraphs:
     def capture(self, pool: GraphPool, on_captured: Callable[[], None]) -> None:
         """Capture every shape into `pool`. Blocks; on_captured() after each."""
         for shape in reversed(self.shapes):
-            self._graphs[shape], self._hidden[shape] = _capture(lambda shape=shape: self._run_mixed(shape), pool)
+            self._graphs[shape], self._hidden[shape] = _capture(partial(self._run_mixed, shape), pool)
             on_captured()
         self._measure()
 

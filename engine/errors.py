@@ -37,31 +37,34 @@ class RequestError(ServiceError):
 
 
 class InvalidParameter(RequestError):
-    """A field's value is outside its limits."""
+    """A field is missing, has the wrong type, is out of bounds, or contradicts another field."""
 
     code = "invalid_parameter"
 
 
 class PromptTooLong(RequestError):
-    """The prompt, or the prompt and the tokens asked for, do not fit the context."""
+    """The prompt, or the prompt and `max_tokens` together, do not fit the context; raised before a stream begins."""
 
     code = "context_length_exceeded"
 
 
 class UnsupportedFeature(RequestError):
-    """A field is understood but not served by this build or model."""
+    """A field is understood, but this build or model does not serve it."""
 
     code = "unsupported_feature"
 
 
 class GrammarError(RequestError):
-    """A grammar, schema or regex does not compile."""
+    """A schema, regular expression or grammar does not compile, compiles too slowly, or cannot be followed."""
 
     code = "invalid_grammar"
 
 
 class Overloaded(ServiceError):
-    """The queue is full. `retry_after_s` is a hint for the client."""
+    """The queue is full, by requests or by tokens.
+
+    retry_after_s: a hint for the client.
+    """
 
     code = "overloaded"
 
@@ -71,31 +74,31 @@ class Overloaded(ServiceError):
 
 
 class RequestAborted(ServiceError):
-    """The request was ended by its client or by an operator."""
+    """The request was cancelled (`DELETE /v1/requests/{id}`)."""
 
     code = "request_aborted"
 
 
 class EngineError(ServiceError):
-    """The engine failed this request; others are not affected."""
+    """The engine failed this request, or the metrics did not arrive in time; other requests go on."""
 
     code = "engine_error"
 
 
 class OutOfMemory(ServiceError):
-    """A step did not fit the device's memory. The requests blamed for its size fail; the others go on."""
+    """The device has too little free memory for this request's part of a step; other requests go on."""
 
     code = "out_of_memory"
 
 
 class EngineDead(ServiceError):
-    """The engine process ended; the launcher restarts it."""
+    """The engine died while it served this request; the launcher restarts it."""
 
     code = "engine_dead"
 
 
 class ShuttingDown(ServiceError):
-    """The daemon ended before the request did."""
+    """The daemon shuts down, and the request did not finish within the drain timeout."""
 
     code = "server_shutting_down"
 

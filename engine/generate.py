@@ -70,7 +70,7 @@ def generate(
     transport: LocalTransport,
     prompts: list[list[int]],
     params: list[SamplingParams],
-    pooling: list[PoolingKind | None] | None = None,
+    pooling: Sequence[PoolingKind | None] | None = None,
     *,
     lora_indices: Sequence[int] | None = None,
 ) -> list[Generation]:

@@ -79,12 +79,12 @@ class Grammars:
         """Let go of the requests whose grammar is compiled, or (with an error) could not be."""
         failures: dict[GrammarSpec, ServiceError] = {}
         while self._done:
-            spec, outcome = self._done.popleft()
+            spec, result = self._done.popleft()
             self._compiling.discard(spec)
-            if isinstance(outcome, ServiceError):
-                failures[spec] = outcome
+            if isinstance(result, ServiceError):
+                failures[spec] = result
             else:
-                self._compiled[spec] = outcome
+                self._compiled[spec] = result
         opened = [outcome for id_ in self.held if (outcome := self._try_open(id_, failures, now))]
         for request, error in opened:
             self._let_go(request.request_id)

@@ -5,6 +5,8 @@ travel as runs of neighbouring blocks, kept from one snapshot to the next: a tab
 grew. With 40,000 scattered blocks of 500 requests the first look takes the loop about 6 ms, each later one 2 to 2.5.
 """
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,9 +28,9 @@ class TableRuns:
 
     block_ids: list[int]  # the request's own; it is given another one when it is admitted again
     num_done: int = 0
-    runs: array = field(default_factory=lambda: array("i"))
+    runs: array[int] = field(default_factory=lambda: array("i"))
 
-    def add(self, runs: array) -> None:
+    def add(self, runs: array[int]) -> None:
         """Append what the table grew by, to the last run where it goes on."""
         known = self.runs
         if known and known[-1] > 0 and runs[1] > 0 and known[-2] + known[-1] == runs[0]:
@@ -138,7 +140,8 @@ def count_in_tables(is_in: np.ndarray, runs: bytes, num_runs: list[int]) -> list
     first, count = np.frombuffer(runs, np.int32).reshape(-1, 2).T
     low = np.where(count > 0, first, first + count + 1)
     found = np.concatenate(([0], np.cumsum(below[low + np.abs(count)] - below[low])))
-    return np.diff(found[np.cumsum(num_runs, dtype=np.int64)], prepend=0).tolist()
+    counts: list[int] = np.diff(found[np.cumsum(num_runs, dtype=np.int64)], prepend=0).tolist()
+    return counts
 
 
 def _catch_up(tables: Iterable[TableRuns]) -> None:

@@ -42,7 +42,7 @@ from kernels.ops import HAS_TRITON
 from models.config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
-from models.registry import build
+from models.registry import Model, build
 from models.weights import Weights
 
 logger = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ def _serve_small(setup: Setup, plan: KVCachePlan, serve: Serve | None) -> None:
         serve(loaded)
 
 
-def _load_weights(setup: Setup, on_stage: OnStage, detail: str) -> torch.nn.Module:
+def _load_weights(setup: Setup, on_stage: OnStage, detail: str) -> Model:
     """Return the model, or this rank's share of it, with its weights on the device."""
 
     def progress(done: int, total: int) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from engine.cuda_graph import DecodeGraphs, MixedGraphs, max_step_tokens, mixed_shapes
 from engine.device_state import DeviceState
@@ -28,6 +27,7 @@ from kernels.attention.base import AttentionBackend
 from kernels.ops import LoraTokens, allow_only
 from models.context import ForwardContext
 from models.parallel import ALONE, TensorParallel
+from models.registry import Model
 
 
 class ModelRunner:
@@ -35,7 +35,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Model,
         *,
         kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
         plan: KVCachePlan,

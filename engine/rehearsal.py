@@ -73,9 +73,9 @@ def _done_file(key: str) -> Path:
     for folder in _SOURCES:
         for path in sorted((_ROOT / folder).rglob("*.py")):
             digest.update(path.read_bytes())
-    folder = Path(triton.knobs.cache.dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"quire-{digest.hexdigest()[:32]}"
+    cache = Path(triton.knobs.cache.dir)
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache / f"quire-{digest.hexdigest()[:32]}"
 
 
 def _first_line(error: Exception) -> str:

@@ -30,6 +30,7 @@ from kernels.attention.base import AttentionBackend
 from models.config import ModelConfig
 from models.model_size import mlp_values_per_token
 from models.parallel import ALONE, TensorParallel
+from models.registry import Model
 
 # How long decoding requests wait at most for a step with prompts: what a reader of a stream does not notice
 _LONG_STEP_S = 0.045
@@ -202,7 +203,7 @@ class Setup:
 
     def assemble(
         self,
-        model: torch.nn.Module,
+        model: Model,
         plan: KVCachePlan,
         on_graph: Callable[[int, int], None],
         facts: dict[str, str],

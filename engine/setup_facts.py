@@ -17,6 +17,7 @@ from kernels.kv_write import FP8, UNSCALED
 from kernels.ops import HAS_TRITON
 from models.config import ModelConfig
 from models.layers.attention import SelfAttention
+from models.registry import Model
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ _MAX_KEY_BIAS = 64.0
 def describe_setup(
     setup: Setup,
     plan: KVCachePlan,
-    model: torch.nn.Module,
+    model: Model,
     *,
     backends: Sequence[type[AttentionBackend]],
     weights_s: float,
@@ -77,7 +78,7 @@ def _describe_pool(plan: KVCachePlan, each: str) -> str:
     return f"{plan.num_tokens:,} tokens = {requests} requests × {plan.max_model_len:,} ({size}{each})"
 
 
-def _describe_fp8(model: torch.nn.Module) -> str:
+def _describe_fp8(model: Model) -> str:
     """Say whose scales an fp8 pool has; warn of a model that it is known to spoil."""
     layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
     largest = max((float(layer.key_bias.abs().max()) for layer in layers if layer.key_bias is not None), default=0.0)

@@ -97,7 +97,8 @@ def _allocate(num_values: int, device: torch.device) -> torch.Tensor | None:
 
         return symmetric_memory.empty(num_values, dtype=torch.int16, device=device)
     except (ImportError, RuntimeError) as error:
-        return _refused(error)
+        _log_refusal(error)
+        return None
 
 
 def _share_inboxes(
@@ -118,8 +119,9 @@ def _share_inboxes(
         inboxes[rank] = own
         return shared, inboxes
     except (ImportError, RuntimeError) as error:
-        return _refused(error)
+        _log_refusal(error)
+        return None
 
 
-def _refused(error: Exception) -> None:
+def _log_refusal(error: Exception) -> None:
     logger.info("small_sums=nccl reason=%r", str(error).strip().partition("\n")[0])

@@ -39,7 +39,7 @@ class RequestRecord(msgspec.Struct):
     has_started: bool = False  # the status line is out
     key_hash: str = ""  # of the API key that came with it, if keys are asked for
     answer_id: str = ""  # the id in its answer, once a generation was begun
-    cancel: Callable[[], None] | None = None  # ends that generation
+    cancel: Callable[[], object] | None = None  # ends that generation
     is_cancelled: bool = False
     model: str = ""  # the name that the client asked for, once it is known to be served
     trace: TraceContext | None = None

@@ -6,7 +6,7 @@ Exit codes: 0 every line is answered, 1 some failed, 2 wrong usage, 3 stopped be
 
 import argparse
 
-from server.flags import deadline, integer, text
+from server.flags import AnyParser, deadline, integer, text
 from server.tool_flags import add_server_flags
 
 _EXAMPLES = """\
@@ -16,7 +16,7 @@ example:
 """
 
 
-def add_batch(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_batch(commands: "argparse._SubParsersAction[AnyParser]") -> None:
     """Add `batch`."""
     parser = commands.add_parser(
         "batch",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from server.bench_flags import add_kernels_flags, add_offline_flags, add_report_flags, add_serve_flags
+from server.flags import AnyParser
 from server.plan_flags import add_plan_flags, add_steps_flags
 from server.short_help import Sections, add_short_help
 
@@ -80,7 +81,7 @@ class _Kind(NamedTuple):
     most_used: Sections | None = None
 
 
-def add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", formatter: Formatter) -> None:
+def add_bench(commands: "argparse._SubParsersAction[AnyParser]", formatter: Formatter) -> None:
     """Add `bench` and its six commands."""
     bench = commands.add_parser(
         "bench",

@@ -5,7 +5,7 @@ Exit codes: 0 left or answered, 1 the one question of a pipe was not answered, 2
 
 import argparse
 
-from server.flags import integer, text
+from server.flags import AnyParser, integer, text
 from server.tool_flags import add_server_flags
 
 _EXAMPLES = """\
@@ -15,7 +15,7 @@ examples:
 """
 
 
-def add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_chat(commands: "argparse._SubParsersAction[AnyParser]") -> None:
     """Add `chat`."""
     parser = commands.add_parser(
         "chat",

@@ -175,10 +175,10 @@ async def _encode(service: Service, body: ChatBody, plan: ToolPlan, limits: Engi
         return _Prompt(tokenizer.encode_chat(rendered), place)
 
     work = asyncio.create_task(asyncio.to_thread(render_and_encode))
+    work.add_done_callback(_forget)  # also where the request is cancelled meanwhile
     while not work.done() and not is_rendered.is_set():
         rest_s = TEMPLATE_DEADLINE_S + _RENDER_GRACE_S - (time.monotonic() - begun_s if begun_s is not None else 0.0)
         if rest_s <= 0:
-            work.add_done_callback(_forget)
             raise template_timeout()
         await asyncio.wait({work}, timeout=rest_s)
     return await work
@@ -200,7 +200,7 @@ def _ignored_by_template(body: ChatBody, chat_format: ChatFormat) -> list[str]:
     return ["reasoning_effort"] if body.reasoning_effort is not None and not is_read else []
 
 
-def _forget(work: asyncio.Task[list[int]]) -> None:
+def _forget(work: asyncio.Task[_Prompt]) -> None:
     """Take the result of a render that nobody waits for, so that asyncio does not report it as lost."""
     if not work.cancelled():
         work.exception()

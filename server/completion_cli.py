@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Callable
 
+from server.flags import AnyParser
+
 _SHELLS = ("bash", "zsh", "fish")
 _EXAMPLES = """\
 examples:
@@ -16,7 +18,7 @@ _FOLDERS = ("MODEL",)
 
 
 def add_completion(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", make_parser: Callable[[], argparse.ArgumentParser]
+    commands: "argparse._SubParsersAction[AnyParser]", make_parser: Callable[[], argparse.ArgumentParser]
 ) -> None:
     """Add `completion`. make_parser: makes the parser of the whole command."""
     parser = commands.add_parser(
@@ -50,6 +52,6 @@ def _name_files(parser: argparse.ArgumentParser) -> None:
             for command in action.choices.values():
                 _name_files(command)
         elif action.metavar in _FILES:
-            action.complete = shtab.FILE
+            action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab's own attribute, unknown to argparse
         elif action.metavar in _FOLDERS or "--model" in action.option_strings:
-            action.complete = shtab.DIRECTORY
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]

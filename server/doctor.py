@@ -75,8 +75,8 @@ def look(question: Question) -> Report:
         name=None if found is None else found.name,
         origin=None if found is None else found.origin,
         serves=serves,
-        model=diagnosis and diagnosis.model,
-        machine=diagnosis and diagnosis.machine,
+        model=None if diagnosis is None else diagnosis.model,
+        machine=None if diagnosis is None else diagnosis.machine,
         host=host,
     )
     _judge(report, needs_download=found is not None and found.needs_download)

@@ -5,7 +5,7 @@ Exit codes: 0 the model can be served, 2 it cannot, or wrong usage.
 
 import argparse
 
-from server.flags import KV_CACHE_DTYPES, QUANTIZATION_NAMES, gibibytes, integer, share, text
+from server.flags import KV_CACHE_DTYPES, QUANTIZATION_NAMES, AnyParser, gibibytes, integer, share, text
 from server.short_help import add_short_help
 
 _EXAMPLES = """\
@@ -21,9 +21,7 @@ _MOST_USED = {
 }
 
 
-def add_doctor(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", formatter: type[argparse.HelpFormatter]
-) -> None:
+def add_doctor(commands: "argparse._SubParsersAction[AnyParser]", formatter: type[argparse.HelpFormatter]) -> None:
     """Add `doctor`."""
     parser = commands.add_parser(
         "doctor",

@@ -47,7 +47,8 @@ def _model_rows(report: Report) -> Iterator[Row]:
     yield "Architecture", f"{model.architecture}, {'supported' if model.is_supported else 'not supported'}"
     if model.num_parameters is not None and report.serves is not None:
         yield "Serves", report.serves
-    if (num_parameters := model.num_parameters or (model.stored and model.stored.num_parameters)) is not None:
+    stored = None if model.stored is None else model.stored.num_parameters
+    if (num_parameters := model.num_parameters or stored) is not None:
         yield "Parameters", f"{num_parameters:,} ({format_count(num_parameters)})"
     yield "Quantization", model.quantization or "none"
     yield from _weight_rows(model)

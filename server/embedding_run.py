@@ -113,8 +113,8 @@ class EmbeddingRun:
         return Stats(
             num_prompt_tokens=sum(map(len, self.spec.inputs)),
             num_cached_tokens=sum(delta.num_cached_tokens or 0 for delta in self._ends.values()),
-            queue_s=first and first.queue_s,
-            prefill_s=first and first.prefill_s,
+            queue_s=None if first is None else first.queue_s,
+            prefill_s=None if first is None else first.prefill_s,
             total_s=max(last_s - self.spec.arrival_s, 0.0),
             finish_reasons=["stop"] if len(self._ends) == len(self.spec.inputs) else [],
         )

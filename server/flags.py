@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 BACKEND_NAMES = ("auto", "triton", "flash-attn", "torch")
 # As models/quantization/parse.py knows them: what an unquantized checkpoint can become on load, or one is already
@@ -37,12 +37,15 @@ _SIZE_UNITS = {
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")  # the last two are one
 
+AnyParser = TypeVar("AnyParser", bound=argparse.ArgumentParser)  # commands are added to the subparsers of any
 
-class ValueType(NamedTuple):
+
+class ValueType:
     """A parser of values, and what it takes in words: argparse calls it, docs/configuration.md shows its limits."""
 
-    parse: Callable[[str], Any]
-    limits: str
+    def __init__(self, parse: Callable[[str], Any], limits: str) -> None:
+        self.parse = parse
+        self.limits = limits
 
     def __call__(self, text: str) -> Any:
         """Return the value. Raises argparse.ArgumentTypeError."""

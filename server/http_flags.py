@@ -111,17 +111,17 @@ def tls_of(arguments: argparse.Namespace) -> Tls:
         raise StartupError(f"{given} needs {missing} as well.", exit_code=2)
     import ssl
 
-    tls = Tls(_readable("--tls-cert", cert), _readable("--tls-key", key))
+    chain, private_key = _readable("--tls-cert", cert), _readable("--tls-key", key)
     try:
         # a passphrase would be asked for on the terminal, and again by every worker
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password=lambda: "")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, private_key, password=lambda: "")
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else "not PEM files that fit together"
         raise StartupError(
-            f"--tls-cert {tls.cert} and --tls-key {tls.key} cannot be used: {reason.replace('_', ' ').lower()}.",
+            f"--tls-cert {chain} and --tls-key {private_key} cannot be used: {reason.replace('_', ' ').lower()}.",
             exit_code=2,
         ) from error
-    return tls
+    return Tls(chain, private_key)
 
 
 def _readable(flag: str, name: str) -> str:

@@ -47,7 +47,7 @@ class HttpProtocol(H11Protocol):
     ) -> None:
         """limit: of all connections of the worker together."""
         super().__init__(config, server_state, app_state, _loop)
-        self.conn = _Connection()
+        self.conn: _Connection = _Connection()
         self._limit = limit
         self._is_refused = False
         self._began_s = 0.0  # when the first byte of a head, or the end of one, was there

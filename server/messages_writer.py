@@ -92,25 +92,25 @@ class MessagesWriter:
             case ToolCallStart():
                 return [*self._close(), *self._begin(ToolUseContent(id=event.id, name=event.name))]
             case ToolArguments():
-                return self._add(event.text, kind=ToolUseContent) if event.text else []
+                return [self._more_input(event.text)] if event.text else []
             case _:
                 self._stop = self._stop_of(event)
                 events = [] if self._blocks or self._open else self._begin(TextContent())  # there is always a block
                 return [*events, *self._close()]
 
-    def _add(
-        self, text: str, *, kind: type[TextContent] | type[ThinkingContent] | type[ToolUseContent]
-    ) -> list[msgspec.Struct]:
+    def _more_input(self, text: str) -> msgspec.Struct:
+        assert isinstance(self._open, ToolUseContent), "arguments outside of a call"  # no call begins without an id
+        self._texts.append(text)
+        return BlockDelta(len(self._blocks), InputPiece(text))
+
+    def _add(self, text: str, *, kind: type[TextContent] | type[ThinkingContent]) -> list[msgspec.Struct]:
         events: list[msgspec.Struct] = []
         if not isinstance(self._open, kind):
-            assert kind is not ToolUseContent, "arguments outside of a call"
             events = [*self._close(), *self._begin(kind())]
         self._texts.append(text)
         index = len(self._blocks)
         if kind is TextContent:
             events.append(BlockDelta(index, TextPiece(text)))
-        elif kind is ToolUseContent:
-            events.append(BlockDelta(index, InputPiece(text)))
         elif not self._omits_thinking:
             events.append(BlockDelta(index, ThinkingPiece(text)))
         return events

@@ -66,7 +66,7 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 
 
 def _number(source: dict[str, Any], name: str, default: float, *, low: float, high: float) -> float:
-    value = source.get(name)
+    value: Any = source.get(name)
     if type(value) not in (int, float) or not low <= value <= high:
         return default
-    return value
+    return float(value)

@@ -23,7 +23,7 @@ class Notifier:
     """The service manager's end, or nobody's. Sending never blocks and never raises."""
 
     def __init__(self, address: str | None, *, watchdog_s: float | None = None) -> None:
-        self._address = "\0" + address[1:] if address and address[0] == "@" else address
+        self._address = "\0" + address[1:] if address and address[0] == "@" else address or ""
         self._watchdog_s = watchdog_s
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
         if self._socket is not None:

@@ -50,7 +50,7 @@ def traces_endpoint(url: str | None) -> str | None:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        is_url = False
+        parts, is_url = urlsplit(""), False
     if not is_url:
         raise StartupError(f"--otlp-traces-endpoint {url} is not a URL such as http://127.0.0.1:4318.", exit_code=2)
     from server.tracing import is_available

@@ -6,7 +6,17 @@ that are known but not served yet are here as plain JSON, and refused there. The
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from engine.errors import InvalidParameter
 from server.schemas_structured import ResponseFormat, StructuredOutputs
@@ -91,8 +101,11 @@ _STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type"
 
 Prompt = Annotated[Any, BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 Stop = Annotated[Any, BeforeValidator(_stop), WithJsonSchema(_STOP_SCHEMA)]
+_TextLogitBias = Annotated[dict[str, float], AfterValidator(_logit_bias), PlainSerializer(dict)]  # as JSON has it
 LogitBias = Annotated[
-    dict[str, float], AfterValidator(_logit_bias), WithJsonSchema({"type": "object", "maxProperties": MAX_LOGIT_BIAS})
+    dict[int, float],
+    GetPydanticSchema(lambda _, handler: handler(_TextLogitBias)),
+    WithJsonSchema({"type": "object", "maxProperties": MAX_LOGIT_BIAS}),
 ]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.errors import InvalidParameter
-from server.schemas import MAX_MESSAGES, MAX_TOKENS, MAX_TOOLS, Json, Label, Stop, TextOrParts, parse_body
+from server.schemas import MAX_MESSAGES, MAX_TOKENS, Json, Label, Stop, TextOrParts, parse_body
+from server.schemas_tools import MAX_TOOLS
 
 MAX_BLOCKS = 32_768  # of one request
 MAX_NAME_CHARS = 256

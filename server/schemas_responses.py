@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from engine.errors import InvalidParameter
-from server.schemas import MAX_LOGPROBS, MAX_TOKENS, MAX_TOOLS, Json, Label, StreamOptions, TextOrParts, parse_body
+from server.schemas import MAX_LOGPROBS, MAX_TOKENS, Json, Label, StreamOptions, TextOrParts, parse_body
+from server.schemas_tools import MAX_TOOLS
 
 MAX_ITEMS = 8192
 MAX_METADATA = 16

@@ -122,7 +122,7 @@ class SettingsParser(argparse.ArgumentParser):
                     help=argparse.SUPPRESS,
                 )
 
-    def parse_known_args(
+    def parse_known_args(  # type: ignore[override]  # overloaded there for other namespaces, of which none comes here
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """See ArgumentParser; nothing is left over."""
@@ -159,7 +159,7 @@ class SettingsParser(argparse.ArgumentParser):
         found.origins = {}
         for setting in self.settings:
             dest, origin, value = setting.action.dest, DEFAULT, setting.default
-            if isinstance(value, str) and setting.action.type is not None:
+            if isinstance(value, str) and callable(setting.action.type):
                 value = setting.action.type(value)
             if (in_file := by_key.get(setting.key)) is not None:
                 origin = in_file.place

@@ -5,7 +5,7 @@ Exit codes: 0 quit or shown, 2 wrong usage, 3 no server.
 
 import argparse
 
-from server.flags import deadline
+from server.flags import AnyParser, deadline
 from server.tool_flags import DEFAULT_URL, add_server_flags
 
 _EXAMPLES = """\
@@ -15,7 +15,7 @@ examples:
 """
 
 
-def add_top(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_top(commands: "argparse._SubParsersAction[AnyParser]") -> None:
     """Add `top`."""
     parser = commands.add_parser(
         "top",

@@ -203,7 +203,7 @@ def _params(
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidParameter(f"min_tokens is {min_tokens}, more than {max_name} = {max_tokens}.", param="min_tokens")
-    check_ids(body.logit_bias or (), "logit_bias", limits)
+    check_ids(body.logit_bias or {}, "logit_bias", limits)
     check_ids(body.stop_token_ids or (), "stop_token_ids", limits)
     temperature = _given(body.temperature, defaults.temperature)
     top_p, top_k = _given(body.top_p, defaults.top_p), max(_given(body.top_k, defaults.top_k), 0)

@@ -132,7 +132,7 @@ def main() -> int:
         return runner.run(serve(config))
 
 
-def _loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Return uvloop's loop where it is installed (not on Windows), else None for asyncio's own."""
     try:
         import uvloop

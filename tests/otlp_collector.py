@@ -38,7 +38,7 @@ class Collector:
                 self.send_header("content-length", "0")
                 self.end_headers()
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as its base has it
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -50,6 +50,8 @@ def test_a_fault_is_found(source):
     assert [fault for node in ast.walk(ast.parse(source)) for fault in faults(node)]
 
 
+# rule: Security: No pickles, no code made of text, no code of a model folder
+# rule: Tools and reasoning: Nothing of a model's output is evaluated
 def test_nothing_is_unpickled_or_evaluated():
     found = [
         f"{relative(path)}: {fault}"

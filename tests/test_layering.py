@@ -65,7 +65,6 @@ ENGINE_WITH_TORCH = {
 SYNCS = {"item", "tolist", "cpu"}
 SYNC_ALLOWED = {
     "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
-    "models/demo/trainer.py": "a training loop, which serves nobody: it reads the loss every 50 steps",
     "models/quantization/bitsandbytes.py": "JSON that lies in tensors is read while the model loads",
 }
 

@@ -1,4 +1,4 @@
-"""docs/models.md has every architecture that is served, and no cell is empty."""
+"""docs/reference/models.md has every architecture that is served, and no cell is empty."""
 
 import json
 from pathlib import Path

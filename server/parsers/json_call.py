@@ -186,7 +186,7 @@ def _object_text(value: str, char: str) -> str:
     if decoded is None or (isinstance(decoded, str) and not decoded.strip()):
         return "{}"
     arguments = _decoded(decoded, char) if isinstance(decoded, str) else None
-    if not isinstance(arguments, dict):
+    if not isinstance(decoded, str) or not isinstance(arguments, dict):
         raise Malformed(char)
     is_text = all(not "\ud800" <= letter <= "\udfff" for letter in decoded)
     return decoded if is_text else json.dumps(arguments)

@@ -23,9 +23,10 @@ MANY_SCORES = 500  # prompt tokens with log-probabilities
 FIRST_EVENT_GRACE_S = 1.0  # an error within it is a real HTTP status; later, the stream begins without a token
 
 E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
 
 
-class Source(Protocol[E]):
+class Source(Protocol[E_co]):
     """What is answered: a Generation or a ChatGeneration."""
 
     @property
@@ -46,7 +47,7 @@ class Source(Protocol[E]):
         """End it from outside: events() raises RequestAborted."""
         ...
 
-    def events(self) -> AsyncGenerator[E, None]:
+    def events(self) -> AsyncGenerator[E_co, None]:
         """Yield every choice's events and its end."""
         ...
 

@@ -24,7 +24,8 @@ class _ForBrowsers(APIRoute):
     """Matches nothing but GET and HEAD that accept HTML."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if scope["type"] == "http" and scope["method"] in self.methods and _HTML.search(_header(scope, b"accept")):
+        methods = self.methods or ()
+        if scope["type"] == "http" and scope["method"] in methods and _HTML.search(_header(scope, b"accept")):
             # behind a proxy's prefix the slash may be missing
             has_slash = scope["path"] != scope.get("root_path", "")
             return super().matches(scope if has_slash else {**scope, "path": f"{scope['path']}/"})

@@ -1,4 +1,4 @@
-"""Take the pictures of the chat page in docs, on the demo model: `python -m tests.browser.chat_screenshots docs`."""
+"""Take the pictures of the chat page, on the demo model: `python -m tests.browser.chat_screenshots docs/images`."""
 
 import sys
 import tempfile

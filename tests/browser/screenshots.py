@@ -1,4 +1,4 @@
-"""Take the pictures of /kv for docs: `python -m tests.browser.screenshots docs`, with a daemon and a dozen readers."""
+"""Take the pictures of /kv: `python -m tests.browser.screenshots docs/images`, with a daemon and a dozen readers."""
 
 import sys
 import tempfile

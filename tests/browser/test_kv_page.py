@@ -134,6 +134,7 @@ def test_a_click_highlights_and_columns_sort(daemon, generate, open_page):
     expect(row_of(page, ids[2])).to_have_attribute("aria-selected", "false")
 
 
+# rule: Endpoints: The KV page is public and empty, runs its own script alone, and its data need the key
 def test_a_server_with_keys_asks_for_one_and_keeps_it_in_the_tab(start, open_page, tmp_path):
     (tmp_path / "keys").write_text("the-right-key\nanother-key\n")
     daemon: Daemon = start("--api-key-file", str(tmp_path / "keys"), "--root-path", "/llm").wait_ready()

@@ -103,7 +103,7 @@ class OwnSystemd:
     @property
     def _first(self) -> int:
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        wait_for(lambda: children.read_text(), timeout_s=10, what="systemd")
+        wait_for(children.read_text, timeout_s=10, what="systemd")
         return int(children.read_text().split()[0])
 
 

@@ -56,6 +56,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
+# rule: Errors: NaN, infinities, numbers too large, lone surrogates are 400
 @given(damaged() | st.binary(max_size=40))
 def test_what_parses_is_what_the_standard_library_reads(body):
     try:
@@ -135,6 +136,7 @@ def post(app: Harness, path: str, body: dict) -> None:
             assert "event: error" not in reply.text
 
 
+# rule: Errors: An error body is under 4 KB, whatever it quotes
 @given(bodies(ChatBody, "messages"))
 def test_any_chat_body_is_answered_or_refused(app, body):
     post(app, CHAT, body)

@@ -50,6 +50,7 @@ def control_tokens(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     return [id_ for id_ in ids if id_ in tokenizer.special_ids]
 
 
+# rule: Security: Text of users never becomes a control token
 @given(st.lists(TEXT, min_size=1, max_size=2))
 def test_users_and_systems_write_no_control_token(tokenizer, texts):
     ids = encode(tokenizer, texts)

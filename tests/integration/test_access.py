@@ -85,6 +85,7 @@ def test_what_is_not_http_gets_its_400_over_tls_too(secure: Daemon, trust: ssl.S
     assert "Traceback" not in secure.log
 
 
+# rule: Security: No key and no text in logs and errors
 @needs_proc
 def test_no_key_is_in_any_childs_arguments_environment_files_or_the_log(secure: Daemon) -> None:
     children = secure.children()

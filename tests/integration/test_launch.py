@@ -49,6 +49,7 @@ def test_an_engine_that_keeps_dying_is_restarted_more_and_more_slowly(tmp_path: 
         assert daemon.process.wait(10) == 0
 
 
+# rule: Endpoints: `/health` is 503 only if the engine makes no progress or does not come back
 def test_an_engine_that_is_replaced_is_not_ready_but_alive(tmp_path: Path) -> None:
     with stub(tmp_path, "relapse") as daemon:
         wait_for(lambda: "ended, restarting" in daemon.log, timeout_s=30, what="death")

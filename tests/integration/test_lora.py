@@ -74,6 +74,7 @@ def complete(client: openai.OpenAI, name: str) -> str:
     return client.completions.create(model=name, prompt=PROMPT, **options).choices[0].text
 
 
+# rule: Endpoints: An adapter is a model by its name, and answers as the model with its weights merged
 def test_each_name_gives_its_own_text_also_side_by_side(client: openai.OpenAI, expected: dict[str, str]) -> None:
     for name in NAMES:
         assert complete(client, name) == expected[name]

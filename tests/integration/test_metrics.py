@@ -60,9 +60,9 @@ def samples(http: httpx.Client) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def documented() -> dict[str, tuple[str, frozenset[str]]]:
-    """Return {name: (kind, labels)} of docs/observability.md."""
+    """Return {name: (kind, labels)} of docs/reference/metrics.md."""
     found = {}
-    for line in (ROOT / "docs" / "observability.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if len(cells) == 5 and cells[1] in ("counter", "gauge", "histogram"):
             own, alias = CELL.fullmatch(cells[0]), CELL.fullmatch(cells[3])

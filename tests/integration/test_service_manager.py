@@ -76,6 +76,7 @@ def test_ready_comes_after_the_stages_and_when_requests_are_answered(daemon: Dae
     assert daemon.process.wait(30) == 0
 
 
+# rule: Endpoints: `/health` is 503 only if the engine makes no progress or does not come back
 def test_an_engine_that_hangs_is_unhealthy_and_starves_the_watchdog_until_it_goes_on(
     daemon: Daemon, manager: Manager
 ) -> None:

@@ -114,6 +114,7 @@ def _status(http: httpx.Client) -> int:
         return 0
 
 
+# rule: Security: Connections beyond the file descriptors get a 503
 def test_without_file_descriptors_new_connections_are_refused_and_it_recovers(tmp_path: Path) -> None:
     with through_shell(tmp_path, "ulimit -n 64") as daemon:
         daemon.wait_ready()
@@ -193,6 +194,7 @@ def all_workers(check: Callable[[], bool]) -> bool:
     return all(check() for _ in range(12))
 
 
+# rule: Security: SIGHUP reads the key file again, in every worker; a broken file changes nothing; streams go on
 def test_sighup_reads_the_keys_again_in_every_worker_and_streams_go_on(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sk-stays\nsk-goes\n")

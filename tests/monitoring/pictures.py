@@ -1,4 +1,4 @@
-"""Draw the dashboard for docs: `python -m tests.monitoring.pictures docs`, from a daemon under three minutes of load.
+"""Draw the dashboard: `python -m tests.monitoring.pictures docs/images`, from a daemon under three minutes of load.
 
 The load grows from a few readers to more than the KV pool holds, with one burst, and shrinks again.
 """

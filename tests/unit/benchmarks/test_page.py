@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 import warnings
-import xml.etree.ElementTree
+import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,7 @@ def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
 def test_a_picture_may_be_svg(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(serve_report()))
     run(argparse.Namespace(files=[str(tmp_path / "a.json")], html=None, plot=str(tmp_path / "a.svg")))
-    assert xml.etree.ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
+    assert ET.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
 
 
 @pytest.mark.full

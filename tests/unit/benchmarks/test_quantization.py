@@ -8,18 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.quantization import SCHEMES, format_report, main, measure_errors
-from benchmarks.quantization_reference import Conversation, Reference
-from benchmarks.quantization_schemes import Candidate
-from benchmarks.quantization_trained import (
+from benchmarks.demo_model.corpus.base import Question
+from benchmarks.demo_model.quantization import (
     fitted,
     format_trained,
     measure_scheme,
     measure_trained,
 )
+from benchmarks.quantization import SCHEMES, format_report, main, measure_errors
+from benchmarks.quantization_reference import Conversation, Reference
+from benchmarks.quantization_schemes import Candidate
 from engine.config import EngineConfig
 from models.config import ModelConfig
-from models.demo.corpus.base import Question
 from models.errors import ModelError
 from server.resolve import DEMO_FOLDER
 

@@ -1,15 +1,13 @@
 """The start says which attention backend was chosen and why, or why there is none."""
 
-from pathlib import Path
-
 import pytest
 
-import models.demo
 from engine.config import EngineConfig
 from engine.errors import StartupError
 from engine.load import load_engine
+from server.resolve import DEMO_FOLDER
 
-DEMO = str(Path(models.demo.__file__).parent / "checkpoint")
+DEMO = str(DEMO_FOLDER)
 
 
 def _fact(attention_backend: str) -> str:

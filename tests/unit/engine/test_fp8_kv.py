@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.demo_score import choose, encode
+from benchmarks.demo_model.corpus.mixture import examination
+from benchmarks.demo_model.score import choose, encode
 from engine.config import EngineConfig
 from engine.device import resolve_kv_dtype
 from engine.errors import StartupError
@@ -16,7 +17,6 @@ from engine.load import load_engine
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
 from kernels.kv_write import FP8
-from models.demo.corpus.mixture import examination
 from server.cli import main
 from server.flags import KV_CACHE_DTYPES
 from server.resolve import DEMO_FOLDER

@@ -12,8 +12,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -65,7 +65,7 @@ def outcomes(interpreter: subprocess.Popen[str], name: str, marked: str, folder:
     said = "".join(output)[-6000:]
     assert report.is_file(), said
     found = []
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in ET.parse(report).iter("testcase"):
         troubles = [*case.iter("failure"), *case.iter("error")]
         found.append("".join(f"{case.get('name')}\n{trouble.text}\n" for trouble in troubles))
     assert line in ("ended 0\n", "ended 5\n") or any(found), said  # 5: no case has the mark

@@ -7,11 +7,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.demo_score import ask, score
+from benchmarks.demo_model.corpus.base import Question, Reply, says, system, user
+from benchmarks.demo_model.corpus.tools import calls_are
+from benchmarks.demo_model.dataset import SPECIAL_TOKENS, TAGS, TEMPLATE, VOCAB_SIZE
+from benchmarks.demo_model.score import ask, score
 from models.config import ModelConfig
-from models.demo.corpus.base import Question, Reply, says, system, user
-from models.demo.corpus.tools import calls_are
-from models.demo.tokenizer import SPECIAL_TOKENS, TAGS, TEMPLATE, VOCAB_SIZE
 from server.model_info import load_generation_defaults
 from server.resolve import DEMO_FOLDER
 from server.tokenizer import load_tokenizer

@@ -85,7 +85,10 @@ def test_a_response_goes_on_after_its_calls(ask):
 def test_a_message_has_thinking_text_and_tool_use(ask):
     _, _, client = ask(THOUGHT + "Let me see." + CALL)
     fields = {
-        **{"model": "tiny", "max_tokens": 99, "tools": [MESSAGES_TOOL], "thinking": {"type": "adaptive"}},
+        "model": "tiny",
+        "max_tokens": 99,
+        "tools": [MESSAGES_TOOL],
+        "thinking": {"type": "adaptive"},
         "messages": [{"role": "user", "content": "Weather?"}],
     }
     answers = [client.messages.create(**fields)]

@@ -32,6 +32,7 @@ def check_anthropic_error(reply, status: int, kind: str) -> str:
     return error["message"]
 
 
+# rule: Endpoints: Responses answer in OpenAI's form and store nothing
 def test_a_response_is_openais_and_so_is_its_stream(harness):
     app = harness(TEXT, engine={"num_cached_tokens": 3})
     reply = respond(app, instructions="be nice", metadata={"a": "b"})
@@ -52,6 +53,7 @@ def test_a_response_is_openais_and_so_is_its_stream(harness):
     assert "[DONE]" not in reply.text
 
 
+# rule: Endpoints: Messages and their count answer in Anthropic's form
 def test_a_message_is_anthropics_and_so_is_its_stream(harness):
     app = harness(TEXT, engine={"num_cached_tokens": 3})
     answer = check_type(Message, message(app, system="be nice").json())
@@ -68,6 +70,7 @@ def test_a_message_is_anthropics_and_so_is_its_stream(harness):
     assert events[-2][1]["usage"]["output_tokens"] == len(app.ids(TEXT))
 
 
+# rule: Endpoints: Messages and their count answer in Anthropic's form
 def test_a_count_is_what_the_message_will_cost(harness):
     app = harness(TEXT)
     fields = {"messages": USER_HI, "system": "be nice"}
@@ -126,6 +129,7 @@ def test_log_probabilities_come_when_included(harness):
     assert all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
 
 
+# rule: Endpoints: Responses answer in OpenAI's form and store nothing
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 @pytest.mark.parametrize("path", ["resp_1", "resp_1/input_items"])
 def test_nothing_is_stored(harness, method, path):
@@ -133,6 +137,7 @@ def test_nothing_is_stored(harness, method, path):
     assert "stores none" in error["message"]
 
 
+# rule: Errors: Every path answers errors in OpenAI's form as JSON; Anthropic's paths in Anthropic's
 def test_errors_have_the_form_of_the_path(harness):
     app = harness(max_body_bytes=1000, supervisor=None)
     check_anthropic_error(message(app, model="claude"), 404, "not_found_error")

@@ -16,6 +16,7 @@ def read(keys: list[str], file: str | None = None, **environment: str) -> list[s
     return read_key_hashes(keys, file=file, environment=environment)
 
 
+# rule: Security: Keys from flags, a file, the environment; hashed; compared in constant time
 def test_keys_come_from_flags_a_file_and_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# of the lab\nfrom-file-1\n\n  from-file-2  \n")
@@ -66,6 +67,7 @@ def test_a_key_file_without_keys_is_wrong_usage(tmp_path: Path, content: bytes |
     assert caught.value.exit_code == 2
 
 
+# rule: Security: Keys from flags, a file, the environment; hashed; compared in constant time
 @given(st.lists(KEYS, min_size=1, max_size=5), KEYS)
 def test_a_ring_knows_its_keys_and_no_others(keys: list[str], other: str) -> None:
     ring = KeyRing(read(keys))
@@ -73,6 +75,7 @@ def test_a_ring_knows_its_keys_and_no_others(keys: list[str], other: str) -> Non
     assert (ring.find(other) is not None) == (other in keys)
 
 
+# rule: Security: Two keys share no cached prefix
 def test_salts_of_different_keys_never_meet() -> None:
     one, two = read(["one", "two"])
     salts = {cache_salt_of(key, salt) for key in (one, two) for salt in ("", "a", "b")}
@@ -82,6 +85,7 @@ def test_salts_of_different_keys_never_meet() -> None:
     assert cache_salt_of("", "a") == "a"
 
 
+# rule: Security: Keys from flags, a file, the environment; hashed; compared in constant time
 @pytest.mark.parametrize("presented", ["key-0", "key-1", "key-2", "key-", "other", "", "k" * 5000])
 def test_every_key_is_compared_whole_whichever_is_presented(monkeypatch: pytest.MonkeyPatch, presented: str) -> None:
     compared: list[tuple[bytes, bytes]] = []

@@ -1,14 +1,21 @@
 """The HTTP contract on a fake engine: answers, streams, errors on every path, readiness."""
 
 import asyncio
+import gc
 import json
 import logging
+import threading
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from engine.control import Stage, State
-from tests.fakes import FakeSupervisor
+from engine.errors import InvalidParameter
+from server.chat_request import encode_chat
+from server.schemas import ChatBody, parse_body
+from server.tokenizer import load_tokenizer
+from tests.fakes import READY, FakeSupervisor
 from tests.unit.server.conftest import (
     COMPLETIONS,
     chat_text,
@@ -20,6 +27,7 @@ from tests.unit.server.conftest import (
 TEXT = "Schöne Grüße, 日本語 😀👍🏽!"
 
 
+# rule: Endpoints: Chat completions answer in OpenAI's form
 def test_a_chat_answer_has_openais_form(harness):
     app = harness(TEXT, engine={"num_cached_tokens": 3})
     reply = app.chat()
@@ -50,6 +58,7 @@ def test_a_chat_answer_has_openais_form(harness):
     )
 
 
+# rule: Streams: The chunks joined are the whole answer
 @pytest.mark.parametrize("tokens_per_delta", [1, 3])
 @pytest.mark.parametrize(
     "fields", [{}, {"n": 3}, {"stop": ["日本"]}, {"stop": "zzz"}, {"max_tokens": 4}, {"logprobs": True}]
@@ -72,6 +81,7 @@ def test_a_streams_chunks_joined_are_the_whole_answer(harness, fields, tokens_pe
     assert all("timings" not in chunk and "usage" not in chunk for chunk in chunks[:-1])
 
 
+# rule: Streams: A stream has the headers that stop proxies from buffering
 def test_a_stream_has_the_headers_that_proxies_need(harness):
     headers = harness().chat(stream=True).headers
     assert headers["content-type"].startswith("text/event-stream")
@@ -80,6 +90,8 @@ def test_a_stream_has_the_headers_that_proxies_need(harness):
     assert "content-length" not in headers
 
 
+# rule: Fields: `stream_options` puts usage at the end, or in every chunk
+# rule: Streams: Role, text, finish, usage, `[DONE]`, in this order; one id, time and model
 def test_usage_comes_in_a_last_chunk_without_choices(harness):
     chunks = stream_chunks(harness().chat(stream=True, stream_options={"include_usage": True}).text)
     assert chunks[-1]["choices"] == []
@@ -96,6 +108,7 @@ def test_continuous_usage_counts_up(harness):
     assert counts[0] < counts[-1]
 
 
+# rule: Fields: Log-probabilities have both of OpenAI's forms
 def test_logprobs_have_openais_form(harness):
     app = harness("é!")
     body = app.chat(logprobs=True, top_logprobs=2).json()
@@ -106,6 +119,7 @@ def test_logprobs_have_openais_form(harness):
     assert all(set(entry) == {"token", "logprob", "bytes", "top_logprobs"} for entry in content)
 
 
+# rule: Fields: Log-probabilities have both of OpenAI's forms
 def test_legacy_logprobs_have_their_own_form(harness):
     choice = harness("Hello, world!").complete(logprobs=1).json()["choices"][0]
     logprobs = choice["logprobs"]
@@ -132,6 +146,7 @@ def test_text_offsets_count_the_characters_before_each_token(harness, tokens_per
     assert offsets == choice["logprobs"]["text_offset"]
 
 
+# rule: Endpoints: Completions answer in OpenAI's form
 def test_completions_take_all_four_forms_of_a_prompt(harness):
     app = harness("Hello")
     ids = app.ids("Hello")
@@ -143,6 +158,7 @@ def test_completions_take_all_four_forms_of_a_prompt(harness):
         assert all(request.prompt_token_ids == ids for request in app.client.submitted)
 
 
+# rule: Fields: `echo` acts, also with `logprobs`
 @pytest.mark.parametrize("prompt", ["Say: ", [300, 301]])
 def test_echo_puts_the_prompt_first(harness, prompt):
     app = harness("Hello")
@@ -152,6 +168,7 @@ def test_echo_puts_the_prompt_first(harness, prompt):
     assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == text + "Hello"
 
 
+# rule: Fields: `return_token_ids` acts
 def test_token_ids_are_returned_when_asked_for(harness):
     app = harness("Hello, world!")
     for body in (app.chat(return_token_ids=True).json(), app.complete(return_token_ids=True).json()):
@@ -163,6 +180,7 @@ def test_token_ids_are_returned_when_asked_for(harness):
     assert [i for chunk in chunks for c in chunk["choices"] for i in c.get("token_ids", [])] == app.ids("Hello, world!")
 
 
+# rule: Fields: Unknown fields are named in a header, or with `--strict` refused
 def test_unknown_fields_are_named_in_a_header_or_refused(harness):
     reply = harness().chat(foo=1, **{"b\nad": 2})
     assert reply.status_code == 200
@@ -175,6 +193,8 @@ def test_unknown_fields_are_named_in_a_header_or_refused(harness):
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "foo")
 
 
+# rule: Endpoints: Models are listed, and each is there by its id
+# rule: Fields: `model` is a served name, or absent
 def test_every_served_name_is_a_model(harness):
     app = harness()
     assert [card["id"] for card in app.get("/v1/models").json()["data"]] == ["tiny", "alias/tiny"]
@@ -198,6 +218,7 @@ def test_rejections_are_counted_by_reason(harness):
     assert counters["requests_rejected_total", "not_ready"] == 1
 
 
+# rule: Security: No key and no text in logs and errors
 def test_each_request_leaves_one_line_without_its_text(harness, caplog):
     caplog.set_level(logging.INFO, "quire.access")
     app = harness("Hello, world!", engine={"num_cached_tokens": 2})
@@ -238,6 +259,7 @@ def test_answers_are_utf8_and_not_escaped(harness):
     assert json.loads(harness(TEXT).chat().content)["choices"][0]["message"]["content"] == TEXT
 
 
+# rule: Limits: A template renders within 2 s, sandboxed, beside the loop
 @pytest.mark.parametrize(
     "source",
     [
@@ -252,3 +274,35 @@ def test_a_template_that_runs_too_long_is_a_400(harness, tmp_path, monkeypatch, 
     monkeypatch.setattr("server.chat_request._RENDER_GRACE_S", 0.01)
     app = harness(folder=write_model_folder(tmp_path, chat_template=source))
     assert "2 s" in check_error(app.chat(), 400, "invalid_parameter")["message"]
+
+
+@pytest.mark.parametrize("is_late", [True, False], ids=["too late", "cancelled"])
+def test_a_render_that_fails_after_its_request_ended_is_not_reported_as_lost(model_folder, monkeypatch, is_late):
+    reports, go_on = [], threading.Event()
+
+    def render_chat(*_: object, **__: object) -> None:
+        go_on.wait(30)
+        raise RuntimeError("nobody is there")
+
+    async def abandon() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reports.append(context["message"]))
+        body = parse_body(ChatBody, {"messages": [{"role": "user", "content": "hi"}]})
+        request = asyncio.create_task(encode_chat(service, body))
+        if not is_late:
+            await asyncio.sleep(0.01)
+            request.cancel()
+        with pytest.raises(InvalidParameter if is_late else asyncio.CancelledError):
+            await request
+        del request
+        go_on.set()
+        await loop.shutdown_default_executor()
+        await asyncio.sleep(0.01)
+        gc.collect()
+
+    monkeypatch.setattr("server.chat_request.TEMPLATE_DEADLINE_S", 0.01 if is_late else 30.0)
+    monkeypatch.setattr("server.chat_request._RENDER_GRACE_S", 0.01)
+    monkeypatch.setattr("server.tokenizer.Tokenizer.render_chat", render_chat)
+    service = SimpleNamespace(tokenizer=load_tokenizer(model_folder), limits=lambda: READY)
+    asyncio.run(abandon())
+    assert reports == []

@@ -7,11 +7,13 @@ from server.body import parse_json
 from server.errors import MalformedBody
 
 
+# rule: Errors: NaN, infinities, numbers too large, lone surrogates are 400
+# rule: Limits: JSON 64 levels deep
 @pytest.mark.parametrize(
     "body",
     [
         b"", b"{", b"[]", b"3", b"null", b'{"a": NaN}', b'{"a": Infinity}', b'{"a": 1e999}', b'{"a": "\\ud800"}',
-        b'{"a": "\xff"}', b'\xef\xbb\xbf{}', b"{'a': 1}", b'{"a": 1,}', b"[" * 100_000,
+        b'{"a": "\xff"}', b"\xef\xbb\xbf{}", b"{'a': 1}", b'{"a": 1,}', b"[" * 100_000,
         b'{"a":' * 65 + b"1" + b"}" * 65,
     ],
 )  # fmt: skip
@@ -20,6 +22,7 @@ def test_bodies_that_are_no_json_object_are_refused(body):
         parse_json(body)
 
 
+# rule: Errors: NaN, infinities, numbers too large, lone surrogates are 400
 @pytest.mark.parametrize(
     ("body", "where"),
     [
@@ -50,6 +53,7 @@ def test_a_fault_in_8_mib_of_escapes_is_found_soon_enough():
         parse_json(b'{"a": "' + b"\\ud83d\\ude00\\n" * (2**23 // 14) + b"\\ud83d")
 
 
+# rule: Limits: JSON 64 levels deep
 def test_depth_64_is_still_fine():
     assert parse_json(b'{"a":' * 64 + b"1" + b"}" * 64)
     wide = msgspec.json.encode({"a": [{"b": [i]} for i in range(1000)]})

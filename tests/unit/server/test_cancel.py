@@ -27,6 +27,7 @@ def held(harness, **config):
     return app
 
 
+# rule: Endpoints: A running request can be cancelled
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_a_request_is_cancelled_by_the_id_it_brought(harness, path):
     async def scenario() -> None:

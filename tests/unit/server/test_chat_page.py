@@ -14,6 +14,8 @@ BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;
 HASHES = read_key_hashes(["secret-one"], file=None, environment={})
 
 
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
+#     clients get a 404
 def test_a_browser_gets_a_page(harness):
     page = harness().request("GET", "/", headers=BROWSER)
     assert page.status_code == 200
@@ -25,6 +27,8 @@ def test_a_browser_gets_a_page(harness):
     assert (head.status_code, head.content) == (200, b"")
 
 
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
+#     clients get a 404
 @pytest.mark.parametrize(
     "accept", [None, "*/*", "application/json", "text/plain", "text/htmlx", "application/xhtml+xml"]
 )
@@ -42,6 +46,8 @@ def test_other_methods_find_no_route_as_before(harness, method):
     check_error(harness().request(method, "/", headers=BROWSER), 404, "not_found")
 
 
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
+#     clients get a 404
 def test_the_page_runs_its_own_script_and_loads_nothing_from_other_hosts(harness):
     page = harness().request("GET", "/", headers=BROWSER)
     policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
@@ -58,6 +64,8 @@ def test_the_page_runs_its_own_script_and_loads_nothing_from_other_hosts(harness
     assert "innerHTML" not in page.text.split("class Markdown")[1]
 
 
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
+#     clients get a 404
 def test_it_is_small_on_the_wire(harness):
     packed = harness().request("GET", "/", headers=BROWSER | {"accept-encoding": "gzip"})
     plain = harness().request("GET", "/", headers=BROWSER | {"accept-encoding": "identity"})
@@ -70,6 +78,8 @@ def test_it_is_small_on_the_wire(harness):
     assert len(gzip.compress(plain.content)) < 60_000
 
 
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
+#     clients get a 404
 def test_with_keys_set_the_empty_shell_needs_none_and_its_data_do(harness):
     app = harness(api_key_hashes=HASHES)
     assert app.request("GET", "/", headers=BROWSER).status_code == 200

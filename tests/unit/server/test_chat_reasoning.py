@@ -85,6 +85,7 @@ def test_mistrals_templates_get_ids_of_nine_characters(model):
     assert f"noon|{short}[" in prompt
 
 
+# rule: Streams: Reasoning is read from the history and counted
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 def test_reasoning_in_the_history_is_shown_to_the_model(model, field):
     call = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}

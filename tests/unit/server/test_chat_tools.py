@@ -16,6 +16,7 @@ def model(harness, tmp_path):
     return ChatModels(harness, tmp_path / "model")
 
 
+# rule: Streams: Reasoning is read from the history and counted
 def test_a_whole_answer_with_reasoning_text_and_calls(model):
     app = model()
     body = app.chat(tools=TOOLS).json()
@@ -42,6 +43,7 @@ def test_calls_without_text_have_no_content(model):
     assert "reasoning" not in message
 
 
+# rule: Streams: Deltas of tool calls have index always, id, type and name once, arguments as strings
 def test_the_keys_of_a_streams_deltas_are_openais(model):
     app = model(f"<think>a</think>b{CALL}", added=["<tool_call>", "</tool_call>"])
     chunks = stream_chunks(app.chat(tools=TOOLS, stream=True).text)
@@ -230,6 +232,7 @@ def test_tools_are_shown_to_the_model_unless_none_may_be_called(model):
     assert reply.headers["x-quire-ignored"] == "tools"
 
 
+# rule: Tools and reasoning: Without tools, a call in the answer is text
 def test_without_tools_a_call_in_the_answer_is_text(model):
     app = model(CALL)
     for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}):

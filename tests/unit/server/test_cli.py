@@ -45,6 +45,7 @@ def test_names_from_a_file_are_served_whatever_they_look_like(launched: list[Lau
     assert launched[0].server.served_model_names == names
 
 
+# rule: Security: The address is loopback unless asked otherwise
 def test_serve_without_flags_has_the_documented_defaults(launched: list[Launched]) -> None:
     assert main(["serve"]) == 0
     (config,) = launched

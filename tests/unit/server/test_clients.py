@@ -115,6 +115,7 @@ def wait_for(condition) -> None:
         time.sleep(0.01)
 
 
+# rule: Errors: A client that leaves ends its request, stream or not
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("delay_s", [0.02, 30])
 def test_a_client_that_leaves_aborts_its_request(harness, stream, delay_s, caplog):
@@ -133,6 +134,7 @@ def test_a_client_that_leaves_aborts_its_request(harness, stream, delay_s, caplo
     assert app.metrics.drain().counters["http_disconnects_total", ""] == 1
 
 
+# rule: Streams: A silent stream sends pings
 def test_a_silent_stream_pings(harness, monkeypatch):
     monkeypatch.setattr("server.routes.answer.FIRST_EVENT_GRACE_S", 0.05)
     monkeypatch.setattr(EventStreamResponse.__init__, "__kwdefaults__", {"ping_interval_s": 0.05})
@@ -147,6 +149,8 @@ def test_a_silent_stream_pings(harness, monkeypatch):
     )
 
 
+# rule: Errors: 404 for models and routes, 405 with `Allow`, 413, 415
+# rule: Limits: Body 8 MiB, refused while it arrives
 def test_an_oversized_body_is_refused_over_the_wire(harness):
     app = harness(max_body_bytes=1000)
     with serving(app.app) as url:

@@ -42,6 +42,7 @@ def test_text_offsets_count_the_space(app):
     assert logprobs["text_offset"] == [0, *ends[:-1]]
 
 
+# rule: Fields: `chat_template_kwargs`, `add_generation_prompt` and `continue_final_message` act
 def test_a_chat_answer_begins_without_it_unless_it_continues_a_message(app):
     messages = [{"role": "user", "content": "fox"}, {"role": "assistant", "content": "The quick"}]
     assert app.chat(messages=messages[:1]).json()["choices"][0]["message"]["content"] == "the lazy"

@@ -14,6 +14,7 @@ def detect(source: str, added_tokens: tuple[str, ...] = ()) -> ChatFormat:
     return detect_format(source, names_read=template.names_read, added_tokens=added_tokens)
 
 
+# rule: Tools and reasoning: The form of calls and reasoning is detected from the chat template, without a flag
 @pytest.mark.parametrize(
     ("source", "form", "reasoning", "switch"),
     [
@@ -50,6 +51,7 @@ def test_reasoning_effort_is_found():
     assert not detect(templates.QWEN3_LIKE).takes_effort
 
 
+# rule: Tools and reasoning: The form of calls and reasoning is detected from the chat template, without a flag
 @pytest.mark.parametrize(
     ("prompt", "continued", "place"),
     [

@@ -41,6 +41,7 @@ def streamed(
 CUTS = st.lists(st.integers(0, 100), max_size=12)
 
 
+# rule: Streams: A character in several tokens comes out whole, without U+FFFD
 @given(st.text(max_size=40), CUTS)
 def test_byte_level_text_comes_back_however_it_is_split(text, cuts):
     assert streamed(BYTE_LEVEL, BYTE_LEVEL.encode(text).ids, cuts) == text.replace("<|im_end|>", "")
@@ -90,6 +91,7 @@ def test_nothing_is_lost_after_a_prompt_that_ends_inside_a_character(num_cut):
     assert streamed(BYTE_LEVEL, ids[4 - num_cut :], [], context=ids[: 4 - num_cut]) == "日bcd"
 
 
+# rule: Streams: A character in several tokens comes out whole, without U+FFFD
 @pytest.mark.parametrize("text", ["😀", "👍🏽", "日本語", "👨‍👩‍👧", "é"])
 def test_a_character_is_never_given_in_parts(text):
     tokenizer = ServerTokenizer(BYTE_LEVEL, named_tokens={}, chat_template=None)
@@ -105,6 +107,7 @@ def byte_char(byte: int) -> str:
     return {value: char for char, value in _BYTE_OF_CHAR.items()}[byte]
 
 
+# rule: Fields: `skip_special_tokens` acts
 def test_special_tokens_are_shown_when_asked_for():
     ids = [*BYTE_LEVEL.encode("a").ids, BYTE_LEVEL.token_to_id("<|im_end|>"), *BYTE_LEVEL.encode("b").ids]
     assert streamed(BYTE_LEVEL, ids, [1, 2]) == "ab"

@@ -68,6 +68,7 @@ def in_order(app: Harness) -> None:
     app.client.submitted.sort(key=lambda request: int(request.request_id.rsplit("-", 1)[1]))
 
 
+# rule: Endpoints: Embeddings answer in OpenAI's form, as numbers and in base64
 def test_an_embedding_has_openais_form(app):
     running = app(num_cached_tokens=2)
     reply = embed(running)
@@ -84,6 +85,7 @@ def test_an_embedding_has_openais_form(app):
     assert reply.json()["usage"] == usage
 
 
+# rule: Endpoints: Embeddings answer in OpenAI's form, as numbers and in base64
 def test_the_openai_client_reads_both_formats(app):
     running = app()
     with serving(running.app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
@@ -99,6 +101,7 @@ def test_the_openai_client_reads_both_formats(app):
     assert np.linalg.norm(short.data[0].embedding) == pytest.approx(1, abs=1e-6)
 
 
+# rule: Fields: `input` is a text, a list of texts, a list of ids or a list of lists of ids
 @pytest.mark.parametrize("form", ["text", "texts", "ids", "lists of ids"])
 def test_every_form_of_input_is_taken(app, form):
     running = app()
@@ -112,6 +115,7 @@ def test_every_form_of_input_is_taken(app, form):
     assert [request.prompt_token_ids for request in running.client.submitted] == wanted
 
 
+# rule: Fields: `input` is a text, a list of texts, a list of ids or a list of lists of ids
 def test_langchains_token_arrays_are_taken_as_they_are(app):
     running = app()
     body = {"input": [[9, 8, 7], [6, 5]], "model": "tiny", "encoding_format": "base64"}
@@ -119,6 +123,7 @@ def test_langchains_token_arrays_are_taken_as_they_are(app):
     assert sorted(request.prompt_token_ids for request in running.client.submitted) == [[6, 5], [9, 8, 7]]
 
 
+# rule: Fields: `input` is a text, a list of texts, a list of ids or a list of lists of ids
 def test_texts_are_encoded_as_transformers_does(app, embedder):
     from transformers import AutoTokenizer
 
@@ -130,6 +135,7 @@ def test_texts_are_encoded_as_transformers_does(app, embedder):
     assert {ids[-1] for ids in theirs} == {running.tokenizer.token_to_id("<|endoftext|>")}
 
 
+# rule: Fields: `dimensions`, `encoding_format` and `prompt_name` act
 @pytest.mark.parametrize("dimensions", [1, 5, READY.hidden_size])
 def test_dimensions_cut_and_renormalise(app, dimensions):
     running = app()
@@ -140,6 +146,7 @@ def test_dimensions_cut_and_renormalise(app, dimensions):
         np.testing.assert_allclose(entry["embedding"], wanted, atol=1e-6)
 
 
+# rule: Fields: `dimensions`, `encoding_format` and `prompt_name` act
 def test_a_prompt_of_the_model_goes_before_a_text(app):
     running = app()
     embed(running, input="fox", prompt_name="query")
@@ -154,6 +161,7 @@ def test_a_prompt_of_the_model_goes_before_a_text(app):
     check_error(embed(running, input=[[1, 2]], prompt_name="query"), 400, "invalid_parameter")
 
 
+# rule: Fields: `dimensions`, `encoding_format` and `prompt_name` act
 def test_a_models_default_prompt_goes_before_texts_alone(harness, tmp_path):
     folder = write_model_folder(tmp_path / "m")
     write_embedding_files(folder, default_prompt="query")
@@ -173,6 +181,8 @@ def test_salt_priority_and_unknown_fields(app):
     assert (request.cache_salt, request.priority, request.pooling) == ("s", -3, "last")
 
 
+# rule: Limits: Embeddings: 2,048 inputs, each within the context, tokens in all, no more at once than the engine
+#     holds
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -198,6 +208,8 @@ def test_a_missing_input_and_an_unknown_model_are_named(app):
     check_error(embed(app(), model="other"), 404, "model_not_found")
 
 
+# rule: Limits: Embeddings: 2,048 inputs, each within the context, tokens in all, no more at once than the engine
+#     holds
 @pytest.mark.parametrize("given", [[[5] * 257], "fox " * 400, ["fox", "fox " * 9000]])
 def test_an_input_longer_than_the_context_is_refused(app, given):
     running = app()
@@ -208,6 +220,8 @@ def test_an_input_longer_than_the_context_is_refused(app, given):
     assert embed(running, input=[[5] * 256]).status_code == 200
 
 
+# rule: Limits: Embeddings: 2,048 inputs, each within the context, tokens in all, no more at once than the engine
+#     holds
 def test_too_many_tokens_in_all_are_refused(app, monkeypatch):
     monkeypatch.setattr("server.embedding_request.MAX_INPUT_TOKENS", 10)
     running = app()
@@ -225,6 +239,7 @@ def test_an_empty_text_without_an_end_token_has_nothing_to_embed(harness, app, t
     assert embed(app(), input="").status_code == 200  # the end token alone, as in transformers
 
 
+# rule: Fields: Only embedding models and `--pooling` give embeddings; only models with a head give text
 def test_a_generator_makes_embeddings_only_if_told_how(harness):
     error = check_error(embed(harness()), 400, "unsupported_feature")
     assert error["param"] == "model"
@@ -236,6 +251,7 @@ def test_a_generator_makes_embeddings_only_if_told_how(harness):
         assert running.complete().status_code == 200
 
 
+# rule: Fields: Only embedding models and `--pooling` give embeddings; only models with a head give text
 def test_a_model_without_a_head_generates_nothing(app):
     running = app(ready=msgspec.structs.replace(READY, can_generate=False))
     assert embed(running).status_code == 200
@@ -267,6 +283,8 @@ def test_hidden_states_that_are_no_numbers_are_an_error_and_not_null(app, monkey
     assert "finite" in error["message"]
 
 
+# rule: Limits: Embeddings: 2,048 inputs, each within the context, tokens in all, no more at once than the engine
+#     holds
 def test_no_more_inputs_are_sent_than_the_engine_holds(app):
     running = app(hold=asyncio.Event())
 
@@ -335,6 +353,7 @@ def test_what_was_embedded_is_in_the_log_and_the_metrics(app, caplog):
 FINITE = arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-(2.0**100), 2.0**100, width=32))
 
 
+# rule: Fields: `dimensions`, `encoding_format` and `prompt_name` act
 @given(FINITE)
 def test_base64_gives_back_every_bit(vector):
     assert np.array_equal(np.frombuffer(base64.b64decode(to_base64(vector)), dtype="<f4"), vector)

@@ -16,6 +16,7 @@ def test_priority_and_salt_reach_the_engine(harness, path):
     assert [(r.priority, r.cache_salt) for r in app.client.submitted] == [(-3, "mine")] * 2 + [(0, "")]
 
 
+# rule: Fields: `timeout` acts
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_a_timeout_is_a_408_and_ends_the_request(harness, path, stream):
@@ -26,6 +27,7 @@ def test_a_timeout_is_a_408_and_ends_the_request(harness, path, stream):
     assert app.client.aborted == [app.client.submitted[0].request_id]
 
 
+# rule: Fields: `timeout` acts
 def test_the_smaller_of_both_timeouts_counts(harness):
     app = harness(engine={"hold": asyncio.Event()}, request_timeout_s=0.1)
     assert "0.1 s" in check_error(app.chat(timeout=60), 408, "deadline_exceeded")["message"]
@@ -38,6 +40,7 @@ def test_a_timeout_after_the_first_byte_is_an_event(harness):
     assert app.client.aborted
 
 
+# rule: Fields: `stream_options` puts usage at the end, or in every chunk
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_continuous_usage_is_in_every_chunk_of_both_routes(harness, path):
     app = harness("Hello, world!")
@@ -50,6 +53,7 @@ def test_continuous_usage_is_in_every_chunk_of_both_routes(harness, path):
     assert all(chunk["choices"] for chunk in chunks)
 
 
+# rule: Limits: The queue is bounded by requests and tokens, and refuses at once
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_a_full_queue_refuses_before_the_body_is_read(harness, path):
     app = harness()
@@ -71,6 +75,7 @@ def test_best_of_may_only_say_what_n_says(harness, path):
         assert check_error(app.post(path, body | fields), 400, "unsupported_feature")["param"] == "best_of"
 
 
+# rule: Fields: A suffix is refused
 def test_a_suffix_is_refused(harness):
     assert check_error(harness().complete(suffix="end"), 400, "unsupported_feature")["param"] == "suffix"
     assert harness().complete(suffix="").status_code == 200

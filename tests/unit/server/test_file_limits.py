@@ -32,6 +32,7 @@ def test_the_log_tells_of_refusals_once_in_ten_seconds(caplog: pytest.LogCapture
     assert [record.args for record in caplog.records][1:] == [(5, 10, 20)]
 
 
+# rule: Security: Connections beyond the file descriptors get a 503
 def test_a_connection_too_many_gets_a_503_at_once_and_the_next_one_is_served() -> None:
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})

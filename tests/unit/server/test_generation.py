@@ -44,6 +44,7 @@ def run(client, tokenizer, *, metrics=None, stop_after=None, **fields):
     return asyncio.run(collect()), generation.stats()
 
 
+# rule: Fields: `n` gives as many choices, each drawn on its own
 def test_every_choice_gets_its_own_seed_and_prompt(tokenizer):
     client = FakeEngineClient(tokenizer.encode("Hello"))
     events, stats = run(client, tokenizer, prompts=((1, 2), (3,)), n=3)
@@ -70,6 +71,7 @@ def test_a_stop_string_cuts_the_text_aborts_the_request_and_ends_the_count(token
     assert choice.token_ids == ids[: stats.num_output_tokens]
 
 
+# rule: Fields: `stop_token_ids`, `min_tokens` and `include_stop_str_in_output` act
 def test_stop_strings_wait_for_min_tokens(tokenizer):
     ids = tokenizer.encode("Hello, world! Hello, world!")
     params = SamplingParams(max_tokens=100, min_tokens=len(ids) // 2 + 1)
@@ -77,6 +79,7 @@ def test_stop_strings_wait_for_min_tokens(tokenizer):
     assert fold(events)[0].text == "Hello, world! Hello, "
 
 
+# rule: Fields: `stop_token_ids`, `min_tokens` and `include_stop_str_in_output` act
 def test_a_stop_token_counts_but_is_no_text(tokenizer):
     ids = [*tokenizer.encode("Hello"), *tokenizer.encode("!")]
     params = SamplingParams(max_tokens=100, stop_token_ids=[ids[-1]])
@@ -99,6 +102,7 @@ def test_an_error_of_one_child_ends_all(tokenizer):
         run(client, tokenizer, n=2)
 
 
+# rule: Streams: Index in every choice, the role in the first delta, finish_reason one of OpenAI's
 def test_an_abort_by_others_is_an_error_and_no_finish_reason(tokenizer):
     client = FakeEngineClient(tokenizer.encode("Hello, world!"))
     client.abort("r-0")
@@ -106,6 +110,7 @@ def test_an_abort_by_others_is_an_error_and_no_finish_reason(tokenizer):
         run(client, tokenizer)
 
 
+# rule: Limits: A request has a deadline, also in the queue
 @pytest.mark.parametrize("n", [1, 2])
 def test_the_deadline_aborts(tokenizer, n):
     client = FakeEngineClient(tokenizer.encode("Hello, world!"), delay_s=10)

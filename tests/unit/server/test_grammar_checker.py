@@ -45,6 +45,7 @@ async def refusal(checker, spec, param="field"):
     return info.value.message
 
 
+# rule: Limits: A grammar compiles within 5 s, in a process that can be killed
 def test_a_grammar_that_takes_too_long_is_refused_and_its_process_killed(model_folder):
     async def steps(checker):
         await checker.check(GOOD)
@@ -166,6 +167,7 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_tried(model_folder):
     run(model_folder, steps)
 
 
+# rule: Limits: A grammar compiles within 5 s, in a process that can be killed
 def test_a_grammar_that_has_no_turn_in_time_is_refused_as_overload(model_folder, monkeypatch):
     monkeypatch.setattr("server.grammar_checker._TURN_DEADLINE_S", 0.2)
 
@@ -202,8 +204,7 @@ def test_leaving_the_context_ends_the_process(model_folder):
         checker = GrammarChecker(model_folder)
         async with checker:
             await checker.check(GOOD)
-            pid = checker._process.pid
-        return pid
+            return checker._process.pid
 
     pid = asyncio.run(use())
     with pytest.raises(ProcessLookupError):

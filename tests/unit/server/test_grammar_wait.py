@@ -44,6 +44,7 @@ async def until(condition):
         await asyncio.sleep(0.005)
 
 
+# rule: Limits: A grammar compiles within 5 s, in a process that can be killed
 @PATHS
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_the_wait_for_a_grammar_counts_towards_the_timeout(harness, slow, path, is_stream):

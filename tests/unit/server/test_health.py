@@ -7,6 +7,7 @@ from tests.fakes import FakeSupervisor
 from tests.unit.server.conftest import CHAT, COMPLETIONS, check_error
 
 
+# rule: Endpoints: `/ready` is 503 with stage and progress until the self-test has given its first token
 def test_ready_follows_the_launcher(harness):
     supervisor = FakeSupervisor("weights")
     supervisor.state = State(Stage("weights", done=1, total=4, unit="bytes"), False)
@@ -32,6 +33,7 @@ def test_ready_follows_the_launcher(harness):
     assert app.get("/health").status_code == 200
 
 
+# rule: Endpoints: `/health` is 503 only if the engine makes no progress or does not come back
 def test_health_is_bad_only_while_somebody_else_should_act(harness):
     """Not while it is not ready: a load is healthy, also one after a crash, as long as it goes on."""
     supervisor = FakeSupervisor()
@@ -50,6 +52,7 @@ def test_health_is_bad_only_while_somebody_else_should_act(harness):
     assert "10 s" in app.get("/health").json()["detail"]
 
 
+# rule: Endpoints: Metrics, version, docs and the OpenAPI document answer
 def test_metrics_version_and_documents(harness):
     app = harness()
     assert app.get("/metrics").content == b"quire_up 1\n"
@@ -61,6 +64,7 @@ def test_metrics_version_and_documents(harness):
     assert "messages" in document["components"]["schemas"][body["$ref"].rsplit("/", 1)[1]]["properties"]
 
 
+# rule: Endpoints: Metrics, version, docs and the OpenAPI document answer
 def test_the_reference_page_loads_nothing_from_other_hosts(harness):
     app = harness()
     page = app.get("/docs")

@@ -62,6 +62,8 @@ def check_error(reply: tuple[int, dict[str, str], bytes], status: int, code: str
     return error["message"]
 
 
+# rule: Errors: What is not HTTP, and headers over the limits, get the same form
+# rule: Security: A body that is framed in two ways is refused (request smuggling)
 @pytest.mark.parametrize(
     "data",
     [
@@ -111,6 +113,7 @@ def test_a_bad_body_behind_a_finished_answer_just_closes(url, caplog):
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+# rule: Limits: Headers 64 KiB and 100 lines
 @pytest.mark.parametrize("num_parts", [1, 5])
 def test_more_than_64_kib_of_headers_are_a_431_in_one_read_or_in_many(url, num_parts):
     head = GET + b"x-big: " + b"a" * (64 * 1024) + b"\r\n" + CLOSE
@@ -119,6 +122,7 @@ def test_more_than_64_kib_of_headers_are_a_431_in_one_read_or_in_many(url, num_p
     assert "65536" in check_error(ask(url, *parts), 431, "headers_too_large")
 
 
+# rule: Errors: What is not HTTP, and headers over the limits, get the same form
 def test_headers_without_end_are_a_431(url):
     check_error(ask(url, GET + b"x-big: " + b"a" * 300_000), 431, "headers_too_large")
 
@@ -127,6 +131,7 @@ def test_almost_64_kib_of_headers_are_fine(url):
     assert ask(url, GET + b"x-big: " + b"a" * (63 * 1024) + b"\r\n" + CLOSE)[0] == 200
 
 
+# rule: Limits: Headers 64 KiB and 100 lines
 def test_at_most_100_header_lines(url):
     lines = [b"x-%d: 1\r\n" % i for i in range(98)]  # Host and Connection are two more
     assert ask(url, GET + b"".join(lines) + CLOSE)[0] == 200
@@ -189,11 +194,13 @@ def drip(url: str, start: bytes, part: bytes) -> tuple[int, dict[str, str], byte
         return read_reply(connection)
 
 
+# rule: Limits: Sending a request has its time: headers 30 s, body 300 s
 @pytest.mark.parametrize("start", [b"G", GET], ids=["method", "headers"])
 def test_headers_that_never_end_are_a_408(impatient, url, start):
     assert "0.3 s" in check_error(ask(url, start), 408, "slow_client")
 
 
+# rule: Errors: 408 when the request's time is over, or its sender is too slow
 def test_headers_that_drip_are_a_408(impatient, url):
     check_error(drip(url, GET + b"x: ", b"a"), 408, "slow_client")
 
@@ -203,12 +210,14 @@ def test_a_connection_that_says_nothing_is_closed(impatient, url):
         assert connection.recv(100) == b""
 
 
+# rule: Limits: Sending a request has its time: headers 30 s, body 300 s
 def test_a_body_that_stops_is_a_408(impatient, url):
     head = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: 100")
     check_error(ask(url, head + b"\r\n{"), 408, "slow_client")
     check_error(ask(url, CHUNKED + b"\r\n1\r\n{"), 408, "slow_client")
 
 
+# rule: Errors: 408 when the request's time is over, or its sender is too slow
 def test_a_body_that_drips_is_a_408(impatient, url):
     head = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: 1000")
     check_error(drip(url, head + b"\r\n", b" "), 408, "slow_client")

@@ -16,11 +16,14 @@ def guarded(harness):
     return harness(api_key_hashes=HASHES)
 
 
+# rule: Security: With a key set, everything but health, ready and version needs one
 @pytest.mark.parametrize("path", ["/health", "/ready", "/version"])
 def test_the_state_is_told_without_a_key(guarded, path):
     assert guarded.get(path).status_code == 200
 
 
+# rule: Errors: 401 with `WWW-Authenticate`
+# rule: Security: With a key set, everything but health, ready and version needs one
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -45,6 +48,7 @@ def test_head_gets_no_body(guarded):
     assert (reply.status_code, reply.content) == (401, b"")
 
 
+# rule: Security: `Authorization: Bearer` or `x-api-key`
 @pytest.mark.parametrize(
     "headers",
     [
@@ -56,6 +60,7 @@ def test_a_known_key_is_let_in(guarded, headers):
     assert guarded.post(CHAT, BODY, headers=headers).status_code == 200
 
 
+# rule: Security: `Authorization: Bearer` or `x-api-key`
 @pytest.mark.parametrize(
     "headers",
     [
@@ -81,6 +86,7 @@ def test_with_a_key_an_unknown_route_is_a_404_again(guarded):
     check_error(guarded.post("/health", {}, headers=headers), 405, "method_not_allowed")
 
 
+# rule: Security: The Host header grants no access
 @pytest.mark.parametrize("host", ["/health", "localhost/health", "quire@/ready"])
 def test_the_host_header_opens_no_door(guarded, host):
     check_error(guarded.post(CHAT, BODY, headers={"host": host}), 401, "invalid_api_key")
@@ -91,6 +97,7 @@ def test_an_unread_body_over_the_limit_is_still_a_401(harness):
     check_error(app.post(CHAT, BODY), 401, "invalid_api_key")
 
 
+# rule: Security: Two keys share no cached prefix
 def test_keys_share_no_cached_prefix(guarded):
     for headers in ({"x-api-key": "secret-one"}, {"x-api-key": "secret-two"}):
         for salt in (None, "mine"):
@@ -101,6 +108,7 @@ def test_keys_share_no_cached_prefix(guarded):
     assert guarded.client.submitted[-1].cache_salt == salts[1]
 
 
+# rule: Security: No key and no text in logs and errors
 def test_no_key_is_logged_or_answered(guarded, caplog):
     caplog.set_level(logging.DEBUG)
     replies = [guarded.post(CHAT, BODY, headers={"x-api-key": key}) for key in ("secret-one", "wrong-key-here")]
@@ -118,6 +126,7 @@ def test_the_schema_says_that_a_key_is_needed(guarded, harness):
     assert guarded.app.openapi()["security"] == [{"bearer": []}, {"x-api-key": []}]
 
 
+# rule: Security: CORS is off unless asked for
 def test_a_browsers_preflight_needs_no_key_and_only_its_origin_is_named(harness):
     app = harness(api_key_hashes=HASHES, cors_origins=["https://chat.example.org"])
     asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
@@ -141,6 +150,7 @@ def test_a_star_lets_every_page_call_without_credentials(harness):
     assert "access-control-allow-credentials" not in reply.headers
 
 
+# rule: Security: CORS is off unless asked for
 def test_by_default_no_page_may_call(harness):
     app = harness()
     reply = app.post(CHAT, BODY, headers={"origin": "https://any.example.org"})

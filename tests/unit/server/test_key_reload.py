@@ -40,6 +40,7 @@ def test_keys_of_the_file_change_and_the_others_stay(tmp_path: Path, caplog: pyt
     assert "three" not in caplog.text
 
 
+# rule: Security: SIGHUP reads the key file again, in every worker; a broken file changes nothing; streams go on
 @pytest.mark.parametrize("content", [None, b"# none\n", b"a key\n", b"\xff\n"])
 def test_a_broken_file_keeps_the_old_keys_and_says_so_in_one_line(
     content: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture

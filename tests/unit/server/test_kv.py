@@ -88,6 +88,8 @@ class Viewer:
         wait_for(lambda: self.is_over, timeout_s=10, what="the end of the stream")
 
 
+# rule: Endpoints: A KV snapshot matches the engine's state, names requests by their answers' ids, and contains no
+#     text
 def test_a_snapshot_is_the_engines_in_the_apis_words(app):
     reply = app.get("/kv/snapshot")
     assert reply.headers["cache-control"].startswith("no-store")
@@ -118,6 +120,8 @@ def test_guesses_in_flight_are_not_counted_as_computed(app):
     assert (row["num_computed_tokens"], row["num_tokens"]) == (101, 101)
 
 
+# rule: Endpoints: A KV snapshot matches the engine's state, names requests by their answers' ids, and contains no
+#     text
 def test_ids_are_those_of_the_answers_and_choices_are_numbered(app):
     rows = app.get("/kv/snapshot").json()["requests"]
     assert [(row["id"], row["index"]) for row in rows] == [("chatcmpl-aa", 0), ("cmpl-b-b", 11), ("chatcmpl-cc", 0)]
@@ -140,6 +144,7 @@ def test_without_an_engine_the_answer_is_what_ready_says(app):
     assert "weights" in check_error(app.get("/kv/snapshot"), 503, "not_ready")["message"]
 
 
+# rule: Endpoints: The KV page is public and empty, runs its own script alone, and its data need the key
 def test_the_shell_is_public_and_its_data_need_the_key(harness):
     app = harness(api_key_hashes=read_key_hashes(["secret"], file=None, environment={}), root_path="/llm")
     app.client.kv = make_snapshot()
@@ -170,6 +175,8 @@ def test_a_stream_begins_with_a_snapshot_and_says_when_nothing_changed(app):
         viewer.leave()
 
 
+# rule: Endpoints: The KV stream sends at most four snapshots a second for all viewers, costs nothing without viewers,
+#     ends at the drain, and reports an engine's death
 def test_all_viewers_share_at_most_four_asks_a_second(app):
     with serving(app.app) as url:
         begun = time.monotonic()
@@ -184,6 +191,8 @@ def test_all_viewers_share_at_most_four_asks_a_second(app):
             viewer.leave()
 
 
+# rule: Endpoints: The KV stream sends at most four snapshots a second for all viewers, costs nothing without viewers,
+#     ends at the drain, and reports an engine's death
 def test_nothing_is_asked_while_nobody_looks(app):
     with serving(app.app) as url:
         assert app.client.num_kv_asks == 0
@@ -195,6 +204,8 @@ def test_nothing_is_asked_while_nobody_looks(app):
         assert app.client.num_kv_asks == num_asks
 
 
+# rule: Endpoints: The KV stream sends at most four snapshots a second for all viewers, costs nothing without viewers,
+#     ends at the drain, and reports an engine's death
 def test_a_stream_ends_when_the_server_drains(app):
     with serving(app.app) as url:
         viewer = Viewer(url).wait("same")
@@ -266,6 +277,7 @@ def test_an_engine_that_does_not_answer_is_an_error_and_no_hang(monkeypatch):
     asyncio.run(run())
 
 
+# rule: Endpoints: The KV page is public and empty, runs its own script alone, and its data need the key
 def test_the_page_runs_its_own_script_and_style_and_nothing_else(harness):
     page = harness().get("/kv")
     policy = page.headers["content-security-policy"]

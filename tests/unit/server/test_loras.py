@@ -31,6 +31,7 @@ def test_adapters_are_listed_behind_the_models_own_names(app):
     assert app.get("/v1/models/org/poems").json() == cards[3]
 
 
+# rule: Endpoints: An adapter is a model by its name, and answers as the model with its weights merged
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(("name", "index"), [("sql", 1), ("org/poems", 2), ("tiny", 0), ("alias/tiny", 0)])
 def test_the_engine_is_asked_for_the_adapter_of_that_name(app, path, name, index):
@@ -50,6 +51,7 @@ def test_streams_and_all_choices_have_the_adapter(app, path):
     assert len(app.client.submitted) == fields.get("n", 1)
 
 
+# rule: Endpoints: An adapter is a model by its name, and answers as the model with its weights merged
 @pytest.mark.parametrize(
     ("path", "body"),
     [

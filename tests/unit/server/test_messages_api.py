@@ -47,15 +47,28 @@ def error_of(**fields: object) -> RequestError:
 
 def test_options_have_their_names_in_chat():
     translation = translate(
-        **{"stop_sequences": ["a", "b"], "temperature": 0.5, "top_p": 0.25, "top_k": 5, "seed": 3, "stream": True},
+        stop_sequences=["a", "b"],
+        temperature=0.5,
+        top_p=0.25,
+        top_k=5,
+        seed=3,
+        stream=True,
         metadata={"user_id": "u"},
     )
     assert translation.body == parse_body(
         ChatBody,
         {
-            **{"model": "m", "max_completion_tokens": 9, "messages": [{"role": "user", "content": text("hi")}]},
-            **{"stop": ["a", "b"], "temperature": 0.5, "top_p": 0.25, "top_k": 5, "seed": 3, "stream": True},
-            **{"user": "u", "chat_template_kwargs": SWITCHES},
+            "model": "m",
+            "max_completion_tokens": 9,
+            "messages": [{"role": "user", "content": text("hi")}],
+            "stop": ["a", "b"],
+            "temperature": 0.5,
+            "top_p": 0.25,
+            "top_k": 5,
+            "seed": 3,
+            "stream": True,
+            "user": "u",
+            "chat_template_kwargs": SWITCHES,
         },
     )
     assert translation.ignored == []

@@ -1,6 +1,7 @@
 """Chat events become an Anthropic Message: the order of a stream's events, and the whole answer as their fold."""
 
 import json
+from typing import get_type_hints
 
 import msgspec
 import pytest
@@ -9,6 +10,8 @@ from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from hypothesis import given, settings
 
 from engine.errors import EngineDead, InvalidParameter, Overloaded, PromptTooLong, ServiceError
+from server.chat_events import TextDelta, ToolArguments
+from server.messages_chunks import TextContent, ThinkingContent
 from server.messages_writer import MessagesWriter
 from server.translation import unseal
 from tests.unit.server.chat_script import HEAD, Said, ScriptedChat, events_of, joined, scripts
@@ -78,7 +81,7 @@ def test_any_stream_has_valid_events_and_ends_as_the_whole_answer(script):
     message, buffers = None, {}
     for name, event in events:
         parsed = check_type(RawMessageStreamEvent, event)
-        if name not in ("message_stop",):  # the client's own bookkeeping
+        if name != "message_stop":  # the client's own bookkeeping
             message = accumulate_event(event=parsed, current_snapshot=message, json_bufs=buffers)
     answer = check_type(Message, whole(events_of(script)))
     assert [block.to_dict() for block in message.content] == [block.to_dict() for block in answer.content]
@@ -128,6 +131,16 @@ def test_omitted_thoughts_are_in_the_signature():
     assert unseal(signature) == "hm 日本"
     [block, _] = whole(events_of(script), make_writer(omits_thinking=True))["content"]
     assert (block["thinking"], block["signature"]) == ("", signature)
+
+
+def test_arguments_outside_of_a_call_begin_no_call_and_change_no_block():
+    """They are a fault of ours; a call is never made up, which would have neither id nor name."""
+    writer = make_writer()
+    writer.event(TextDelta(0, "ok", [1], None), is_last=False)
+    with pytest.raises(AssertionError, match="outside of a call"):
+        writer.event(ToolArguments(0, 0, "{}"), is_last=False)
+    assert whole(events_of([]), writer)["content"] == [{"type": "text", "text": "ok"}]
+    assert get_type_hints(MessagesWriter._add)["kind"] == type[TextContent] | type[ThinkingContent]
 
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "nonsense"])

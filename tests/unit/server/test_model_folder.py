@@ -17,6 +17,7 @@ def write(folder: Path, **files: object) -> Path:
     return folder
 
 
+# rule: Fields: Defaults come from generation_config.json, and the request wins
 def test_generation_config_goes_before_config_and_tokenizer(tmp_path: Path):
     write(tmp_path, generation_config={"eos_token_id": [1, 2], "temperature": 0.6}, config={"eos_token_id": 3})
     defaults = load_generation_defaults(tmp_path, tokenizer_eos_id=4)
@@ -27,6 +28,20 @@ def test_generation_config_goes_before_config_and_tokenizer(tmp_path: Path):
     write(tmp_path, config={})
     assert load_generation_defaults(tmp_path, tokenizer_eos_id=4).eos_token_ids == (4,)
     assert load_generation_defaults(tmp_path, tokenizer_eos_id=None).eos_token_ids == ()
+
+
+def test_whole_numbers_in_generation_config_become_floats(tmp_path: Path):
+    """The Responses API echoes them: 1.0, as where the folder names no temperature."""
+    write(tmp_path, generation_config={"temperature": 1, "top_p": 1, "top_k": 20, "repetition_penalty": 2})
+    defaults = load_generation_defaults(tmp_path, tokenizer_eos_id=4)
+    values = (defaults.temperature, defaults.top_p, defaults.top_k, defaults.repetition_penalty)
+    assert list(map(repr, values)) == ["1.0", "1.0", "20", "2.0"]
+
+
+def test_numbers_that_are_none_or_nan_in_generation_config_count_as_absent(tmp_path: Path):
+    write(tmp_path, generation_config={"temperature": True, "top_p": None, "min_p": 10**400, "top_k": [3]})
+    defaults = load_generation_defaults(tmp_path, tokenizer_eos_id=4)
+    assert (defaults.temperature, defaults.top_p, defaults.min_p, defaults.top_k) == (1.0, 1.0, 0.0, 0)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "\x00"])

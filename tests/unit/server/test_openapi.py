@@ -33,6 +33,7 @@ def references(value):
             yield from references(child)
 
 
+# rule: Endpoints: The OpenAPI document names every answer, status and header, and is kept
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_generating_routes_name_every_status_with_its_body(document, path):
     responses = document["paths"][path]["post"]["responses"]

@@ -65,6 +65,7 @@ def with_junk(form: str, name: str, arguments: dict, junk: str) -> str:
     return text.removesuffix(end) + junk + end.removeprefix(head)
 
 
+# rule: Tools and reasoning: A stream with tools joins to the whole answer, however the text is cut
 @settings(deadline=None)
 @given(
     form=st.sampled_from(FORMS),
@@ -107,6 +108,8 @@ def test_nothing_between_calls_is_lost(form, pieces, has_reasoning):
     assert found == sorted(found, key=answer.text.index)
 
 
+# rule: Tools and reasoning: Calls in the forms of Hermes, Qwen's XML, Llama 3's JSON and Mistral are parsed, and
+#     think tags
 @given(form=st.sampled_from(FORMS[:1] + FORMS[2:]), calls=st.lists(CALLS, min_size=1, max_size=3), data=st.data())
 def test_calls_come_out_as_they_were_written(form, calls, data):
     """Arguments are the model's own characters."""
@@ -209,6 +212,8 @@ def test_a_call_that_is_cut_off_keeps_what_there_was():
         assert parse(text[:length], "hermes") == Answer("", text[:length] if text[:length].strip() else "", [])
 
 
+# rule: Tools and reasoning: Calls in the forms of Hermes, Qwen's XML, Llama 3's JSON and Mistral are parsed, and
+#     think tags
 def test_llamas_bare_object_is_a_call_only_if_it_begins_the_answer_and_names_a_tool():
     call = '{"name": "now", "parameters": {"a": {}}}'
     assert parse(f" {call}", "llama3") == Answer("", "", [("now", '{"a": {}}')])
@@ -221,6 +226,8 @@ def test_llamas_bare_object_is_a_call_only_if_it_begins_the_answer_and_names_a_t
     assert parse(f"<|python_tag|>{other}", "llama3").calls == [("later", '{"a": {}}')]
 
 
+# rule: Tools and reasoning: Calls in the forms of Hermes, Qwen's XML, Llama 3's JSON and Mistral are parsed, and
+#     think tags
 def test_mistrals_forms():
     two = '[TOOL_CALLS] [{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}]'
     assert parse(two, "mistral").calls == [("a", '{"x": 1}'), ("b", "{}")]
@@ -228,6 +235,8 @@ def test_mistrals_forms():
     assert parse(f"Well. {new}", "mistral_args") == Answer("", "Well.", [("a", '{"x": 1}'), ("b", '{"y": 2}')])
 
 
+# rule: Tools and reasoning: Calls in the forms of Hermes, Qwen's XML, Llama 3's JSON and Mistral are parsed, and
+#     think tags
 @given(
     st.fixed_dictionaries(
         {"city": st.text(alphabet='ab<"\\\n é/', max_size=10)},
@@ -264,6 +273,7 @@ def test_qwens_xml_that_is_cut_off_or_odd():
     assert parse("<function=now></function>bye", "qwen_xml") == Answer("", "bye", [("now", "{}")])
 
 
+# rule: Streams: Reasoning has both names, and none of it is in the content
 def test_reasoning_ends_at_its_tag_and_leaks_nothing():
     assert parse("<think>\na</think>\n\nb", "hermes") == Answer("a", "b", [])
     assert parse(" \n<think>a b\n\n</think>b", None) == Answer("a b", "b", [])

@@ -15,6 +15,7 @@ def score(token_id: int) -> float:
     return -token_id / 1000
 
 
+# rule: Fields: `echo` acts, also with `logprobs`
 def test_echo_with_logprobs_covers_the_whole_text(harness):
     app = harness("Hello, world!")
     (choice,) = app.complete(prompt=PROMPT, echo=True, logprobs=2, max_tokens=2).json()["choices"]

@@ -83,6 +83,7 @@ def test_a_missing_file_is_named(folder: Path, missing: str, words: str) -> None
     assert str(folder) in error.message
 
 
+# rule: Security: No pickles, no code made of text, no code of a model folder
 def test_pickled_weights_are_said_to_be_unread(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     message = refused(str(folder)).message

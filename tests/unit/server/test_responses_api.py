@@ -123,7 +123,12 @@ def test_options_have_their_names_in_chat():
         ChatBody,
         {
             "messages": [{"role": "user", "content": text("hi")}],
-            **{"max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.25, "seed": 3, "stream": True, "model": "m"},
+            "max_completion_tokens": 5,
+            "temperature": 0.5,
+            "top_p": 0.25,
+            "seed": 3,
+            "stream": True,
+            "model": "m",
             "chat_template_kwargs": {"a": 1},
         },
     )
@@ -247,8 +252,15 @@ def test_fields_without_effect_are_named():
 def test_fields_that_ask_for_nothing_are_not_named():
     part = {"type": "output_text", "text": "a", "annotations": [], "logprobs": []}
     translation = translate(
-        **{"store": False, "truncation": "disabled", "metadata": {"a": "b"}, "user": "u", "service_tier": "auto"},
-        **{"prompt_cache_key": "k", "client_metadata": {"x": "y"}, "max_tool_calls": None, "background": False},
+        store=False,
+        truncation="disabled",
+        metadata={"a": "b"},
+        user="u",
+        service_tier="auto",
+        prompt_cache_key="k",
+        client_metadata={"x": "y"},
+        max_tool_calls=None,
+        background=False,
         previous_response_id=None,
         text={"verbosity": "medium", "format": {"type": "text"}},
         input=[{"type": "message", "role": "assistant", "content": [part], "id": "msg_1", "status": "completed"}],
@@ -277,8 +289,14 @@ def test_the_chat_requests_faults_are_told_in_the_clients_words():
 
 def test_the_answer_repeats_the_request():
     fields = {
-        **{"instructions": "i", "max_output_tokens": 9, "metadata": {"a": "b"}, "tools": [TOOL, WEB], "user": "u"},
-        **{"tool_choice": {"type": "function", "name": "f"}, "parallel_tool_calls": False, "temperature": 0.5},
+        "instructions": "i",
+        "max_output_tokens": 9,
+        "metadata": {"a": "b"},
+        "tools": [TOOL, WEB],
+        "user": "u",
+        "tool_choice": {"type": "function", "name": "f"},
+        "parallel_tool_calls": False,
+        "temperature": 0.5,
         "reasoning": {"effort": "low"},
     }
     echo = echo_of(parse_body(ResponsesBody, {"input": "hi", **fields}))

@@ -126,6 +126,7 @@ def test_a_wrong_item_of_a_list_is_named_by_its_own_line(file, capsys: pytest.Ca
     assert f"{path}:3: cors-origin: 'nonsense' is not an origin" in refusal(capsys, "--config", path)
 
 
+# rule: Security: No key in a file of settings
 @pytest.mark.parametrize(
     ("text", "words"),
     [

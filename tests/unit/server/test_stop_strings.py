@@ -26,6 +26,7 @@ def chunked(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(borders)]
 
 
+# rule: Fields: `stop` ends an answer, also where it spans chunks
 @given(TEXT, STOPS, st.lists(st.integers(0, 100), max_size=10))
 def test_any_chunking_equals_a_search_of_the_whole_text(text, stops, cuts):
     checker = StopChecker(stops)
@@ -35,6 +36,7 @@ def test_any_chunking_equals_a_search_of_the_whole_text(text, stops, cuts):
     assert (out, checker.matched) == whole_search(text, stops)
 
 
+# rule: Fields: `stop_token_ids`, `min_tokens` and `include_stop_str_in_output` act
 @given(TEXT, STOPS, st.lists(st.integers(0, 100), max_size=10))
 def test_the_stop_string_ends_the_output_when_it_is_included(text, stops, cuts):
     checker = StopChecker(stops, include_in_output=True)
@@ -45,6 +47,7 @@ def test_the_stop_string_ends_the_output_when_it_is_included(text, stops, cuts):
     assert out == before + (matched or "")
 
 
+# rule: Streams: No byte of a stop string leaks; a partial match that fails is sent unchanged
 @given(TEXT, STOPS)
 def test_only_the_longest_suffix_that_may_become_a_stop_string_is_held(text, stops):
     checker = StopChecker(stops)
@@ -65,6 +68,7 @@ def test_text_after_the_match_is_dropped():
     assert checker.finish() == ""
 
 
+# rule: Streams: No byte of a stop string leaks; a partial match that fails is sent unchanged
 def test_a_partial_match_that_fails_is_released_unaltered():
     checker = StopChecker(["<stop>"])
     assert [checker.push(part) for part in ("a<st", "op", "!b")] == ["a", "", "<stop!b"]

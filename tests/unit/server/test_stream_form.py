@@ -7,6 +7,8 @@ from tests.unit.server.conftest import stream_chunks
 LAST = ("stop", "length", "tool_calls", "content_filter")
 
 
+# rule: Streams: Role, text, finish, usage, `[DONE]`, in this order; one id, time and model
+# rule: Streams: Index in every choice, the role in the first delta, finish_reason one of OpenAI's
 @pytest.mark.parametrize("fields", [{}, {"n": 3}, {"max_tokens": 2}, {"stop": ["world"]}, {"logprobs": True}])
 def test_every_chunk_has_openais_form(harness, fields):
     chunks = stream_chunks(harness().chat(stream=True, **fields).text)
@@ -22,6 +24,7 @@ def test_every_chunk_has_openais_form(harness, fields):
         assert not last["delta"].get("content")
 
 
+# rule: Fields: Timings are in whole answers and in the last chunk
 def test_timings_come_with_the_last_chunk(harness):
     for options in ({}, {"stream_options": {"include_usage": True}}):
         *before, last = stream_chunks(harness().chat(stream=True, **options).text)
@@ -29,6 +32,9 @@ def test_timings_come_with_the_last_chunk(harness):
         assert all("timings" not in chunk for chunk in before)
 
 
+# rule: Fields: Usage always counts cached tokens
+# rule: Fields: Timings are in whole answers and in the last chunk
+# rule: Streams: `refusal: null` in messages
 def test_messages_always_have_a_refusal_and_usage_its_cached_tokens(harness):
     answer = harness(engine={"num_cached_tokens": 3}).chat().json()
     assert answer["choices"][0]["message"]["refusal"] is None

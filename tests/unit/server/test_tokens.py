@@ -12,6 +12,7 @@ TEXT = "Schöne Grüße, 日本語 😀!"
 CHAT_TEXT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
+# rule: Endpoints: Texts and chats can be tokenized, ids made text
 def test_a_text_is_tokenized_and_comes_back(harness):
     app = harness()
     reply = app.post("/tokenize", {"model": "tiny", "prompt": TEXT}).json()
@@ -20,6 +21,7 @@ def test_a_text_is_tokenized_and_comes_back(harness):
     assert app.client.submitted == []
 
 
+# rule: Endpoints: Texts and chats can be tokenized, ids made text
 def test_a_chat_is_tokenized_as_its_completion_would_be(harness):
     app = harness()
     app.chat()
@@ -105,6 +107,7 @@ def test_fields_without_effect_are_named_and_refused_if_strict(harness, path):
     check_error(harness().post(path, {**body, "model": "nobody"}), 404, "model_not_found")
 
 
+# rule: Endpoints: Prompts can be rendered without generating
 def test_rendering_a_chat_gives_its_prompt_and_generates_nothing(harness):
     app = harness()
     body = {"model": "tiny", "messages": USER_HI, "max_tokens": 5, "foo": 1}
@@ -119,6 +122,7 @@ def test_rendering_a_chat_gives_its_prompt_and_generates_nothing(harness):
     assert app.client.submitted[0].prompt_token_ids == rendered["token_ids"]
 
 
+# rule: Endpoints: Prompts can be rendered without generating
 def test_rendering_completions_gives_each_prompt(harness):
     app = harness()
     reply = app.post(COMPLETIONS + "/render", {"prompt": [TEXT, "b"], "n": 2}).json()

@@ -63,6 +63,7 @@ def forced(form: str, *calls: tuple[str, dict]) -> str:
     return ("" if form == "mistral_args" else "\n").join(texts)
 
 
+# rule: Tools and reasoning: `required` and named choices are forced by a grammar
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_a_forced_call_is_a_call_of_the_request_with_arguments_of_its_schema(form, kind):

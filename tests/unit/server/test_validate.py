@@ -1,6 +1,8 @@
 """Bodies and limits: what is let in, and that a refusal names field, value and limit."""
 
 import contextlib
+import warnings
+from typing import get_type_hints
 
 import msgspec
 import pytest
@@ -34,6 +36,33 @@ def completion(**fields):
     return completion_spec(body, prompts, limits=READY, defaults=DEFAULTS, moment=MOMENT)
 
 
+def test_logit_bias_is_declared_as_it_arrives_by_token_id():
+    body = parse_body(ChatBody, {"messages": HI, "logit_bias": {"5": 1}})
+    assert body.logit_bias == {5: 1.0}
+    assert get_type_hints(ChatBody)["logit_bias"] == dict[int, float] | None
+    with warnings.catch_warnings(action="error"):  # pydantic warns where a value is not of the declared type
+        assert body.model_dump()["logit_bias"] == {5: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "logit_bias should be a valid dictionary, got a list of 0."),
+        ({"x": 1}, "logit_bias has the key 'x', keys are token ids, got an object."),
+        ({5: 1}, "logit_bias[5].[key] should be a valid string, got 5."),
+        ({"5": "1"}, "logit_bias.5 should be a valid number, got '1'."),
+        ({"x": "1"}, "logit_bias.x should be a valid number, got '1'."),
+        ({"5": 101}, "logit_bias has the value 101.0 for token 5, values are from -100 to 100, got an object."),
+    ],
+)
+def test_a_wrong_logit_bias_is_named(value, message):
+    with pytest.raises(InvalidParameter) as info:
+        parse_body(ChatBody, {"messages": HI, "logit_bias": value})
+    assert info.value.message == message
+
+
+# rule: Errors: 400 for a wrong field, with its name
+# rule: Errors: A number in a string or a boolean is no number
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -87,6 +116,7 @@ def test_null_means_absent():
     assert completion(**dict.fromkeys(fields)) == completion()
 
 
+# rule: Fields: Defaults come from generation_config.json, and the request wins
 def test_the_models_defaults_apply_and_the_request_wins():
     params = chat().params
     assert (params.temperature, params.top_p, params.top_k, params.stop_token_ids) == (0.6, 0.9, 20, [2, 3])
@@ -97,6 +127,8 @@ def test_the_models_defaults_apply_and_the_request_wins():
     assert chat(temperature=1e-300).params.is_greedy
 
 
+# rule: Fields: Without a limit a chat has the rest of the context, a completion 16 tokens; `max_completion_tokens`
+#     wins
 def test_max_tokens_is_the_rest_of_the_context_for_chat_and_16_for_completions():
     assert chat().params.max_tokens == 246
     assert chat(max_tokens=5).params.max_tokens == 5
@@ -105,6 +137,8 @@ def test_max_tokens_is_the_rest_of_the_context_for_chat_and_16_for_completions()
     assert completion(prompt=[[1] * 250, [1]]).params.max_tokens == 6
 
 
+# rule: Fields: Without a limit a chat has the rest of the context, a completion 16 tokens; `max_completion_tokens`
+#     wins
 def test_what_does_not_fit_the_context_is_refused_with_numbers():
     for field in ("max_tokens", "max_completion_tokens"):
         with pytest.raises(PromptTooLong, match=rf"256 tokens.*257.*10 in the prompt.* {field} = 247.*246") as info:
@@ -133,6 +167,7 @@ def test_too_many_choices_in_all_are_refused():
         completion(prompt=["a"] * 100, n=11)
 
 
+# rule: Fields: A seed gives the same answer again
 def test_seeds_are_kept_or_drawn():
     assert chat().params.seed == 7
     assert chat(seed=5).params.seed == 5
@@ -165,6 +200,7 @@ def ignored(**fields):
     return ignored_fields(body)
 
 
+# rule: Fields: Unknown fields are named in a header, or with `--strict` refused
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
@@ -197,6 +233,7 @@ def test_what_asks_for_nothing_is_not_named():
     assert ignored(tools=[], tool_choice="auto", functions=[], store=False, user="u") == []
 
 
+# rule: Limits: Messages 8,192, tools 128
 @pytest.mark.parametrize("tools", ["f", {}, ["f"], [{"type": "function"}] * 129])
 def test_tools_must_be_a_short_list_of_objects_also_when_none_is_called(tools):
     with pytest.raises(InvalidParameter) as info:
@@ -208,6 +245,7 @@ def messages_of(*messages):
     return template_messages(parse_body(ChatBody, {"messages": list(messages)}), knows_developer=False)
 
 
+# rule: Fields: Content is a string or parts of text
 def test_messages_become_what_templates_expect():
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     assert messages_of(
@@ -225,6 +263,8 @@ def test_messages_become_what_templates_expect():
     ]
 
 
+# rule: Fields: Content is a string or parts of text
+# rule: Security: The server fetches no URL that a user names
 @pytest.mark.parametrize(
     "content",
     [None, 3, {}, [3], [{"type": "image_url", "image_url": {"url": "http://x"}}], [{"text": "a"}], [{"type": "text"}]],
