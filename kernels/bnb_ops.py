@@ -13,16 +13,12 @@ from torch.nn import functional
 
 from kernels import quant_bnb, quant_codes
 from kernels.codes_configs import codes_gemm_config
-from kernels.ops import has_pdl
+from kernels.dispatch import HAS_TRITON, has_pdl, on_triton
 from kernels.quant_codes import CodeWeight
 
-try:
+if HAS_TRITON:
     from kernels import triton_codes_dequantize, triton_codes_gemm, triton_quant_bnb
     from kernels.triton_split_k import SplitKScratch
-
-    HAS_TRITON = True
-except ImportError:
-    HAS_TRITON = False
 
 
 class Linear4Bit:
@@ -33,7 +29,7 @@ class Linear4Bit:
 
     def __call__(self, x: torch.Tensor, weight: CodeWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; bias: [N] or None; returns [T, N]."""
-        if not (HAS_TRITON and x.is_cuda):
+        if not on_triton(x):
             return quant_codes.codes_linear(x, weight, bias)
         config = None
         if triton_codes_gemm.can_codes_gemm(x, weight):
@@ -51,7 +47,7 @@ def linear_int8(
     x: torch.Tensor, values: torch.Tensor, largest: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """See kernels.quant_bnb.linear_int8."""
-    if not (HAS_TRITON and x.is_cuda):
+    if not on_triton(x):
         return quant_bnb.linear_int8(x, values, largest, bias)
     if x.dtype in (torch.bfloat16, torch.float16) and x.shape[0] <= triton_quant_bnb.MAX_ROWS:
         return triton_quant_bnb.linear_int8(x, values, largest, bias, pdl=has_pdl(x.device))

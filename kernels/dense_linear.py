@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kernels.ops import HAS_TRITON, has_pdl
+from kernels.dispatch import HAS_TRITON, has_pdl, on_triton
 
 if HAS_TRITON:
     from kernels.triton_gemv import allocate_scratch, can_gemv, gemv
@@ -20,7 +20,7 @@ class DenseLinear:
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; w: [N, K]; bias: [N] or None; returns [T, N]."""
-        if not (HAS_TRITON and can_gemv(x, w)):
+        if not (on_triton(x) and can_gemv(x, w)):
             return functional.linear(x, w, bias)
         if self._scratch is None:
             self._scratch = allocate_scratch(x.device)

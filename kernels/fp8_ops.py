@@ -11,36 +11,22 @@ import functools
 import torch
 
 from kernels import quant_fp8
+from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
 
-try:
+if HAS_TRITON:
     from kernels import triton_quant_fp8
-
-    HAS_TRITON = True
-except ImportError:
-    HAS_TRITON = False
 
 _FEW_ROWS = 16  # of x, up to which streaming the weights beats torch's product on an H100
 
 
-def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.quant_fp8.quantize_rows."""
-    if _has_twin(x):
-        return triton_quant_fp8.quantize_rows(x, pdl=_has_pdl(x))
-    return quant_fp8.quantize_rows(x)
+def _has_twin(x: torch.Tensor) -> bool:
+    return on_triton(x) and _capability(x.device) >= (8, 9)
 
 
-def quantize_by(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.quant_fp8.quantize_by."""
-    if _has_twin(x):
-        return triton_quant_fp8.quantize_by(x, scale, pdl=_has_pdl(x))
-    return quant_fp8.quantize_by(x, scale)
-
-
-def quantize_groups(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.quant_fp8.quantize_groups."""
-    if _has_twin(x):
-        return triton_quant_fp8.quantize_groups(x, size, pdl=_has_pdl(x))
-    return quant_fp8.quantize_groups(x, size)
+quantize_rows = op(quant_fp8.quantize_rows, lambda: triton_quant_fp8.quantize_rows, can_run=_has_twin)
+quantize_by = op(quant_fp8.quantize_by, lambda: triton_quant_fp8.quantize_by, can_run=_has_twin)
+quantize_groups = op(quant_fp8.quantize_groups, lambda: triton_quant_fp8.quantize_groups, can_run=_has_twin)
+blocks_linear = op(quant_fp8.blocks_linear, lambda: triton_quant_fp8.blocks_linear, can_run=_has_twin)
 
 
 def rows_linear(
@@ -52,34 +38,14 @@ def rows_linear(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """See kernels.quant_fp8.rows_linear."""
-    most = _FEW_ROWS if _has_rowwise_product(w) else triton_quant_fp8.MAX_ROWS
-    if _has_twin(x) and x.shape[0] <= most:
-        return triton_quant_fp8.rows_linear(x, x_scales, w, w_scales, bias, dtype, pdl=_has_pdl(x))
+    if _has_twin(x) and x.shape[0] <= (_FEW_ROWS if _has_rowwise_product(w) else triton_quant_fp8.MAX_ROWS):
+        return triton_quant_fp8.rows_linear(x, x_scales, w, w_scales, bias, dtype, pdl=has_pdl(x.device))
     if _has_rowwise_product(w):
         return _scaled_mm(x, x_scales, w, w_scales, bias, dtype)
     if x.is_cuda:
         out = (x.bfloat16() @ w.bfloat16().T).float() * x_scales[:, None] * w_scales
         return (out if bias is None else out + bias.float()).to(dtype)
     return quant_fp8.rows_linear(x, x_scales, w, w_scales, bias, dtype)
-
-
-def blocks_linear(
-    x: torch.Tensor,
-    x_scales: torch.Tensor,
-    w: torch.Tensor,
-    w_scales: torch.Tensor,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-    *,
-    rows: int,
-    columns: int,
-) -> torch.Tensor:
-    """See kernels.quant_fp8.blocks_linear."""
-    if _has_twin(x):
-        return triton_quant_fp8.blocks_linear(
-            x, x_scales, w, w_scales, bias, dtype, rows=rows, columns=columns, pdl=_has_pdl(x)
-        )
-    return quant_fp8.blocks_linear(x, x_scales, w, w_scales, bias, dtype, rows=rows, columns=columns)
 
 
 def _scaled_mm(
@@ -105,16 +71,8 @@ def _scaled_mm(
     return out.to(dtype)
 
 
-def _has_twin(x: torch.Tensor) -> bool:
-    return HAS_TRITON and x.is_cuda and _capability(x.device) >= (8, 9)
-
-
 def _has_rowwise_product(w: torch.Tensor) -> bool:
     return w.is_cuda and _capability(w.device) >= (9, 0) and w.shape[0] % 16 == 0 and w.shape[1] % 16 == 0
-
-
-def _has_pdl(x: torch.Tensor) -> bool:
-    return _capability(x.device) >= (9, 0)
 
 
 @functools.cache

@@ -6,16 +6,12 @@ import torch
 from torch.nn import functional
 
 from kernels import quant_int
-from kernels.ops import has_pdl
+from kernels.dispatch import HAS_TRITON, has_pdl, on_triton
 from kernels.quant_int import IntWeight
 
-try:
+if HAS_TRITON:
     from kernels import triton_int_dequantize, triton_int_gemm
     from kernels.triton_split_k import SplitKScratch
-
-    HAS_TRITON = True
-except ImportError:
-    HAS_TRITON = False
 
 
 class IntLinear:
@@ -26,7 +22,7 @@ class IntLinear:
 
     def __call__(self, x: torch.Tensor, weight: IntWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; bias: [N] or None; returns [T, N]."""
-        if not (HAS_TRITON and x.is_cuda):
+        if not on_triton(x):
             return quant_int.int_linear(x, weight, bias)
         if weight.order is not None:
             x = x.index_select(1, weight.order)

@@ -6,16 +6,15 @@ programmatic dependent launch (pdl) a kernel starts while the one before it drai
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from kernels import batch_inputs, elementwise, moe, sampling
-from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
+from kernels.batch_inputs import MixedInputs, MixedPlan
+from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
 from kernels.kv_write import UNSCALED, KVScales, write_kv
 from kernels.lora import LoraWeights, add_lora, gather_loras
 
-try:
+if HAS_TRITON:
     from kernels import (
         triton_adjust,
         triton_batch_inputs,
@@ -28,71 +27,19 @@ try:
     from kernels.triton_sampling import SamplingScratch
     from kernels.triton_truncation import SamplingState
 
-    HAS_TRITON = True
-except ImportError:
-    HAS_TRITON = False
+rms_norm = op(elementwise.rms_norm, lambda: triton_elementwise.rms_norm)
+add_rms_norm = op(elementwise.add_rms_norm, lambda: triton_elementwise.add_rms_norm)
+silu_and_mul = op(elementwise.silu_and_mul, lambda: triton_elementwise.silu_and_mul)
+gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: triton_elementwise.gelu_tanh_and_mul)
+mix_experts = op(moe.mix_experts, lambda: triton_moe.mix_experts)
+gather_decode_inputs = op(
+    batch_inputs.gather_decode_inputs, lambda: triton_batch_inputs.gather_decode_inputs, takes_pdl=False
+)
+penalize = op(sampling.penalize, lambda: triton_adjust.penalize, takes_pdl=False)
+allow_only = op(sampling.allow_only, lambda: triton_adjust.allow_only, takes_pdl=False)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See kernels.elementwise.rms_norm."""
-    if HAS_TRITON and x.is_cuda:
-        return triton_elementwise.rms_norm(x, weight, eps, pdl=has_pdl(x.device))
-    return elementwise.rms_norm(x, weight, eps)
-
-
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.elementwise.add_rms_norm."""
-    if HAS_TRITON and x.is_cuda:
-        return triton_elementwise.add_rms_norm(x, residual, weight, eps, pdl=has_pdl(x.device))
-    return elementwise.add_rms_norm(x, residual, weight, eps)
-
-
-def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """See kernels.elementwise.silu_and_mul."""
-    if HAS_TRITON and x.is_cuda:
-        return triton_elementwise.silu_and_mul(x, pdl=has_pdl(x.device))
-    return elementwise.silu_and_mul(x)
-
-
-def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """See kernels.elementwise.gelu_tanh_and_mul."""
-    if HAS_TRITON and x.is_cuda:
-        return triton_elementwise.gelu_tanh_and_mul(x, pdl=has_pdl(x.device))
-    return elementwise.gelu_tanh_and_mul(x)
-
-
-def mix_experts(
-    x: torch.Tensor,
-    logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    *,
-    top_k: int,
-    renormalize: bool,
-    round_weights: bool,
-    shared: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """See kernels.moe.mix_experts."""
-    if HAS_TRITON and x.is_cuda:
-        return triton_moe.mix_experts(
-            x, logits, gate_up, down, top_k=top_k, renormalize=renormalize, round_weights=round_weights, shared=shared,
-            pdl=has_pdl(x.device),
-        )  # fmt: skip
-    return moe.mix_experts(
-        x,
-        logits,
-        gate_up,
-        down,
-        top_k=top_k,
-        renormalize=renormalize,
-        round_weights=round_weights,
-        shared=shared,
-    )
-
-
-def norm_rope_write_kv(
+def _norm_rope_write_kv(
     qkv: torch.Tensor,
     q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None,
@@ -112,11 +59,6 @@ def norm_rope_write_kv(
     kernels.elementwise.rms_norm); positions, slot_mapping: [T] int64;
     cos_sin_cache: [max_positions, rotary_dim]; caches, kv_scales: as write_kv, which writes them. Returns q [T, H, D].
     """
-    if HAS_TRITON and qkv.is_cuda:
-        return triton_elementwise.norm_rope_write_kv(
-            qkv, q_weight, k_weight, eps, positions, cos_sin_cache, k_cache, v_cache, slot_mapping,
-            num_heads=num_heads, kv_scales=kv_scales, pdl=has_pdl(qkv.device),
-        )  # fmt: skip
     num_kv_heads, head_dim = k_cache.shape[2:]
     q, k, v = qkv.unflatten(-1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_weight is not None and k_weight is not None:
@@ -126,27 +68,7 @@ def norm_rope_write_kv(
     return q
 
 
-def gather_decode_inputs(
-    req_index: torch.Tensor,
-    *,
-    last_token: torch.Tensor,
-    num_computed: torch.Tensor,
-    block_table: torch.Tensor,
-    block_size: int,
-    padding_row: int,
-    out: DecodeInputs,
-) -> None:
-    """See kernels.batch_inputs.gather_decode_inputs."""
-    gather = triton_batch_inputs if HAS_TRITON and req_index.is_cuda else batch_inputs
-    gather.gather_decode_inputs(
-        req_index,
-        last_token=last_token,
-        num_computed=num_computed,
-        block_table=block_table,
-        block_size=block_size,
-        padding_row=padding_row,
-        out=out,
-    )
+norm_rope_write_kv = op(_norm_rope_write_kv, lambda: triton_elementwise.norm_rope_write_kv)
 
 
 def gather_mixed_inputs(
@@ -159,7 +81,7 @@ def gather_mixed_inputs(
     out: MixedInputs,
 ) -> None:
     """See kernels.batch_inputs.gather_mixed_inputs."""
-    gather = triton_batch_inputs if HAS_TRITON and last_token.is_cuda else batch_inputs
+    gather = triton_batch_inputs if on_triton(last_token) else batch_inputs
     gather.gather_mixed_inputs(
         plan,
         last_token=last_token,
@@ -168,37 +90,6 @@ def gather_mixed_inputs(
         block_size=block_size,
         out=out,
     )
-
-
-def penalize(
-    logits: torch.Tensor,
-    rows: torch.Tensor,
-    req_index: torch.Tensor,
-    *,
-    output_counts: torch.Tensor,
-    in_prompt: torch.Tensor,
-    presence: torch.Tensor,
-    frequency: torch.Tensor,
-    repetition: torch.Tensor,
-) -> None:
-    """See kernels.sampling.penalize."""
-    adjust = triton_adjust if HAS_TRITON and logits.is_cuda else sampling
-    adjust.penalize(
-        logits,
-        rows,
-        req_index,
-        output_counts=output_counts,
-        in_prompt=in_prompt,
-        presence=presence,
-        frequency=frequency,
-        repetition=repetition,
-    )
-
-
-def allow_only(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
-    """See kernels.sampling.allow_only."""
-    adjust = triton_adjust if HAS_TRITON and logits.is_cuda else sampling
-    adjust.allow_only(logits, rows, bitmask)
 
 
 class TokenSampler:
@@ -263,9 +154,3 @@ class LoraTokens:
             triton_lora.add_lora(out, x, weights, self._tiles, pdl=has_pdl(x.device))
         else:
             add_lora(out, x, weights, self._loras[: x.shape[0]])
-
-
-@functools.cache
-def has_pdl(device: torch.device) -> bool:
-    """True if a kernel may begin before the one before it ends (programmatic dependent launch: Hopper on)."""
-    return torch.cuda.get_device_capability(device) >= (9, 0)

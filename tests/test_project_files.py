@@ -66,12 +66,12 @@ def test_the_workflow_runs_scripts_that_exist_on_every_supported_python() -> Non
 def test_every_make_target_that_a_script_or_page_names_exists() -> None:
     files = [*(ROOT / ".ci").iterdir(), *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     files += [ROOT / ".github/workflows/ci.yml", ROOT / ".github/pull_request_template.md"]
-    targets = make_targets()
+    targets, command = make_targets(), re.compile(r"(?m)(?:`|^|\$ |run: )make ([a-z][a-z-]*)")
     assert {"lint", "test", "test-demo", "coverage", "release", "hooks"} <= targets
     unknown = [
         f"{path.relative_to(ROOT)}: make {target}"
         for path in files
-        for target in re.findall(r"(?:`|^|\$ |run: )make ([a-z][a-z-]*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for target in command.findall(path.read_text(encoding="utf-8"))
         if target not in targets
     ]
     assert unknown == []

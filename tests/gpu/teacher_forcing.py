@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from engine.generate import Generation
-from kernels import ops
+from kernels import dispatch
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
 from models.checkpoint import RandomReader
@@ -99,7 +99,7 @@ class Reference:
 
     def _score(self, batch: list[tuple[list[int], Generation]]) -> Scores:
         sequences = [prompt + generation.token_ids[:-1] for prompt, generation in batch]
-        with torch.inference_mode(), mock.patch.object(ops, "HAS_TRITON", False):
+        with torch.inference_mode(), mock.patch.object(dispatch, "HAS_TRITON", False):
             hidden = self._forward(sequences).split([len(sequence) for sequence in sequences])
             scores = [
                 self._score_one(states[len(prompt) - 1 :], generation)
