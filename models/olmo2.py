@@ -32,8 +32,8 @@ class Olmo2(nn.Module):
 
         def make_layer(layer_index: int, w_layer: Weights) -> nn.Module:
             attention = Attention(config, tp, layer_index=layer_index, cos_sin_cache=cos_sin_caches[layer_index])
-            attention = WidthNormedAttention(config, w_layer / "self_attn", tp, attention)
-            self_attn = SelfAttention(config, w_layer / "self_attn", tp, method=method, attention=attention)
+            normed = WidthNormedAttention(config, w_layer / "self_attn", tp, attention)
+            self_attn = SelfAttention(config, w_layer / "self_attn", tp, method=method, attention=normed)
             mlp = GatedMLP(config, w_layer / "mlp", tp, method)
             size = config.hidden_size
             return ResidualLayer(
