@@ -48,7 +48,7 @@ loads = st.builds(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=settings.default.max_examples)
 @given(load=loads, depth=st.sampled_from([1, 2]), num_replicas=st.integers(1, 3), policy=st.sampled_from(POLICIES))
 def test_every_request_ends_with_all_its_tokens_in_order(
     load: Load, depth: int, num_replicas: int, policy: str

@@ -59,7 +59,7 @@ def answer(harness, request_id="a"):
 
 
 @given(st.lists(SCHEMAS, min_size=1, max_size=4), st.integers(0, 1000), st.sampled_from([16, 24, 400]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 5, deadline=None)
 def test_answers_are_valid_whatever_the_schema_depth_and_preemption(some_schemas, salt, num_blocks):
     streams = []
     for depth in (1, 2):

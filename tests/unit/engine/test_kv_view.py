@@ -93,7 +93,10 @@ class KvTraces(EngineTraces):
 
 TestKvTraces = KvTraces.TestCase
 TestKvTraces.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=settings.default.max_examples * 2 // 5,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 

@@ -34,7 +34,7 @@ def config_of(base: Path, adapters: list[Path], **changes: object) -> EngineConf
     )
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["depth1", "depth2"])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.full), 2], ids=["depth1", "depth2"])
 def engines(
     request: pytest.FixtureRequest,
     base: Path,  # noqa: F811

@@ -124,7 +124,7 @@ def test_a_repeating_answer_takes_fewer_steps(checkpoint: Path, depth: int, max_
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(max_tokens=4, temperature=1.0),
+        pytest.param(SamplingParams(max_tokens=4, temperature=1.0), marks=pytest.mark.full),
         SamplingParams(max_tokens=4, temperature=1.6, top_k=4, top_p=0.9, logit_bias={2: 1.0}),
     ],
 )

@@ -117,5 +117,9 @@ class EngineTraces(RuleBasedStateMachine):
 
 TestEngineTraces = EngineTraces.TestCase
 TestEngineTraces.settings = settings(
-    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=settings.default.max_examples * 6 // 5,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
 )

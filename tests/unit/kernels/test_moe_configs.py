@@ -61,6 +61,7 @@ SHARED_BYTES = {89: 99 * 1024, 90: 227 * 1024}  # by compute capability: the lea
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 @pytest.mark.parametrize("capability", list(SHARED_BYTES))
+@pytest.mark.full
 def test_every_cut_compiles_for_a_gpu_and_fits_its_shared_memory(capability: int, tmp_path: Path) -> None:
     shared_bytes = SHARED_BYTES[capability]
     run = subprocess.run(

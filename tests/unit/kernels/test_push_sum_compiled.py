@@ -56,6 +56,7 @@ for kernel in kernels:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@pytest.mark.full
 def test_all_ranks_and_row_counts_share_a_kernel_that_moves_16_bytes_at_once(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT],

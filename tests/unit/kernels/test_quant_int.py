@@ -12,7 +12,7 @@ from kernels.quant_int import dequantize, int_weight_bytes, make_int_weight, unp
 from tests.unit.kernels.triton_cases.int_problem import int_problem
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings.default.max_examples * 2 // 5, deadline=None)
 @given(st.integers(1, 70), st.integers(1, 300), st.sampled_from([4, 8]), st.integers(0, 99))
 def test_packed_codes_come_back(n, k, bits, seed):
     codes = torch.randint(0, 1 << bits, (n, k), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))

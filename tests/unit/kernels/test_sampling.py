@@ -48,7 +48,7 @@ def test_truncated_draws_follow_the_renormalised_softmax() -> None:
     assert (drawn - expected).abs().max() < 0.012
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 5, deadline=None)
 @given(
     values=st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=30, unique=True),
     top_k=st.integers(0, 35),

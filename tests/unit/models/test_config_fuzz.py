@@ -98,7 +98,7 @@ ROPES = st.sampled_from([LLAMA3, LONGROPE, {"factor": 2.0}]).flatmap(
 CHANGES = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3, deadline=None)
 @given(
     architecture=st.sampled_from(sorted(ARCHITECTURES)),
     changes=CHANGES,

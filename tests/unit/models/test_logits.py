@@ -61,6 +61,7 @@ def test_decode_token_by_token_matches_transformers(runner, expected):
     assert_close(torch.cat(logits), expected)
 
 
+@pytest.mark.table(most=8)
 def test_ragged_rows_do_not_disturb_each_other(runner, expected, checkpoint):
     prompts = [PROMPT, *OTHERS]
     references = [expected] + [reference_logits(checkpoint, prompt) for prompt in OTHERS]
@@ -86,6 +87,7 @@ def test_num_parameters_counts_what_the_checkpoint_holds(checkpoint):
 
 # The reference of gemma2 is not sdpa, and rounds the products of queries and keys, which a cap hides
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "gemma2_uncapped"])
+@pytest.mark.table(most=8)
 def test_bf16_rounds_where_transformers_rounds(kind, tmp_path):
     save_checkpoint(tmp_path, make_configs()[kind])
     exact = reference_logits(tmp_path, PROMPT)

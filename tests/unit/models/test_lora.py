@@ -51,6 +51,7 @@ def assert_close(logits, expected):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.table(most=8)
 def test_every_family_gives_the_merged_logits_in_chunks_and_decoding(kind, tmp_path):
     base = tmp_path / "base"
     save_checkpoint(base, make_configs()[kind])

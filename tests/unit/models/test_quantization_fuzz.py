@@ -53,7 +53,7 @@ def check(raw: object) -> None:
             hash(scheme)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(
     st.sampled_from([int_checkpoints.AWQ, int_checkpoints.gptq_config(), int_checkpoints.packed_config()])
     | st.builds(lambda method: {"quant_method": method}, st.sampled_from(sorted(FORMATS))),
@@ -63,7 +63,7 @@ def test_fields_of_any_value(base, changes):
     check(base | changes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(
     st.dictionaries(st.sampled_from(GROUP_FIELDS), VALUES, max_size=2),
     st.dictionaries(st.sampled_from(WEIGHT_FIELDS), VALUES, max_size=3),

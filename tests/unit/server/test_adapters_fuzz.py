@@ -51,7 +51,7 @@ def refuses_or_returns(work) -> None:
         work()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=settings.default.max_examples)
 @given(BODIES)
 def test_a_response_request_is_translated_or_refused(value):
     def work():
@@ -62,7 +62,7 @@ def test_a_response_request_is_translated_or_refused(value):
     refuses_or_returns(work)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=settings.default.max_examples)
 @given(BODIES)
 def test_a_message_request_is_translated_or_refused(value):
     refuses_or_returns(lambda: translate_messages(parse_body(MessagesBody, value)))

@@ -74,7 +74,7 @@ def test_thinking_text_and_tools_are_blocks_one_after_the_other():
     ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=settings.default.max_examples * 3 // 5)
 @given(script=scripts)
 def test_any_stream_has_valid_events_and_ends_as_the_whole_answer(script):
     events = stream(events_of(script))

@@ -86,7 +86,7 @@ def test_a_call_without_arguments_has_an_empty_object():
     assert events[-1][1]["response"]["output"][0]["arguments"] == "{}"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=settings.default.max_examples * 3 // 5)
 @given(script=scripts)
 def test_any_stream_has_valid_events_and_ends_as_the_whole_answer(script):
     events = stream(events_of(script))

@@ -282,7 +282,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(ChatBody.model_fields)), JSON, max_size=4))
 def test_any_json_is_a_spec_or_a_request_error(fields):
     """Nothing a client can send raises anything else."""
