@@ -23,7 +23,7 @@ from benchmarks.kernel_timing import compile_ahead, machine_facts, num_copies, t
 from benchmarks.report import Report, format_table
 from kernels.codes_configs import CodesGemmConfig, codes_gemm_config, num_splits
 from kernels.quant_bnb import BLOCK, NF4_TABLE
-from kernels.quant_codes import CodeWeight, code_weight_bytes, dequantize, make_code_weight
+from kernels.quant_codes import CodeWeight, code_weight_bytes, dequantize_lut4, make_code_weight
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}  # N, K
 ROWS = (1, 8, 16, 32, 64, 128)
@@ -134,7 +134,7 @@ def _make_weight(n: int, k: int) -> CodeWeight:
 
 def _make_problem(n: int, k: int) -> Problem:
     weights = [_make_weight(n, k) for _ in range(num_copies(code_weight_bytes(n, k)))]
-    exact = dequantize(weights[0], torch.float32).double()
+    exact = dequantize_lut4(weights[0], torch.float32).double()
     return Problem(weights, [exact.bfloat16() for _ in range(num_copies(2 * n * k))], exact)
 
 

@@ -106,3 +106,14 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     given_key_hashes: list[str] = []  # of keys that are not in the file
     notices: list[str] = []  # sentences for the log, once it is there
     metrics_compat: str = "vllm"  # whose names /metrics has beside our own: vllm | none
+
+
+class EngineProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the process is told."""
+
+    engine: EngineConfig
+    engine_socket: str
+    control_socket: str
+    log_level: str = "info"
+    log_format: str = "text"  # text | json
+    debug: bool = False

@@ -13,6 +13,12 @@ import msgspec
 
 from engine.metrics import MetricsDelta
 
+# The engine beats once a second, but never within a step. The longest steps are prompt chunks of 512 tokens on a CPU:
+# 7 TFLOP for 7 B parameters, a few seconds on a server. Whoever kills the unhealthy should wait for several bad probes.
+STALL_AFTER_S = 10.0
+# An engine that loads shows bytes, graphs and stages as it goes; the longest silence is compiling kernels.
+LOAD_STALL_AFTER_S = 300.0
+
 
 class Hello(msgspec.Struct, tag=True):
     """First message of a child: its role ("engine" | "worker"), its index and pid."""

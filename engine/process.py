@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.config import EngineProcessConfig
 from engine.control import Drain, EngineFailed, Facts, Flush, Flushed, FromLauncher, Heartbeat, Hello, Stage
 from engine.engine import Engine
 from engine.errors import StartupError, sentence
@@ -36,17 +36,6 @@ logger = logging.getLogger(__name__)
 _DELTA_INTERVAL_S = 0.5
 _HEARTBEAT_INTERVAL_S = 1.0
 _MIN_QUEUED_PROMPTS = 64  # of full length
-
-
-class EngineProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the process is told."""
-
-    engine: EngineConfig
-    engine_socket: str
-    control_socket: str
-    log_level: str = "info"
-    log_format: str = "text"  # text | json
-    debug: bool = False
 
 
 class EngineProcess:

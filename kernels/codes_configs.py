@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.quant_codes import TILE
+from kernels.quant_codes import LUT_TILE
 
 # Rows up to which looking codes up costs less than making the matrix dense: in shared memory, and in L1. At 64 a
 # product costs half of that or less, and a second tile of rows at most as much again
@@ -50,7 +50,7 @@ def codes_gemm_config(*, num_rows: int, n: int, k: int, is_shared: bool) -> Code
 
 def num_splits(*, num_rows: int, n: int, k: int, block_m: int, block_n: int, programs: int = _PROGRAMS) -> int:
     """Splits of K that fill the device, of those for which there is scratch."""
-    num_tiles = -(-k // TILE)
+    num_tiles = -(-k // LUT_TILE)
     meetings = -(-num_rows // block_m) * -(-n // block_n)
     splits = 1
     while (

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from kernels.quant_bnb import BLOCK, dequantize_4bit
 
-PLANE = 32  # inputs
-PLANES = 4  # of a tile
-TILE = PLANES * PLANE  # inputs
+LUT_PLANE = 32  # inputs
+LUT_PLANES = 4  # of a tile
+LUT_TILE = LUT_PLANES * LUT_PLANE  # inputs
 _BYTES = 256
 
 
@@ -51,10 +51,10 @@ def make_code_weight(packed: torch.Tensor, scales: torch.Tensor, table: torch.Te
     """Repack what kernels.quant_bnb.quantize_nf4 returns, or a checkpoint holds. dtype: of x, for `pairs`."""
     n, half = packed.shape
     assert half * 2 == BLOCK * scales.shape[1]
-    planes = functional.pad(packed, (0, -half % (TILE // 2))).view(n, -1, PLANES, PLANE // 2)
+    planes = functional.pad(packed, (0, -half % (LUT_TILE // 2))).view(n, -1, LUT_PLANES, LUT_PLANE // 2)
     index = torch.arange(_BYTES, device=table.device)
     return CodeWeight(
-        packed=planes.permute(1, 0, 3, 2).reshape(-1, n, TILE // 2).contiguous(),
+        packed=planes.permute(1, 0, 3, 2).reshape(-1, n, LUT_TILE // 2).contiguous(),
         scales=scales.T.contiguous(),
         table=table,
         pairs=table[torch.stack((index >> 4, index & 15), dim=1)].to(dtype),
@@ -64,20 +64,20 @@ def make_code_weight(packed: torch.Tensor, scales: torch.Tensor, table: torch.Te
 
 def code_weight_bytes(n: int, k: int) -> int:
     """Bytes of a matrix, without its table."""
-    return -(-k // TILE) * n * (TILE // 2) + 4 * n * k // BLOCK
+    return -(-k // LUT_TILE) * n * (LUT_TILE // 2) + 4 * n * k // BLOCK
 
 
-def unpack(weight: CodeWeight) -> torch.Tensor:
+def unpack_lut4(weight: CodeWeight) -> torch.Tensor:
     """[N, K / 2] uint8, as make_code_weight took it."""
-    planes = weight.packed.view(-1, weight.out_features, PLANE // 2, PLANES).permute(1, 0, 3, 2)
+    planes = weight.packed.view(-1, weight.out_features, LUT_PLANE // 2, LUT_PLANES).permute(1, 0, 3, 2)
     return planes.flatten(1)[:, : weight.in_features // 2]
 
 
-def dequantize(weight: CodeWeight, dtype: torch.dtype) -> torch.Tensor:
+def dequantize_lut4(weight: CodeWeight, dtype: torch.dtype) -> torch.Tensor:
     """[N, K]: table[code] * scale, rounded once to dtype."""
-    return dequantize_4bit(unpack(weight), weight.scales.T.contiguous(), weight.table, dtype)
+    return dequantize_4bit(unpack_lut4(weight), weight.scales.T.contiguous(), weight.table, dtype)
 
 
 def codes_linear(x: torch.Tensor, weight: CodeWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ weight.T + bias. x: [M, K]; bias: [N] or None; returns [M, N], of x's dtype."""
-    return functional.linear(x, dequantize(weight, x.dtype), bias)
+    return functional.linear(x, dequantize_lut4(weight, x.dtype), bias)

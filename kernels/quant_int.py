@@ -90,16 +90,16 @@ def int_weight_bytes(out_features: int, in_features: int, *, bits: int, num_grou
     return out_features * (num_tiles * PLANE * 2 + num_groups * 4)
 
 
-def unpack(weight: IntWeight) -> torch.Tensor:
+def unpack_int(weight: IntWeight) -> torch.Tensor:
     """[N, K] uint8: the codes, inputs in the order of their groups."""
     shifts = torch.arange(0, 16, weight.bits, device=weight.packed.device, dtype=torch.int16)
     planes = (weight.packed[:, :, None, :] >> shifts[:, None]) & ((1 << weight.bits) - 1)  # [tiles, N, planes, PLANE]
     return planes.permute(1, 0, 2, 3).flatten(1)[:, : weight.in_features].to(torch.uint8)
 
 
-def dequantize(weight: IntWeight, dtype: torch.dtype) -> torch.Tensor:
+def dequantize_int(weight: IntWeight, dtype: torch.dtype) -> torch.Tensor:
     """[N, K]: (code - zero) * scale, inputs in the order of their groups, rounded once to dtype."""
-    codes = unpack(weight).float().unflatten(1, (-1, weight.group_size))  # [N, groups, group_size]
+    codes = unpack_int(weight).float().unflatten(1, (-1, weight.group_size))  # [N, groups, group_size]
     return ((codes - weight.zeros.T[:, :, None]) * weight.scales.T[:, :, None].float()).flatten(1).to(dtype)
 
 
@@ -107,7 +107,7 @@ def int_linear(x: torch.Tensor, weight: IntWeight, bias: torch.Tensor | None) ->
     """x @ weight.T + bias. x: [T, K]; returns [T, N], of x's dtype."""
     if weight.order is not None:
         x = x.index_select(1, weight.order)
-    return functional.linear(x, dequantize(weight, x.dtype), bias)
+    return functional.linear(x, dequantize_int(weight, x.dtype), bias)
 
 
 def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:

@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 
 from kernels.quant_bnb import BLOCK
-from kernels.quant_codes import PLANE, CodeWeight
+from kernels.quant_codes import LUT_PLANE, CodeWeight
 
 _BLOCK_N = 32
 _BLOCK = tl.constexpr(BLOCK)
-_PLANE = tl.constexpr(PLANE)
+_PLANE = tl.constexpr(LUT_PLANE)
 
 
 def dequantize(weight: CodeWeight, dtype: torch.dtype) -> torch.Tensor:

@@ -19,11 +19,11 @@ import triton.language as tl
 from kernels.attention.triton_common import prefetch_l2
 from kernels.codes_configs import SCRATCH_SUMS, CodesGemmConfig
 from kernels.quant_bnb import BLOCK
-from kernels.quant_codes import PLANE, TILE, CodeWeight
+from kernels.quant_codes import LUT_PLANE, LUT_TILE, CodeWeight
 from kernels.triton_split_k import SplitKScratch, store_split
 
 _BLOCK = tl.constexpr(BLOCK)
-_PLANE = tl.constexpr(PLANE)
+_PLANE = tl.constexpr(LUT_PLANE)
 _ALIGNMENT = 16  # of rows of x: else Triton would not load them ahead
 
 
@@ -70,7 +70,7 @@ def codes_gemm(
         x, packed, weight.scales, pairs, bias, out, scratch.partial, scratch.arrivals,
         num_rows, n, k, num_tiles, triton.cdiv(num_tiles, config.splits), x.stride(0),
         M_PAD=config.block_m, BLOCK_N=config.block_n, SPLITS=config.splits, IS_SHARED=config.is_shared,
-        EVEN_N=n % config.block_n == 0, EVEN_K=k % TILE == 0, HAS_BIAS=bias is not None, STAGES=config.num_stages,
+        EVEN_N=n % config.block_n == 0, EVEN_K=k % LUT_TILE == 0, HAS_BIAS=bias is not None, STAGES=config.num_stages,
         PREFETCH=config.prefetch, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -167,7 +167,7 @@ def _fill_tables(pairs_ptr) -> None:
 
 @triton.jit
 def _look_up(words, scales, x, PLANE_INDEX: tl.constexpr):
-    """Plane PLANE_INDEX of a [N, PLANE] tile of int16 words, as values of x's dtype.
+    """Plane PLANE_INDEX of a [N, LUT_PLANE] tile of int16 words, as values of x's dtype.
 
     The PTX leaves scales alone: they are there for Triton, which loads ahead only what a product depends on.
     """

@@ -6,59 +6,21 @@ written once, when the answer is over:  POST /v1/chat/completions 200 in=812 cac
 
 import logging
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-import msgspec
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import ServiceError
 from server.error_replies import error_reply
-from server.generation import Stats
+from server.request_record import RECORD_SCOPE_KEY, RequestRecord, make_request_id
 from server.trace_context import TraceContext
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("quire.access")
 
-NO_ROUTE = "other"
-_SCOPE_KEY = "quire.record"
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
-
-
-class RequestRecord(msgspec.Struct):
-    """What one HTTP request leaves behind. stats: asked for at the end, once a generation was begun."""
-
-    request_id: str
-    arrival_s: float  # time.monotonic()
-    status: int = 0
-    outcome: str = ""  # an error's code, or "abort"; "" if the answer was complete
-    stats: Callable[[], Stats] | None = None
-    has_started: bool = False  # the status line is out
-    key_hash: str = ""  # of the API key that came with it, if keys are asked for
-    answer_id: str = ""  # the id in its answer, once a generation was begun
-    cancel: Callable[[], object] | None = None  # ends that generation
-    is_cancelled: bool = False
-    model: str = ""  # the name that the client asked for, once it is known to be served
-    trace: TraceContext | None = None
-
-
-def record_of(scope: Scope) -> RequestRecord:
-    """Return the record of the request that `scope` belongs to."""
-    return scope[_SCOPE_KEY]
-
-
-def route_of(scope: Scope) -> str:
-    """Return the path of the route that answered, as it is declared; NO_ROUTE if the request was refused before."""
-    route = scope.get("route")
-    return route.path if isinstance(route, Route) else NO_ROUTE
-
-
-def make_request_id() -> str:
-    """Return the id of a request that brought none."""
-    return f"req-{secrets.token_hex(8)}"
 
 
 class RequestTracker(Protocol):
@@ -109,7 +71,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         record = RequestRecord(_request_id(scope), time.monotonic())
-        scope[_SCOPE_KEY] = record
+        scope[RECORD_SCOPE_KEY] = record
         scope["root_path"] = self._root_path  # routes match with it and, behind a proxy that cuts it off, without
 
         if scope["method"] == "POST":

@@ -17,7 +17,7 @@ from engine.config import ServerConfig
 from engine.control import Supervisor
 from engine.errors import ServiceError
 from engine.metrics import Metrics
-from server.access import AccessLog, RequestTracer, record_of
+from server.access import AccessLog, RequestTracer
 from server.api_keys import KeyRing
 from server.body import BodyLimit
 from server.error_replies import error_from_http, error_reply
@@ -26,6 +26,7 @@ from server.http_metrics import HttpMetrics
 from server.key_guard import KeyGuard
 from server.open_requests import OpenRequests
 from server.openapi import openapi_document
+from server.request_record import record_of
 from server.routes.chat import chat_router
 from server.routes.chat_page import chat_page_router
 from server.routes.completions import completions_router

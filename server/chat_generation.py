@@ -13,8 +13,7 @@ from contextlib import aclosing
 
 from engine.protocol import TokenLogprobs
 from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
-from server.generation import Ended, Event, Generation, Piece, Stats
-from server.generation_spec import GenerationSpec
+from server.generation import Ended, Event, Generation, GenerationSpec, Piece, Stats
 from server.parsers.parts import Arguments, CallStart, Part, PartsParser, Reasoning, Text
 
 _ID_CHARS = string.ascii_letters + string.digits

@@ -15,7 +15,6 @@ from starlette.requests import Request
 
 from engine.errors import InvalidParameter
 from engine.protocol import EngineReady
-from server.access import record_of
 from server.chat_generation import ChatGeneration
 from server.chat_template import template_timeout
 from server.generation import Generation
@@ -27,14 +26,15 @@ from server.parsers.parts import PartsParser
 from server.parsers.reasoning import ReasoningPlace, reasoning_place
 from server.parsers.tool_grammar import answer_grammar, tool_grammar
 from server.reply_options import ReplyOptions, reply_options
+from server.request_record import record_of
 from server.schemas import MAX_TOKENS, ChatBody
 from server.service import Service
+from server.sse import ReplyHead
 from server.structured import Asked, asked_grammar
 from server.tokenizer import TEMPLATE_DEADLINE_S, Tokenizer
 from server.tools import ToolPlan, check_tools, plan_tools
 from server.translation import renamed
 from server.validate import chat_spec, check_chat
-from server.writers import ReplyHead
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 _RENDER_GRACE_S = 0.5
@@ -85,7 +85,7 @@ async def prepare_chat(
     record.model = model
     moment = service.moment(record)
     asked = _asked_grammar(body, plan, tokenizer, prompt.reasoning)
-    grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body))
+    grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body.timeout))
     spec = chat_spec(
         body,
         prompt.token_ids,

@@ -24,13 +24,14 @@ from server.chunks import (
     ToolCall,
     ToolCallDelta,
     TopLogprob,
+    timings_of,
+    usage_of,
 )
-from server.fold import timings_of, usage_of
 from server.generation import Ended
 from server.reply_options import ReplyOptions
+from server.sse import ReplyHead
 from server.text_logprobs import finite_logprob, prompt_logprobs_of, top_entries
 from server.tokenizer import Tokenizer
-from server.writers import ReplyHead
 
 
 class ChatWriter:

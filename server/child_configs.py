@@ -2,9 +2,8 @@
 
 import msgspec
 
-from engine.config import EngineConfig, LaunchConfig, ServerConfig
-from engine.process import EngineProcessConfig
-from server.children import WorkerConfig
+from engine.config import EngineConfig, EngineProcessConfig, LaunchConfig, ServerConfig
+from server.serve_config import WorkerConfig
 
 
 def engine_process_config(

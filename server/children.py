@@ -6,33 +6,16 @@ never outlives the launcher: the control connection's end tells it, and on Linux
 
 import asyncio
 import contextlib
-import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
+from engine.parent import PROJECT_ROOT, die_with
 
-from engine.config import ServerConfig
-
-PROJECT_ROOT = Path(__file__).resolve().parent.parent
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an HTTP worker process is told, as JSON in the run directory."""
-
-    server: ServerConfig
-    listen_fd: int  # the inherited listening socket
-    tls_cert: str | None  # PEM files, both or neither
-    tls_key: str | None
-    log_level: str
-    log_format: str  # text | json
-    debug: bool
+_ENOUGH_FILES = 65_536  # a higher limit only makes those loops longer that close what a child shall not inherit
 
 
 class Backoff:
@@ -90,9 +73,10 @@ def is_on_terminal() -> bool:
     return sys.stderr.isatty() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
-def die_with(launcher_pid: int) -> None:
-    """In the child, before exec: ask for SIGTERM when the launcher dies; it may have died already."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != launcher_pid:
-            os._exit(1)
+def raise_file_limit() -> None:
+    """Raise the soft limit of this process, which its children inherit, to the hard one, or to what is enough."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a system with another opinion
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

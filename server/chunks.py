@@ -6,6 +6,8 @@ UNSET leaves a key out; None writes null.
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from server.generation import Stats
+
 
 class PromptTokensDetails(msgspec.Struct):
     """Part of Usage."""
@@ -265,3 +267,29 @@ class CancelledRequest(msgspec.Struct):
 
     id: str
     cancelled: bool = True
+
+
+def usage_of(stats: Stats) -> Usage:
+    """Return OpenAI's usage object."""
+    return Usage(
+        prompt_tokens=stats.num_prompt_tokens,
+        completion_tokens=stats.num_output_tokens,
+        total_tokens=stats.num_prompt_tokens + stats.num_output_tokens,
+        prompt_tokens_details=PromptTokensDetails(stats.num_cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(stats.num_reasoning_tokens),
+    )
+
+
+def timings_of(stats: Stats) -> Timings:
+    """Return the timings object."""
+    return Timings(
+        queue_ms=_ms(stats.queue_s),
+        prefill_ms=_ms(stats.prefill_s),
+        ttft_ms=_ms(stats.ttft_s),
+        itl_ms=_ms(stats.itl_s),
+        total_ms=round(stats.total_s * 1000, 3),
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

@@ -8,17 +8,17 @@ import msgspec
 from starlette.requests import Request
 
 from engine.protocol import EngineReady
-from server.access import record_of
 from server.generation import Generation
 from server.grammar_wait import checked_grammar
 from server.ignored import ignored_fields
 from server.reply_options import ReplyOptions, reply_options
+from server.request_record import record_of
 from server.schemas import CompletionBody
 from server.service import Service
+from server.sse import ReplyHead
 from server.structured import asked_grammar
 from server.tokenizer import Tokenizer
 from server.validate import check_completion, completion_spec
-from server.writers import ReplyHead
 
 
 class PreparedCompletion(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ async def prepare_completion(service: Service, body: CompletionBody, request: Re
     record.model = model
     moment = service.moment(record)
     asked = asked_grammar(body.response_format, body.structured_outputs)
-    grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body))
+    grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body.timeout))
     prompts = body.prompt
     if isinstance(prompts[0], str):
         prompts = await asyncio.to_thread(_encode, service.tokenizer, prompts, limits)

@@ -14,11 +14,11 @@ import msgspec
 from engine.config import LaunchConfig
 from engine.diagnosis import Ask, Diagnosis, Machine, ModelReport
 from engine.errors import StartupError
+from engine.parent import PROJECT_ROOT
 from engine.sizes import format_size
 from server.doctor_host import Host, look_at_host
 from server.doctor_model import FoundModel, check_files, find_model
 from server.embedding_model import load_embedding_model
-from server.resolve import PROJECT_ROOT
 
 _TIMEOUT_S = 180.0
 

@@ -8,10 +8,10 @@ from starlette.requests import Request
 
 from engine.errors import InvalidParameter, PromptTooLong
 from engine.protocol import EngineReady
-from server.access import record_of
 from server.api_keys import cache_salt_of
 from server.embedding_model import EmbeddingModel
 from server.embedding_run import EmbeddingRun, EmbeddingSpec
+from server.request_record import record_of
 from server.schemas_embeddings import EmbeddingBody
 from server.service import Service
 from server.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ async def prepare_embeddings(service: Service, body: EmbeddingBody, request: Req
         cache_salt=cache_salt_of(moment.key_hash, body.cache_salt or ""),
         priority=body.priority or 0,
         lora_index=service.lora_index(model),
-        timeout_s=moment.timeout_of(body),
+        timeout_s=moment.timeout_of(body.timeout),
         arrival_s=moment.arrival_s,
     )
     run = EmbeddingRun(spec, request_id=f"embd-{secrets.token_hex(16)}", client=service.client, metrics=service.metrics)

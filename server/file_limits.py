@@ -4,7 +4,6 @@ Without descriptors libuv closes new connections without a word. So a worker kee
 beyond, and says so in the log.
 """
 
-import contextlib
 import logging
 import resource
 import time
@@ -17,15 +16,6 @@ logger = logging.getLogger(__name__)
 _ENOUGH = 65_536  # a higher limit only makes those loops longer that close what a child shall not inherit
 _MAX_RESERVE = 64  # for the engine, a grammar checker, traces, refusals on their way out
 _LOG_INTERVAL_S = 10.0
-
-
-def raise_file_limit() -> None:
-    """Raise the soft limit of this process, which its children inherit, to the hard one, or to what is enough."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # a system with another opinion
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class ConnectionLimit:

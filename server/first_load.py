@@ -10,9 +10,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from engine.control import Stage
+from engine.control import LOAD_STALL_AFTER_S, Stage
 from server.console import stage_fields
-from server.heartbeat import LOAD_STALL_AFTER_S
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.protocol import TokenLogprobs
-from server.chunks import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
-from server.generation import Ended, Event, Piece, Stats
+from server.generation import Ended, Event, Piece
 
 
 class FoldedChoice(msgspec.Struct):
@@ -42,29 +41,3 @@ def fold(events: Sequence[Event]) -> list[FoldedChoice]:
             )
         )
     return choices
-
-
-def usage_of(stats: Stats) -> Usage:
-    """Return OpenAI's usage object."""
-    return Usage(
-        prompt_tokens=stats.num_prompt_tokens,
-        completion_tokens=stats.num_output_tokens,
-        total_tokens=stats.num_prompt_tokens + stats.num_output_tokens,
-        prompt_tokens_details=PromptTokensDetails(stats.num_cached_tokens),
-        completion_tokens_details=CompletionTokensDetails(stats.num_reasoning_tokens),
-    )
-
-
-def timings_of(stats: Stats) -> Timings:
-    """Return the timings object."""
-    return Timings(
-        queue_ms=_ms(stats.queue_s),
-        prefill_ms=_ms(stats.prefill_s),
-        ttft_ms=_ms(stats.ttft_s),
-        itl_ms=_ms(stats.itl_s),
-        total_ms=round(stats.total_s * 1000, 3),
-    )
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)

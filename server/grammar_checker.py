@@ -23,8 +23,8 @@ from typing import NamedTuple
 import msgspec
 
 from engine.errors import EngineError, GrammarError, Overloaded, ShuttingDown, error_from_code, sentence
+from engine.parent import PROJECT_ROOT
 from engine.protocol import GrammarSpec, GrammarVerdict
-from server.children import PROJECT_ROOT
 from server.structured import LARK_FIELD
 
 COMPILE_DEADLINE_S = 5.0

@@ -7,9 +7,9 @@ from starlette.requests import Request
 
 from engine.errors import RequestAborted
 from engine.protocol import GrammarSpec
-from server.access import record_of
 from server.errors import DeadlineExceeded
 from server.grammar_checker import GrammarChecker
+from server.request_record import record_of
 from server.streaming import wait_or_gone
 from server.structured import Asked
 

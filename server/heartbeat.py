@@ -8,13 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from engine.control import Heartbeat
-
-# The engine beats once a second, but never within a step. The longest steps are prompt chunks of 512 tokens on a CPU:
-# 7 TFLOP for 7 B parameters, a few seconds on a server. Whoever kills the unhealthy should wait for several bad probes.
-STALL_AFTER_S = 10.0
-# An engine that loads shows bytes, graphs and stages as it goes; the longest silence is compiling kernels.
-LOAD_STALL_AFTER_S = 300.0
+from engine.control import LOAD_STALL_AFTER_S, STALL_AFTER_S, Heartbeat
 
 
 class HeartbeatWatch:

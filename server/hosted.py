@@ -20,8 +20,7 @@ from engine.config import ServerConfig
 from engine.control import EngineFailed
 from engine.errors import StartupError
 from engine.logs import configure_logging
-from engine.parent import describe_exit
-from server.children import PROJECT_ROOT
+from engine.parent import PROJECT_ROOT, describe_exit
 from server.hosted_daemon import APP_FILE, FAILURE_FILE, parse_flags
 from server.run_dir import RunDir
 from server.worker_app import WorkerApp

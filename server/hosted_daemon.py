@@ -21,7 +21,7 @@ from engine.config import LaunchConfig
 from engine.control import EngineFailed
 from engine.errors import StartupError
 from engine.logs import configure_logging
-from server.children import die_with
+from engine.parent import die_with
 from server.http_flags import add_access_flags, add_request_flags
 from server.launch import Launcher
 from server.model_flags import add_memory_flags, add_model_flags

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from engine.metrics import FAILURES, Metrics
-from server.access import NO_ROUTE, RequestRecord, route_of
+from server.request_record import NO_ROUTE, RequestRecord, route_of
 
 _CLASSES = ("2xx", "4xx", "5xx")
 _CLIENT_LEFT = 499

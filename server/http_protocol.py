@@ -15,10 +15,10 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
-from server.access import make_request_id
 from server.error_replies import error_reply
 from server.errors import HeadersTooLarge, HttpError, MalformedHttp, SlowClient
 from server.file_limits import ConnectionLimit
+from server.request_record import make_request_id
 
 MAX_HEADER_BYTES = 64 * 1024  # of one request, its request line included
 MAX_HEADER_LINES = 100

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.access import record_of
 from server.api_keys import KeyRing
 from server.error_replies import error_reply
 from server.errors import MissingKey
+from server.request_record import record_of
 
 
 class KeyGuard:

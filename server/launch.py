@@ -24,11 +24,10 @@ from engine.logs import configure_logging
 from engine.parent import describe_exit
 from server.announcement import Announcement
 from server.child_configs import child_log_format, engine_process_config, worker_config
-from server.children import Backoff, end_child, is_on_terminal, kill_child, start_child
+from server.children import Backoff, end_child, is_on_terminal, kill_child, raise_file_limit, start_child
 from server.console import make_console
 from server.control_server import ControlServer
 from server.exposition import Exposition
-from server.file_limits import raise_file_limit
 from server.greeting import read_greeting
 from server.heartbeat import HeartbeatWatch
 from server.key_reload import KeyReloader

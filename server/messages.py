@@ -4,9 +4,9 @@ import hashlib
 from typing import Any
 
 from engine.errors import InvalidParameter, UnsupportedFeature
-from server.body import parse_json
 from server.errors import MalformedBody
 from server.schemas import ChatBody, ChatMessage
+from server.strict_json import parse_json
 
 _NUM_SHORT_ID_CHARS = 9
 

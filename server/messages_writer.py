@@ -37,9 +37,8 @@ from server.messages_chunks import (
     ThinkingPiece,
     ToolUseContent,
 )
-from server.sse import named_event
+from server.sse import ReplyHead, named_event
 from server.translation import seal
-from server.writers import ReplyHead
 
 _UNSIGNED = "quire"  # clients drop thoughts without a signature; this one says that there is nothing to check
 

@@ -1,12 +1,15 @@
 """Flags of `quire serve` that say what the daemon tells of itself: logs, metrics, traces. Imports argparse."""
 
 import argparse
+import importlib.util
 from urllib.parse import urlsplit
 
 from engine.errors import StartupError
 from server.flags import text
 
 _TRACES_PATH = "/v1/traces"
+
+_OPENTELEMETRY = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
 def add_log_flags(group: argparse._ArgumentGroup) -> None:
@@ -53,9 +56,15 @@ def traces_endpoint(url: str | None) -> str | None:
         parts, is_url = urlsplit(""), False
     if not is_url:
         raise StartupError(f"--otlp-traces-endpoint {url} is not a URL such as http://127.0.0.1:4318.", exit_code=2)
-    from server.tracing import is_available
-
-    if not is_available():
+    if not has_opentelemetry():
         packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         raise StartupError(f"--otlp-traces-endpoint needs OpenTelemetry: pip install {packages}.", exit_code=2)
     return url if parts.path.strip("/") else parts._replace(path=_TRACES_PATH).geturl()
+
+
+def has_opentelemetry() -> bool:
+    """Tell if the packages of the extra are installed, without importing them."""
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in _OPENTELEMETRY)
+    except ModuleNotFoundError:  # not even its parent
+        return False

@@ -4,7 +4,7 @@ AccessLog adds a request's record when it arrives and removes it when its answer
 by grammar_wait.py first; then, with the answer's id, by routes/answer.py (generations) or routes/embeddings.py.
 """
 
-from server.access import RequestRecord
+from server.request_record import RequestRecord
 
 
 class OpenRequests:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import StartupError, sentence
+from engine.parent import PROJECT_ROOT
 
 DEMO_NAME = "quire-demo"
-PROJECT_ROOT = Path(__file__).resolve().parent.parent
 DEMO_FOLDER = PROJECT_ROOT / "models" / "demo" / "checkpoint"
 _DEMO_NOTE = "a tiny model to try the server with: knows Quire, capitals, small sums; often wrong, not for real work"
 

@@ -32,9 +32,8 @@ from server.responses_events import (
     ResponseInProgress,
 )
 from server.responses_output import COMPLETED, IN_PROGRESS, INCOMPLETE, Logprobs, ResponsesOutput
-from server.sse import named_event
+from server.sse import ReplyHead, named_event
 from server.streaming import PING
-from server.writers import ReplyHead
 
 _FAILED = "failed"
 

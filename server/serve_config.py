@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from engine.config import EngineConfig, LoraSource, ServerConfig
 from engine.errors import StartupError
 from server.api_keys import read_key_hashes
@@ -18,6 +20,18 @@ from server.resolve import check_kernels_package, resolve_model
 from server.speculative_flags import speculative_of
 
 _EXIT_USAGE = 2
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an HTTP worker process is told, as JSON in the run directory."""
+
+    server: ServerConfig
+    listen_fd: int  # the inherited listening socket
+    tls_cert: str | None  # PEM files, both or neither
+    tls_key: str | None
+    log_level: str
+    log_format: str  # text | json
+    debug: bool
 
 
 class CheckedFlags(NamedTuple):

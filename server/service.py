@@ -17,12 +17,12 @@ from engine.errors import (
 )
 from engine.metrics import Metrics
 from engine.protocol import EngineReady
-from server.access import RequestRecord
 from server.embedding_model import EmbeddingModel, load_embedding_model
 from server.errors import DeadlineExceeded, Draining, HttpError, ModelNotFound, NotReady
 from server.generation_spec import Moment
 from server.grammar_checker import GrammarChecker
 from server.model_info import GenerationDefaults, load_generation_defaults
+from server.request_record import RequestRecord
 from server.tokenizer import Tokenizer, load_tokenizer
 
 _UNSAFE_IN_HEADER = re.compile(r"[^A-Za-z0-9_.\[\]-]")

@@ -8,86 +8,21 @@ gets the flag's sentence, with the place's name. Life: flags are added → take_
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from engine.errors import StartupError
-from server.flags import ValueType, boolean
+from server.flags import boolean
+from server.setting import COMMAND_LINE, DEFAULT, VARIABLE_PREFIX, Setting, nearest
 
 if TYPE_CHECKING:
-    from server.settings_file import FileValue
+    from server.setting import FileValue
 
-COMMAND_LINE, DEFAULT = "command line", "default"
 CONFIG_VARIABLE = "QUIRE_CONFIG"
-_PREFIX = "QUIRE_"
 _EXIT_USAGE = 2
 _OF_THE_RUN = ("help", "help_all", "config", "show_config")  # flags that are no settings
-_SECRETS = ("api_key",)  # never in the file, and read from the environment by server/api_keys.py
 # What Kubernetes and Docker links add for a service whose name begins with quire: QUIRE_PORT=tcp://10.0.0.1:8000, …
 _LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
 _LINK_URL = re.compile(r"(tcp|udp|sctp)://")
-
-
-class Setting(NamedTuple):
-    """One flag, and what it is called elsewhere."""
-
-    action: argparse.Action
-    default: Any
-    group: str
-
-    @property
-    def flag(self) -> str:
-        """The flag, or MODEL."""
-        return self.action.option_strings[-1] if self.action.option_strings else str(self.action.metavar)
-
-    @property
-    def key(self) -> str:
-        """The key in the file."""
-        return self.action.dest.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        """The variable of the environment."""
-        return _PREFIX + self.action.dest.upper()
-
-    @property
-    def is_switch(self) -> bool:
-        """It is true or false."""
-        return self.action.nargs == 0
-
-    @property
-    def is_list(self) -> bool:
-        """It may be given several times."""
-        return isinstance(self.action, argparse._AppendAction)
-
-    @property
-    def is_secret(self) -> bool:
-        """It is never shown."""
-        return self.action.dest in _SECRETS
-
-    @property
-    def limits(self) -> str:
-        """What it takes, in words."""
-        if self.is_switch:
-            return "true or false"
-        if self.action.choices is not None:
-            return ", ".join(map(str, self.action.choices))
-        return self.action.type.limits if isinstance(self.action.type, ValueType) else ""
-
-    @property
-    def meaning(self) -> str:
-        """What --help says of it, without the default."""
-        return re.sub(r" \([^()]*\)$", "", self.action.help or "")
-
-    @property
-    def default_words(self) -> str:
-        """The default, also where it is decided later."""
-        if self.is_switch:
-            return "false"
-        if self.default not in (None, "", []):
-            return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
-        of_flag, of_group = re.search(r"\(([^()]*)\)$", self.action.help or ""), re.search(r"\((.*)\)$", self.group)
-        found = of_flag or of_group
-        return found[1].removeprefix("default: ") if found else "none"
 
 
 class SettingsParser(argparse.ArgumentParser):
@@ -179,7 +114,7 @@ class SettingsParser(argparse.ArgumentParser):
         known = {setting.variable: setting for setting in self.settings}
         said = {}
         for name, value in self._environment.items():
-            is_ours = name.startswith(_PREFIX) and name != CONFIG_VARIABLE
+            is_ours = name.startswith(VARIABLE_PREFIX) and name != CONFIG_VARIABLE
             if not is_ours or _LINK.search(name) or (name.endswith("_PORT") and _LINK_URL.match(value)):
                 continue
             if name not in known:
@@ -204,14 +139,6 @@ class SettingsParser(argparse.ArgumentParser):
             values += value if setting.is_list else [value]
         self._place = ""
         return values if setting.is_list else values[0]
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Return which known name may have been meant, as the end of a sentence."""
-    import difflib
-
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f": {found[0]} is the nearest" if found else ""
 
 
 def places_of(message: str, arguments: argparse.Namespace) -> str:

@@ -6,25 +6,16 @@ and `12:30` are what was typed, and a tag makes no object.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import yaml
 
 from engine.errors import StartupError
-from server.settings import Setting, nearest
+from server.setting import FileValue, Setting, nearest
 
 _MAX_BYTES = 1 << 20
 _EXIT_USAGE = 2
 _STANDARD = "tag:yaml.org,2002:"
 _PLAIN = ("str", "int", "float", "bool", "timestamp", "value")  # tags that text without one gets
-
-
-class FileValue(NamedTuple):
-    """What the file says of one key. places: file:line of each text."""
-
-    place: str
-    texts: list[str]
-    places: list[str]
 
 
 def read_settings_file(name: str, settings: Sequence[Setting]) -> dict[str, FileValue]:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from server.settings import DEFAULT, Setting
+from server.setting import DEFAULT, Setting
 
-_PLAIN = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z0-9./][\w./=@~+-]*", re.ASCII)
+_PLAIN_SCALAR = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z0-9./][\w./=@~+-]*", re.ASCII)
 _MAX_COLUMN = 48
 
 
@@ -37,7 +37,7 @@ def _yaml(value: Any) -> str:
         return _yaml("=".join(value))
     if isinstance(value, str):
         value = _without_password(value)
-        return value if _PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+        return value if _PLAIN_SCALAR.fullmatch(value) else json.dumps(value, ensure_ascii=False)
     return json.dumps(value)  # a number, true, false, null
 
 

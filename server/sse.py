@@ -11,12 +11,44 @@ import msgspec
 from engine.errors import ServiceError
 from server.error_replies import error_body
 from server.streaming import PING, SSE_DONE
-from server.writers import Writer, sse_event
 
 E = TypeVar("E")
 E_contra = TypeVar("E_contra", contravariant=True)
 
 _encoder = msgspec.json.Encoder()
+
+
+class ReplyHead(msgspec.Struct, frozen=True):
+    """What every chunk of an answer repeats."""
+
+    id: str
+    created: int  # Unix time, seconds
+    model: str
+
+
+class Writer(Protocol[E_contra]):
+    """Makes one kind of answer of one kind of events."""
+
+    def opening(self) -> list[msgspec.Struct]:
+        """Chunks before the first event."""
+        ...
+
+    def chunk(self, event: E_contra, *, is_last: bool) -> msgspec.Struct | None:
+        """The chunk of one event, if it shows anything. `is_last`: no chunk of a choice comes after it."""
+        ...
+
+    def closing(self) -> msgspec.Struct | None:
+        """The usage chunk, if it was asked for."""
+        ...
+
+    def whole(self, events: Sequence[E_contra]) -> msgspec.Struct:
+        """The answer as one body."""
+        ...
+
+
+def sse_event(chunk: msgspec.Struct) -> bytes:
+    """Return one server-sent event."""
+    return b"data: " + _encoder.encode(chunk) + b"\n\n"
 
 
 class StreamWriter(Protocol[E_contra]):

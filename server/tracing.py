@@ -6,7 +6,6 @@ Nothing happens per token. Attributes follow the semantic conventions for genera
 opentelemetry is imported in here alone, and only once a Tracer is made.
 """
 
-import importlib.util
 import threading
 import time
 from collections.abc import Iterable
@@ -15,25 +14,16 @@ from typing import Any
 from starlette.types import Scope
 
 from engine.metrics import FAILURES
-from server.access import RequestRecord, route_of
 from server.generation import Stats
+from server.request_record import RequestRecord, route_of
 from server.trace_context import TraceContext, trace_context
 
-_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 _EXPORT_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 2.0
 _OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 _CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 Attributes = dict[str, str | int | list[str]]
-
-
-def is_available() -> bool:
-    """Tell if the packages of the extra are installed, without importing them."""
-    try:
-        return all(importlib.util.find_spec(name) is not None for name in _PACKAGES)
-    except ModuleNotFoundError:  # not even its parent
-        return False
 
 
 class Tracer:

@@ -12,7 +12,8 @@ import msgspec
 from engine.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
 from engine.protocol import EngineReady, GrammarSpec, SamplingParams
 from server.api_keys import cache_salt_of
-from server.generation_spec import GenerationSpec, Moment
+from server.generation import GenerationSpec
+from server.generation_spec import Moment
 from server.model_info import GenerationDefaults
 from server.schemas import ChatBody, CompletionBody
 
@@ -253,7 +254,7 @@ def _spec(
         cache_salt=cache_salt_of(moment.key_hash, body.cache_salt or ""),
         priority=body.priority or 0,
         grammar=grammar,
-        timeout_s=moment.timeout_of(body),
+        timeout_s=moment.timeout_of(body.timeout),
         arrival_s=moment.arrival_s,
     )
 

@@ -21,9 +21,9 @@ from fastapi import FastAPI
 
 from engine.errors import StartupError, sentence
 from engine.logs import configure_logging
-from server.children import WorkerConfig
 from server.file_limits import ConnectionLimit
 from server.http_protocol import HttpProtocol
+from server.serve_config import WorkerConfig
 from server.supervisor import ControlSupervisor
 from server.worker_app import WorkerApp
 

@@ -4,55 +4,23 @@ A writer belongs to one request. The whole answer is the fold of the same events
 """
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET
 
 from engine.protocol import TokenLogprobs
-from server.chunks import TextChoice, TextCompletion, TextLogprobs
-from server.fold import FoldedChoice, fold, timings_of, usage_of
+from server.chunks import TextChoice, TextCompletion, TextLogprobs, timings_of, usage_of
+from server.fold import FoldedChoice, fold
 from server.generation import Ended, Event, Generation, Piece
 from server.reply_options import ReplyOptions
+from server.sse import ReplyHead
 from server.text_logprobs import LegacyLogprobs, prompt_logprobs_of
 from server.tokenizer import Tokenizer
 
 _encoder = msgspec.json.Encoder()
 
 E = TypeVar("E", contravariant=True)
-
-
-class ReplyHead(msgspec.Struct, frozen=True):
-    """What every chunk of an answer repeats."""
-
-    id: str
-    created: int  # Unix time, seconds
-    model: str
-
-
-class Writer(Protocol[E]):
-    """Makes one kind of answer of one kind of events."""
-
-    def opening(self) -> list[msgspec.Struct]:
-        """Chunks before the first event."""
-        ...
-
-    def chunk(self, event: E, *, is_last: bool) -> msgspec.Struct | None:
-        """The chunk of one event, if it shows anything. `is_last`: no chunk of a choice comes after it."""
-        ...
-
-    def closing(self) -> msgspec.Struct | None:
-        """The usage chunk, if it was asked for."""
-        ...
-
-    def whole(self, events: Sequence[E]) -> msgspec.Struct:
-        """The answer as one body."""
-        ...
-
-
-def sse_event(chunk: msgspec.Struct) -> bytes:
-    """Return one server-sent event."""
-    return b"data: " + _encoder.encode(chunk) + b"\n\n"
 
 
 class TextWriter:

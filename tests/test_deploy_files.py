@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from engine.control import STALL_AFTER_S
 from server import launch
 from server.cli import main, serve_parser
-from server.heartbeat import STALL_AFTER_S
 from server.settings import CONFIG_VARIABLE
 
 ROOT = Path(__file__).parent.parent

@@ -11,8 +11,8 @@ from fastapi import Request, Response
 
 from engine.errors import ServiceError
 from engine.protocol import TokenLogprobs
-from server.access import RequestRecord, record_of
 from server.generation import Ended, Stats
+from server.request_record import RequestRecord, record_of
 from server.service import Service
 from server.sse import StreamWriter
 from server.streaming import EventStreamResponse, cancel, run_while_connected, wait_or_gone

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.body import read_json
 from server.completion_request import prepare_completion
-from server.generation_spec import GenerationSpec
+from server.generation import GenerationSpec
 from server.routes.answer import answer
 from server.schemas import CompletionBody, parse_body
 from server.service import Service

@@ -4,10 +4,10 @@ import asyncio
 
 from fastapi import APIRouter, Request, Response
 
-from server.access import record_of
 from server.body import read_json
 from server.embedding_answer import encode_answer
 from server.embedding_request import prepare_embeddings
+from server.request_record import record_of
 from server.schemas import parse_body
 from server.schemas_embeddings import EmbeddingBody
 from server.service import Service

@@ -3,12 +3,12 @@
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.access import record_of
 from server.body import read_json
 from server.chat_request import encode_chat, prepare_chat
 from server.messages_api import translate_count, translate_messages
 from server.messages_chunks import TokenCount
 from server.messages_writer import MessagesWriter
+from server.request_record import record_of
 from server.routes.answer import answer
 from server.schemas import parse_body
 from server.schemas_messages import CountTokensBody, MessagesBody

@@ -3,10 +3,10 @@
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.access import record_of
 from server.chunks import CancelledRequest
 from server.errors import RequestNotFound
 from server.open_requests import OpenRequests
+from server.request_record import record_of
 from server.service import Service
 
 

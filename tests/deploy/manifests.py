@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
+from engine.control import STALL_AFTER_S
 from engine.metrics import METRICS
 from server import launch
 from server.cli import _parser
-from server.heartbeat import STALL_AFTER_S
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.body import parse_json
 from server.error_replies import speaks_anthropic
 from server.errors import MalformedBody
 from server.schemas import ChatBody, CompletionBody
@@ -14,6 +13,7 @@ from server.schemas_embeddings import EmbeddingBody
 from server.schemas_messages import MessagesBody
 from server.schemas_responses import ResponsesBody
 from server.schemas_tokens import TokenizeBody
+from server.strict_json import parse_json
 from tests.fakes import FakeEngineClient, FakeSupervisor
 from tests.fuzz.conftest import seeds
 from tests.unit.server.conftest import CHAT, COMPLETIONS, Harness, stream_chunks, write_model_folder

@@ -91,4 +91,4 @@ def test_matrices_unpack_to_the_bit(dtype):
     from kernels.triton_codes_dequantize import dequantize
 
     weight, _ = codes_problem(300, 4032, dtype=torch.bfloat16, device="cuda")
-    assert torch.equal(dequantize(weight, dtype), quant_codes.dequantize(weight, dtype))
+    assert torch.equal(dequantize(weight, dtype), quant_codes.dequantize_lut4(weight, dtype))

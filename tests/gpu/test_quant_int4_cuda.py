@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
 from kernels.int_ops import IntLinear
-from kernels.quant_int import dequantize
+from kernels.quant_int import dequantize_int
 from models.config import ModelConfig
 from tests.unit.kernels.triton_cases.int_problem import int_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
@@ -84,10 +84,10 @@ def test_two_codes_per_instruction_are_what_one_is(rows, bits, dtype):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("n", "k", "group_size"), [(1000, 1152, 128), (70, 96, 16), (64, 100, -1)])
 def test_dequantized_weights_equal_the_specification(n, k, group_size, bits, dtype):
-    from kernels.triton_int_dequantize import dequantize as triton_dequantize
+    from kernels.triton_int_dequantize import dequantize_int as triton_dequantize
 
     weight, _ = int_problem(n, k, bits=bits, group_size=group_size, device="cuda")
-    assert torch.equal(triton_dequantize(weight, dtype), dequantize(weight, dtype))
+    assert torch.equal(triton_dequantize(weight, dtype), dequantize_int(weight, dtype))
 
 
 @pytest.mark.parametrize("rows", [1, 40, 700, 3000])

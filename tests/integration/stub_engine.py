@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from engine.config import EngineProcessConfig
 from engine.control import EngineFailed, Facts, Hello, Stage
-from engine.process import EngineProcessConfig
 from engine.transport import encode_frame
 
 

@@ -8,7 +8,7 @@ import torch
 from kernels import quant_bnb
 from kernels.bnb_ops import Linear4Bit
 from kernels.codes_configs import SCRATCH_SUMS, SCRATCH_TILES, codes_gemm_config
-from kernels.quant_codes import code_weight_bytes, dequantize, make_code_weight, unpack
+from kernels.quant_codes import code_weight_bytes, dequantize_lut4, make_code_weight, unpack_lut4
 from tests.unit.kernels.triton_cases.codes_problem import TABLES, codes_problem
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -19,9 +19,9 @@ def test_a_matrix_of_bitsandbytes_stays_what_it_is(k):
     table = torch.tensor(quant_bnb.NF4_TABLE)
     packed, scales = quant_bnb.quantize_nf4(torch.randn(5, k))
     weight = make_code_weight(packed, scales, table, torch.float32)
-    assert torch.equal(unpack(weight), packed)
+    assert torch.equal(unpack_lut4(weight), packed)
     expected = quant_bnb.dequantize_4bit(packed, scales, table, torch.float32)
-    assert torch.equal(dequantize(weight, torch.float32), expected)
+    assert torch.equal(dequantize_lut4(weight, torch.float32), expected)
     x, bias = torch.randn(3, k), torch.randn(5)
     assert torch.equal(Linear4Bit()(x, weight, bias), torch.nn.functional.linear(x, expected, bias))
     assert weight.packed.nbytes + weight.scales.nbytes == code_weight_bytes(5, k)

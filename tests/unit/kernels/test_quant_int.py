@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.int_ops import IntLinear
-from kernels.quant_int import dequantize, int_weight_bytes, make_int_weight, unpack
+from kernels.quant_int import dequantize_int, int_weight_bytes, make_int_weight, unpack_int
 from tests.unit.kernels.triton_cases.int_problem import int_problem
 
 
@@ -17,7 +17,7 @@ from tests.unit.kernels.triton_cases.int_problem import int_problem
 def test_packed_codes_come_back(n, k, bits, seed):
     codes = torch.randint(0, 1 << bits, (n, k), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
     weight = make_int_weight(codes, torch.ones(1, n).half(), None, bits=bits)
-    assert torch.equal(unpack(weight), codes)
+    assert torch.equal(unpack_int(weight), codes)
     stored = weight.packed.numel() * 2 + weight.groups.numel() * 4
     assert stored == int_weight_bytes(n, k, bits=bits, num_groups=1)
 
@@ -28,7 +28,7 @@ def test_packed_codes_come_back(n, k, bits, seed):
 @pytest.mark.parametrize("scale_dtype", [torch.float16, torch.bfloat16])
 def test_dequantized_weights_are_exact(bits, group_size, has_zeros, scale_dtype):
     weight, dense = int_problem(40, 384, bits=bits, group_size=group_size, has_zeros=has_zeros, scale_dtype=scale_dtype)
-    assert torch.equal(dequantize(weight, torch.float32).double(), dense)
+    assert torch.equal(dequantize_int(weight, torch.float32).double(), dense)
 
 
 @pytest.mark.parametrize("has_order", [False, True])

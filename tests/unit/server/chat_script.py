@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from engine.protocol import SamplingParams
 from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
-from server.generation import Ended, Stats
-from server.generation_spec import GenerationSpec
-from server.writers import ReplyHead
+from server.generation import Ended, GenerationSpec, Stats
+from server.sse import ReplyHead
 
 HEAD = ReplyHead("id_1", 1_700_000_000, "tiny")
 

@@ -10,8 +10,7 @@ from engine.metrics import Metrics
 from engine.protocol import SamplingParams
 from server.errors import DeadlineExceeded
 from server.fold import fold
-from server.generation import Ended, Generation
-from server.generation_spec import GenerationSpec
+from server.generation import Ended, Generation, GenerationSpec
 from server.tokenizer import load_tokenizer
 from tests.fakes import FakeEngineClient
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from engine.control import Heartbeat
-from server.heartbeat import LOAD_STALL_AFTER_S, HeartbeatWatch
+from engine.control import LOAD_STALL_AFTER_S, Heartbeat
+from server.heartbeat import HeartbeatWatch
 
 
 class Timer:

@@ -182,6 +182,6 @@ def test_what_is_no_url_is_refused(url):
 
 
 def test_without_the_extra_the_flag_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(tracing, "_PACKAGES", ("opentelemetry_of_nobody.sdk",))
+    monkeypatch.setattr("server.observability_flags._OPENTELEMETRY", ("opentelemetry_of_nobody.sdk",))
     with pytest.raises(StartupError, match="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"):
         traces_endpoint("http://localhost:4318")

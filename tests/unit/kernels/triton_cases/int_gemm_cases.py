@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.quant_int import dequantize
-from kernels.triton_int_dequantize import dequantize as triton_dequantize
+from kernels.quant_int import dequantize_int
+from kernels.triton_int_dequantize import dequantize_int as triton_dequantize
 from kernels.triton_int_gemm import (
     SCRATCH_SUMS,
     SCRATCH_TILES,
@@ -100,4 +100,4 @@ def test_the_scratch_holds_every_chosen_split():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_dequantized_weights_equal_the_specification(bits, k, group_size, dtype):
     weight, _ = int_problem(70, k, bits=bits, group_size=group_size)
-    assert torch.equal(triton_dequantize(weight, dtype), dequantize(weight, dtype))
+    assert torch.equal(triton_dequantize(weight, dtype), dequantize_int(weight, dtype))
