@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional
 
 from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
-from kernels import triton_int_dequantize
-from kernels.quant_int import IntWeight, dequantize_int, make_int_weight
-from kernels.triton_int_gemm import (
+from kernels.linear import triton_int_dequantize
+from kernels.linear.reference import IntWeight, dequantize_int, make_int_weight
+from kernels.linear.triton_int import (
     MAX_ROWS,
     SCRATCH_SUMS,
     SCRATCH_TILES,
@@ -20,7 +20,7 @@ from kernels.triton_int_gemm import (
     int_gemm,
     int_gemm_config,
 )
-from kernels.triton_split_k import SplitKScratch
+from kernels.linear.triton_split_k import SplitKScratch
 
 # name → (N, K)
 INT_SHAPES = {

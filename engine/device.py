@@ -9,7 +9,7 @@ import torch
 
 from engine.errors import StartupError
 from engine.sizes import GIB
-from kernels.kv_write import FP8
+from kernels.elementwise.kv_write import FP8
 from kernels.ops import HAS_TRITON
 from models.config import ModelConfig
 

@@ -18,7 +18,7 @@ from engine.device_state import DeviceState
 from engine.staging import Staging
 from engine.step import NEWEST, RowPlan, StepPlan
 from kernels.attention.base import AttentionMetadata
-from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
+from kernels.inputs.reference import DecodeInputs, MixedInputs, MixedPlan
 from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
 
 _NEWEST = [NEWEST]  # token ids of a decode row

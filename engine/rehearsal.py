@@ -17,7 +17,7 @@ import torch
 try:
     import triton
 
-    from kernels.compile_ahead import Compilation, collect_kernels
+    from kernels.precompile import Compilation, collect_kernels
 except ImportError:  # the caller asks for no rehearsal then
     pass
 

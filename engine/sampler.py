@@ -18,7 +18,7 @@ from engine.input_batch import SampleRows
 from engine.protocol import TokenLogprobs
 from engine.step import RequestInit, RowPlan, TokenMasks
 from kernels.ops import HAS_TRITON, TokenSampler, allow_only, penalize
-from kernels.sampling import Truncation, add_bias, sample, top_logprobs
+from kernels.sampling.reference import Truncation, add_bias, sample, top_logprobs
 from models.parallel import ALONE, TensorParallel
 
 _Bias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # rows, token ids, values

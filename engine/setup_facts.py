@@ -13,7 +13,7 @@ from engine.kv_cache import KVCachePlan
 from engine.memory import format_size
 from engine.setup import Setup
 from kernels.attention.base import AttentionBackend
-from kernels.kv_write import FP8, UNSCALED
+from kernels.elementwise.kv_write import FP8, UNSCALED
 from kernels.ops import HAS_TRITON
 from models.config import ModelConfig
 from models.layers.attention import SelfAttention

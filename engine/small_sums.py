@@ -1,7 +1,7 @@
 """How the ranks of one host come to sum small tensors by themselves: memory that all of them can write. Imports torch.
 
-kernels/triton_push_sum.py has the kernel. Either every rank can, or NCCL makes all sums: they agree on each step here,
-since whatever only some of them begin would wait for ever.
+kernels/all_reduce/triton.py has the kernel. Either every rank can, or NCCL makes all sums: they agree on each step
+here, since whatever only some of them begin would wait for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernels.ops import HAS_TRITON, has_pdl
 from models.parallel import SmallSums
 
 if HAS_TRITON:
-    from kernels.triton_push_sum import MAX_PUSHED_BYTES, PushSum, clear_inbox, inbox_shape
+    from kernels.all_reduce.triton import MAX_PUSHED_BYTES, PushSum, clear_inbox, inbox_shape
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.lora import LoraWeights
+from kernels.lora.reference import LoraWeights
 from models.lora.stack import AdapterStack
 from models.quantization.base import LinearMethod, LinearParams, LinearPart
 from models.weights import Weights

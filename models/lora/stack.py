@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.lora import LoraWeights
+from kernels.lora.reference import LoraWeights
 from models.lora.adapter import Adapter, LowRank
 
 if TYPE_CHECKING:

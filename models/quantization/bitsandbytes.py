@@ -1,4 +1,5 @@
-"""What bitsandbytes stores (kernels/quant_bnb.py), on load, and from checkpoints that transformers wrote with it.
+"""What bitsandbytes stores (kernels/linear/quant_bnb.py), on load, and from checkpoints that transformers wrote with
+it.
 
 A 4-bit matrix has, below its own name: `weight` (codes, flat), `weight.absmax` (scales of runs of 64, flat),
 `weight.quant_map` (what each code means) and `weight.quant_state.bitsandbytes__nf4` (JSON as bytes). If scales are
@@ -15,9 +16,9 @@ from typing import Any, Literal
 
 import torch
 
-from kernels.bnb_ops import Linear4Bit, linear_int8
-from kernels.quant_bnb import BLOCK, NF4_TABLE, quantize_int8, quantize_nf4
-from kernels.quant_codes import CodeWeight, code_weight_bytes, make_code_weight
+from kernels.linear.bnb_ops import Linear4Bit, linear_int8
+from kernels.linear.quant_bnb import BLOCK, NF4_TABLE, quantize_int8, quantize_nf4
+from kernels.linear.quant_codes import CodeWeight, code_weight_bytes, make_code_weight
 from models.config_fields import Fields
 from models.errors import ModelError
 from models.quantization.base import LinearPart

@@ -11,8 +11,8 @@ from typing import Literal
 
 import torch
 
-from kernels import fp8_ops
-from kernels.quant_fp8 import FP8, quantize_rows
+from kernels.linear import fp8_ops
+from kernels.linear.quant_fp8 import FP8, quantize_rows
 from models.config_fields import Fields
 from models.errors import ModelError
 from models.quantization.base import LinearPart

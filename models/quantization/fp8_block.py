@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from kernels import fp8_ops
-from kernels.quant_fp8 import FP8, quantize_blocks
+from kernels.linear import fp8_ops
+from kernels.linear.quant_fp8 import FP8, quantize_blocks
 from models.quantization.base import LinearPart
 from models.quantization.stored import SCALE_DTYPES, StoredPart, merge_outputs, read_dense
 from models.weights import Weights

@@ -1,7 +1,7 @@
 """Checkpoints of 4- or 8-bit integers with scales by group of inputs: what their formats share.
 
 A format is a Scheme that reads its tensors as an IntPart: awq.py, gptq.py, pack_quantized.py. All are repacked once to
-the layout of kernels/quant_int.py, and multiplied from there.
+the layout of kernels/linear/reference.py, and multiplied from there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Protocol
 
 import torch
 
-from kernels.dense_linear import DenseLinear
-from kernels.int_ops import IntLinear
-from kernels.quant_int import BITS, IntWeight, int_weight_bytes, make_int_weight
+from kernels.linear.int_ops import IntLinear
+from kernels.linear.ops import DenseLinear
+from kernels.linear.reference import BITS, IntWeight, int_weight_bytes, make_int_weight
 from models.config_fields import Fields
 from models.errors import ModelError
 from models.quantization.base import LinearPart

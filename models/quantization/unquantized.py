@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dense_linear import DenseLinear
+from kernels.linear.ops import DenseLinear
 from models.quantization.base import LinearPart
 from models.quantization.stored import read_dense
 from models.weights import Weights

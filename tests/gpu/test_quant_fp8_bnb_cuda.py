@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kernels import quant_bnb, quant_fp8
-from kernels.bnb_ops import Linear4Bit, linear_int8
-from kernels.quant_codes import make_code_weight
+from kernels.linear import quant_bnb, quant_fp8
+from kernels.linear.bnb_ops import Linear4Bit, linear_int8
+from kernels.linear.quant_codes import make_code_weight
 from models.config import ModelConfig
 from models.registry import build
 from models.weights import Weights
@@ -53,7 +53,7 @@ def _captured(product):
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
 @pytest.mark.parametrize(("num_rows", "k"), [(1, 4096), (300, 14336), (5, 1000), (2, 64)])
 def test_activations_become_e4m3_as_specified(num_rows, k, dtype):
-    from kernels import triton_quant_fp8
+    from kernels.linear import triton_fp8 as triton_quant_fp8
 
     x = _randn(num_rows, k, dtype=dtype)
     x[0] *= 50
@@ -73,7 +73,7 @@ def test_activations_become_e4m3_as_specified(num_rows, k, dtype):
 @pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_e4m3_products_scaled_by_row(n, k, num_rows, dtype):
-    from kernels import fp8_ops
+    from kernels.linear import fp8_ops
 
     x, w = fp8_ops.quantize_rows(_randn(num_rows, k, dtype=dtype)), quant_fp8.quantize_rows(_randn(n, k))
     wide = (x[0].double() * x[1][:, None].double(), w[0].double() * w[1][:, None].double())
@@ -90,7 +90,7 @@ def test_e4m3_products_scaled_by_row(n, k, num_rows, dtype):
 @pytest.mark.parametrize("rows", [128, 64])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_e4m3_products_scaled_by_block(n, k, rows, num_rows, dtype):
-    from kernels import fp8_ops
+    from kernels.linear import fp8_ops
 
     x = fp8_ops.quantize_groups(_randn(num_rows, k, dtype=dtype), 128)
     w = quant_fp8.quantize_blocks(_randn(n, k) * torch.rand(n, 1, device="cuda"), rows, 128)
@@ -113,7 +113,7 @@ def test_8bit_products(n, k, num_rows, dtype):
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
 def test_8bit_matrices_unpack_as_specified(dtype):
-    from kernels import triton_quant_bnb
+    from kernels.linear import triton_bitsandbytes as triton_quant_bnb
 
     integers = quant_bnb.quantize_int8(_randn(300, 4032))
     out = triton_quant_bnb.dequantize_int8(*integers, dtype)
@@ -122,7 +122,7 @@ def test_8bit_matrices_unpack_as_specified(dtype):
 
 @pytest.mark.parametrize("num_rows", [1, 16, 64, 300])
 def test_products_are_captured_in_graphs(num_rows):
-    from kernels import fp8_ops
+    from kernels.linear import fp8_ops
 
     n, k = 1024, 2048
     x, w, table = _randn(num_rows, k).bfloat16(), _randn(n, k), torch.tensor(quant_bnb.NF4_TABLE, device="cuda")

@@ -16,7 +16,7 @@ from engine.generate import generate
 from engine.load import load_engine
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
-from kernels.kv_write import FP8
+from kernels.elementwise.kv_write import FP8
 from server.cli import main
 from server.flags import KV_CACHE_DTYPES
 from server.resolve import DEMO_FOLDER

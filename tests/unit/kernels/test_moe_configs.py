@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.moe_configs import fitting, grouped_config, grouped_configs, uses_pairs
+from kernels.moe.configs import fitting, grouped_config, grouped_configs, uses_pairs
 
 SCRIPT = """
 import sys
@@ -30,8 +30,8 @@ driver.set_active(
 )
 
 from kernels import triton_moe
-from kernels.compile_ahead import collect_kernels
-from kernels.moe_configs import fitting, grouped_configs, pairs_config
+from kernels.precompile import collect_kernels
+from kernels.moe.configs import fitting, grouped_configs, pairs_config
 
 HIDDEN, INTER, EXPERTS = 512, 256, 8
 grouped = [fitting(config, shared_bytes=shared_bytes) for config in grouped_configs()]

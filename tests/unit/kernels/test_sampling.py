@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampling import (
+from kernels.sampling.reference import (
     Truncation,
     add_bias,
     allow_only,

@@ -12,11 +12,13 @@ from types import ModuleType
 
 import torch
 
-from kernels import bnb_ops, dense_linear, fp8_ops, int_ops, ops, quant_bnb, quant_fp8
-from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
-from kernels.lora import LoraWeights
-from kernels.quant_codes import make_code_weight
-from kernels.quant_int import make_int_weight
+from kernels import ops
+from kernels.inputs.reference import DecodeInputs, MixedInputs, MixedPlan
+from kernels.linear import bnb_ops, fp8_ops, int_ops, quant_bnb, quant_fp8
+from kernels.linear import ops as dense_linear
+from kernels.linear.quant_codes import make_code_weight
+from kernels.linear.reference import make_int_weight
+from kernels.lora.reference import LoraWeights
 from models.config import ModelConfig
 from models.registry import build
 from models.weights import Weights

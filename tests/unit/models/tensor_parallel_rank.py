@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from kernels.kv_write import FP8
-from kernels.push_sum import sum_add_rms_norm, sum_parts
+from kernels.all_reduce.reference import sum_add_rms_norm, sum_parts
+from kernels.elementwise.kv_write import FP8
 from models.config import ModelConfig
 from models.parallel import TensorParallel
 from tests.unit.models.harness import PagedRunner, load

@@ -16,7 +16,7 @@ from torch import distributed
 from transformers import LlamaConfig, Phi3Config
 
 from benchmarks.quantized_weights import requantize
-from kernels import quant_bnb, quant_codes
+from kernels.linear import quant_bnb, quant_codes
 from models.config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import distributed
 
-from kernels.lora import LoraWeights
+from kernels.lora.reference import LoraWeights
 from kernels.ops import LoraTokens
 from models.layers.linear import MergedColumnLinear, QKVLinear, RowLinear
 from models.parallel import TensorParallel

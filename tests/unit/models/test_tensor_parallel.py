@@ -5,7 +5,7 @@ import torch
 from torch import distributed
 from transformers import LlamaConfig, Olmo2Config, Qwen3Config
 
-from kernels.elementwise import add_rms_norm
+from kernels.elementwise.reference import add_rms_norm
 from models.config import ModelConfig
 from models.layers.embedding import load_vocab_rows
 from models.parallel import TensorParallel, Unsummed, whole

@@ -7,9 +7,10 @@ from unittest import mock
 import pytest
 import torch
 
-from kernels import moe, triton_moe
-from kernels.moe_configs import GroupedConfig, PairsConfig, PairTile, Tile
-from kernels.triton_moe_route import lay_out, max_tiles, route
+from kernels.moe import reference as moe
+from kernels.moe import triton as triton_moe
+from kernels.moe.configs import GroupedConfig, PairsConfig, PairTile, Tile
+from kernels.moe.triton_route import lay_out, max_tiles, route
 from models.config import ModelConfig
 from models.layers import moe as moe_layer
 from models.parallel import TensorParallel
