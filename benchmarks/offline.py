@@ -29,7 +29,7 @@ from engine.config import EngineConfig
 from engine.load import LoadedEngine, load_engine
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from server.resolve import resolve_model
 from server.speculative_flags import speculative_of

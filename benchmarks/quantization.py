@@ -31,11 +31,11 @@ from engine.config import EngineConfig
 from engine.device import resolve_device, resolve_dtype
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
-from models.config import ModelConfig
-from models.quantization.base import LinearPart
-from models.quantization.registry import make_linear_method
+from models.config.model_config import ModelConfig
+from models.quantization.linear_method import LinearPart
+from models.quantization.schemes import make_linear_method
 from models.quantization.unquantized import Unquantized
-from models.weights import Weights
+from models.weights.weights import Weights
 from server.resolve import DEMO_FOLDER
 
 _SHAPES = Path(__file__).parent / "shapes"

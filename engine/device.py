@@ -11,7 +11,7 @@ from engine.errors import StartupError
 from engine.sizes import GIB
 from kernels.elementwise.kv_write import FP8
 from kernels.ops import HAS_TRITON
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)
 

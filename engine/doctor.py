@@ -29,11 +29,11 @@ from engine.memory import DeviceMemory, format_size, measure_memory
 from engine.setup import Setup
 from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.torch_ref import TorchAttention
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
 from models.registry import find_architecture
-from models.stored import stored_weights
+from models.weights.folder_stats import stored_weights
 
 # Tokens of a request whose number at once is told, as far as the context goes, which is told as well
 _TYPICAL_LENS = (512, 2048, 8192, 32_768, 131_072)

@@ -15,7 +15,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import StartupError
 from engine.memory import format_size
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 
 _MIN_BLOCKS = 2  # of one request; a shorter context than that serves nobody
 

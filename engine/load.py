@@ -39,11 +39,11 @@ from kernels.attention.flash import FlashAttention
 from kernels.attention.torch_ref import TorchAttention
 from kernels.attention.triton_backend import TritonAttention
 from kernels.ops import HAS_TRITON
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
 from models.registry import Model, build
-from models.weights import Weights
+from models.weights.weights import Weights
 
 logger = logging.getLogger(__name__)
 

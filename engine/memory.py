@@ -10,7 +10,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import StartupError
 from engine.sizes import GIB, format_count, format_size
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 
 # Without a limit of its own, a CPU daemon's KV pool takes this share of the memory that is free when it starts
 _HOST_SHARE = 0.4

@@ -27,8 +27,8 @@ from engine.ranks import NeverRaised, RankedExecutor, Ranks
 from engine.scheduler import Scheduler
 from engine.speculative import make_drafter
 from kernels.attention.base import AttentionBackend
-from models.config import ModelConfig
-from models.model_size import mlp_values_per_token
+from models.config.model_config import ModelConfig
+from models.config.size import mlp_values_per_token
 from models.parallel import ALONE, TensorParallel
 from models.registry import Model
 

@@ -15,7 +15,7 @@ from engine.setup import Setup
 from kernels.attention.base import AttentionBackend
 from kernels.elementwise.kv_write import FP8, UNSCALED
 from kernels.ops import HAS_TRITON
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.layers.attention import SelfAttention
 from models.registry import Model
 

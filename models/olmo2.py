@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from kernels.elementwise.kv_write import KVScales
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention
 from models.layers.branch import Normed
 from models.layers.causal_lm import CausalLM, LayerParts
 from models.layers.norm import SplitRMSNorm
 from models.parallel import TensorParallel
-from models.weights import Weights
+from models.weights.weights import Weights
 
 
 def make_layer(parts: LayerParts) -> nn.Module:

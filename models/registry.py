@@ -17,10 +17,10 @@ from torch import nn
 from models.errors import ModelError
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
+    from models.config.model_config import ModelConfig
     from models.context import ForwardContext
     from models.parallel import TensorParallel
-    from models.weights import Weights
+    from models.weights.weights import Weights
 
 
 class Model(Protocol):
@@ -60,15 +60,15 @@ class Architecture:
     num_layer_norms: int = 2  # of hidden_size, in each layer
     # "legacy_gelu_tanh": where the name "gelu" means the tanh approximation, too
     activation: Literal["silu", "gelu_tanh", "legacy_gelu_tanh"] = "silu"
-    # models/scales.py: which constants the config has
+    # models/config/scales.py: which constants the config has
     scales: Literal["llama", "granite", "gemma", "gemma2", "gemma3"] = "llama"
-    # models/layer_kinds.py: no layer slides, or each; those that layer_types names, else those of a rule
+    # models/config/layers.py: no layer slides, or each; those that layer_types names, else those of a rule
     sliding_layers: Literal[
         "none", "every", "every_if_used", "max_window_layers", "odd_until_max", "nope", "alternating", "pattern"
     ] = "none"
-    # models/experts_config.py: whose reading of the fields of a mixture of experts
+    # models/config/experts_config.py: whose reading of the fields of a mixture of experts
     experts: Literal["none", "mixtral", "qwen2", "qwen3"] = "none"
-    # models/rope_config.py: whose reading of the rotary fields
+    # models/config/rope.py: whose reading of the rotary fields
     rope: Literal["llama", "smollm3", "phi3", "gemma3"] = "llama"
     # fields that published configs leave out where they mean the default of their transformers class
     defaults: Mapping[str, Any] = field(default_factory=dict)

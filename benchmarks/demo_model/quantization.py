@@ -29,7 +29,7 @@ from engine.config import EngineConfig
 from engine.device import resolve_device
 from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.registry import Model
 from server.model_info import load_generation_defaults

@@ -11,12 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.embedding import LMHead, VocabEmbedding, load_vocab_rows
 from models.layers.norm import RMSNorm
 from models.parallel import Branch, TensorParallel, whole
-from models.weights import Weights
+from models.weights.weights import Weights
 
 
 class DecoderLayer(nn.Module):

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from kernels.linear.ops import DenseLinear
 from models.parallel import TensorParallel
-from models.weights import Weights
+from models.weights.weights import Weights
 
 
 class VocabEmbedding(nn.Module):

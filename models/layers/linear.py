@@ -13,8 +13,8 @@ from torch import nn
 
 from models.lora.linear import with_adapters
 from models.parallel import Branch, TensorParallel
-from models.quantization.base import LinearMethod, LinearPart
-from models.weights import Weights
+from models.quantization.linear_method import LinearMethod, LinearPart
+from models.weights.weights import Weights
 
 
 class ColumnLinear(nn.Module):

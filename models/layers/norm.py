@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from kernels.ops import add_rms_norm, rms_norm
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.parallel import Branch, TensorParallel, Unsummed
-from models.weights import Weights
+from models.weights.weights import Weights
 
 
 class RMSNorm(nn.Module):

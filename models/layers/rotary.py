@@ -12,9 +12,9 @@ import math
 
 import torch
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
+from models.config.rope import RopeConfig
 from models.errors import ModelError
-from models.rope_config import RopeConfig
 
 
 def make_cos_sin_caches(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:

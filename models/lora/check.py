@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.lora.adapter import Adapter
 from models.lora.stack import AdapterStack
 from models.parallel import TensorParallel
 from models.registry import build
-from models.weights import Weights
+from models.weights.weights import Weights
 
 
 def check_adapters(adapters: Sequence[Adapter], config: ModelConfig, *, dtype: torch.dtype, tp: TensorParallel) -> int:

@@ -9,8 +9,8 @@ import torch
 
 from kernels.lora.reference import LoraWeights
 from models.lora.stack import AdapterStack
-from models.quantization.base import LinearMethod, LinearParams, LinearPart
-from models.weights import Weights
+from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
+from models.weights.weights import Weights
 
 
 @dataclass(frozen=True)

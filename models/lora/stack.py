@@ -16,8 +16,8 @@ from models.lora.adapter import Adapter, LowRank
 
 if TYPE_CHECKING:
     from kernels.ops import LoraTokens
-    from models.quantization.base import LinearPart
-    from models.weights import Projection, Weights
+    from models.quantization.linear_method import LinearPart
+    from models.weights.weights import Projection, Weights
 
 _LEAST_RANK = 16  # what matrix units take at once
 

@@ -19,12 +19,12 @@ import torch
 from kernels.linear.bnb_ops import Linear4Bit, linear_int8
 from kernels.linear.quant_bnb import BLOCK, NF4_TABLE, quantize_int8, quantize_nf4
 from kernels.linear.quant_codes import CodeWeight, code_weight_bytes, make_code_weight
-from models.config_fields import Fields
 from models.errors import ModelError
-from models.quantization.base import LinearPart
+from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Scheme
-from models.quantization.stored import StoredPart, merge_outputs, read_dense
-from models.weights import Weights
+from models.quantization.linear_method import LinearPart
+from models.quantization.shards import StoredPart, merge_outputs, read_dense
+from models.weights.weights import Weights
 
 # As what the codes lie in the file, two a byte; chosen by who trained on them
 _STORAGE = {

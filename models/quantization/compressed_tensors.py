@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from models.config_fields import Fields
 from models.errors import ModelError
+from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Rule, Scheme
 from models.quantization.fp8 import Fp8
 from models.quantization.fp8_block import Fp8Block

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from models.errors import ModelError
-from models.quantization.base import LinearMethod
+from models.quantization.linear_method import LinearMethod
 
 
 class Scheme(Protocol):

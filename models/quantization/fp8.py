@@ -13,13 +13,13 @@ import torch
 
 from kernels.linear import fp8_ops
 from kernels.linear.quant_fp8 import FP8, quantize_rows
-from models.config_fields import Fields
 from models.errors import ModelError
-from models.quantization.base import LinearPart
+from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Scheme
 from models.quantization.fp8_block import Fp8Block
-from models.quantization.stored import StoredPart, merge_outputs, read_dense
-from models.weights import Weights
+from models.quantization.linear_method import LinearPart
+from models.quantization.shards import StoredPart, merge_outputs, read_dense
+from models.weights.weights import Weights
 
 
 @dataclass(frozen=True)

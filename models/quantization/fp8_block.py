@@ -11,9 +11,9 @@ import torch
 
 from kernels.linear import fp8_ops
 from kernels.linear.quant_fp8 import FP8, quantize_blocks
-from models.quantization.base import LinearPart
-from models.quantization.stored import SCALE_DTYPES, StoredPart, merge_outputs, read_dense
-from models.weights import Weights
+from models.quantization.linear_method import LinearPart
+from models.quantization.shards import SCALE_DTYPES, StoredPart, merge_outputs, read_dense
+from models.weights.weights import Weights
 
 
 @dataclass(frozen=True)

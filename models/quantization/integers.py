@@ -17,11 +17,11 @@ import torch
 from kernels.linear.int_ops import IntLinear
 from kernels.linear.ops import DenseLinear
 from kernels.linear.reference import BITS, IntWeight, int_weight_bytes, make_int_weight
-from models.config_fields import Fields
 from models.errors import ModelError
-from models.quantization.base import LinearPart
-from models.quantization.stored import StoredPart, read_dense
-from models.weights import Weights
+from models.fields import Fields
+from models.quantization.linear_method import LinearPart
+from models.quantization.shards import StoredPart, read_dense
+from models.weights.weights import Weights
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from models.quantization.integers import (
     read_order,
     unpack_words,
 )
-from models.quantization.stored import SCALE_DTYPES, StoredPart
+from models.quantization.shards import SCALE_DTYPES, StoredPart
 
 
 @dataclass(frozen=True)

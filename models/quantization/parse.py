@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from models.config_fields import Fields
 from models.errors import ModelError
+from models.fields import Fields
 from models.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq
 from models.quantization.config import QuantizationConfig, Scheme
 

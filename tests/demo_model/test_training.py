@@ -25,7 +25,7 @@ from benchmarks.demo_model.dataset import (
     with_long_chats,
 )
 from benchmarks.demo_model.train import Recipe, train
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from server.tokenizer import load_tokenizer
 from tests.demo_model.small_corpus import CALL, WEATHER, stub
 from tests.unit.models.harness import PagedRunner, load

@@ -21,7 +21,7 @@ from engine.generate import Generation, generate
 from engine.load import LoadedEngine, load_engine
 from engine.offline import OfflineEngine
 from engine.protocol import AbortRequest, SamplingParams
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from tests.gpu.teacher_forcing import Reference, Scores, Upcast, dummy_reader
 
 pytestmark = pytest.mark.gpu

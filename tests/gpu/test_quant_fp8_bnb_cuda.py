@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from kernels.linear import quant_bnb, quant_fp8
 from kernels.linear.bnb_ops import Linear4Bit, linear_int8
 from kernels.linear.quant_codes import make_code_weight
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.registry import build
-from models.weights import Weights
+from models.weights.weights import Weights
 from server.resolve import DEMO_FOLDER
 from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
 from tests.unit.kernels.triton_cases.ragged import relative_error

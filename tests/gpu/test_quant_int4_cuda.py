@@ -13,7 +13,7 @@ from engine.offline import OfflineEngine
 from engine.protocol import SamplingParams
 from kernels.linear.int_ops import IntLinear
 from kernels.linear.reference import dequantize_int
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from tests.unit.kernels.triton_cases.int_problem import int_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
 from tests.unit.models.checkpoints import TINY

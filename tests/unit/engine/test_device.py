@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.device import resolve_device
 from engine.errors import StartupError
 from engine.load import _select_backend
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 
 DEMO = Path(__file__).parents[3] / "models" / "demo" / "checkpoint"
 TOO_OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040). Please update it."

@@ -10,7 +10,7 @@ from engine.diagnosis import Ask
 from engine.doctor import examine
 from engine.offline import OfflineEngine
 from engine.sizes import GIB
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from tests.unit.engine.test_real_model import checkpoint  # noqa: F401  (a fixture)
 
 LLAMA_3_1_8B = {

@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.errors import StartupError
 from engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
 from engine.memory import format_size
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 
 DEMO = Path(__file__).parents[3] / "models" / "demo" / "checkpoint"
 KIB, MIB, GIB = 2**10, 2**20, 2**30

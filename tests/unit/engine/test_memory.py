@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.errors import StartupError
 from engine.load import load_engine
 from engine.memory import DeviceMemory, check_memory, format_count, is_out_of_memory
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "models" / "demo" / "checkpoint"

@@ -19,9 +19,9 @@ from kernels.linear import ops as dense_linear
 from kernels.linear.quant_codes import make_code_weight
 from kernels.linear.reference import make_int_weight
 from kernels.lora.reference import LoraWeights
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.registry import build
-from models.weights import Weights
+from models.weights.weights import Weights
 from tests.unit.models.harness import CPU, SINGLE, PagedRunner
 
 MODULES = (ops, dense_linear, int_ops, fp8_ops, bnb_ops)

@@ -6,7 +6,7 @@ import torch
 from torch import distributed
 
 from kernels.ops import LoraTokens
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.lora.adapter import Adapter
 from models.lora.stack import AdapterStack
 from models.parallel import TensorParallel

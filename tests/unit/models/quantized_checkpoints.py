@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.parallel import TensorParallel
 from models.registry import build
-from models.weights import Weights
+from models.weights.weights import Weights
 from tests.unit.models.harness import CPU, SINGLE, PagedRunner
 
 PROMPT = [3, 30, 17, 4, 25, 8, 8, 31]

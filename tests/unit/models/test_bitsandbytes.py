@@ -17,12 +17,12 @@ from transformers import LlamaConfig, Phi3Config
 
 from benchmarks.quantized_weights import requantize
 from kernels.linear import quant_bnb, quant_codes
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
-from models.quantization.base import LinearPart
 from models.quantization.bitsandbytes import Bnb4Bit, Bnb4BitLinear, BnbInt8, BnbInt8Linear
-from models.weights import Weights
+from models.quantization.linear_method import LinearPart
+from models.weights.weights import Weights
 from tests.unit.models.harness import CPU
 from tests.unit.models.quantized_checkpoints import edit, load_model, logits_of
 from tests.unit.models.reference import save_checkpoint

@@ -11,7 +11,7 @@ from benchmarks.demo_model.corpus.base import Question, Reply, says, system, use
 from benchmarks.demo_model.corpus.tools import calls_are
 from benchmarks.demo_model.dataset import SPECIAL_TOKENS, TAGS, TEMPLATE, VOCAB_SIZE
 from benchmarks.demo_model.score import ask, score
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from server.model_info import load_generation_defaults
 from server.resolve import DEMO_FOLDER
 from server.tokenizer import load_tokenizer

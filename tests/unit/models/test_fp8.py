@@ -8,14 +8,14 @@ from transformers import LlamaConfig, Phi3Config
 from benchmarks import quantized_weights
 from benchmarks.quantized_weights import requantize
 from kernels.linear import quant_fp8
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.layers.linear import ColumnLinear, RowLinear
 from models.parallel import TensorParallel
-from models.quantization.base import LinearPart
 from models.quantization.fp8 import Fp8, Fp8Linear
 from models.quantization.fp8_block import Fp8Block, Fp8BlockLinear
-from models.weights import Weights
+from models.quantization.linear_method import LinearPart
+from models.weights.weights import Weights
 from tests.unit.models.harness import CPU
 from tests.unit.models.quantized_checkpoints import edit, load_model, logits_of, relative_error
 from tests.unit.models.reference import save_checkpoint

@@ -8,8 +8,8 @@ from kernels.lora.reference import LoraWeights
 from kernels.ops import LoraTokens
 from models.layers.linear import MergedColumnLinear, QKVLinear, RowLinear
 from models.parallel import TensorParallel
-from models.quantization.base import LinearPart
-from models.weights import Weights
+from models.quantization.linear_method import LinearPart
+from models.weights.weights import Weights
 
 NO_GROUP = distributed.GroupMember.NON_GROUP_MEMBER
 W = Weights.dummy(device=torch.device("cpu"), dtype=torch.float32)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from tests.unit.models.checkpoints import make_configs
 from tests.unit.models.harness import PagedRunner, load
 from tests.unit.models.reference import reference_logits, save_checkpoint

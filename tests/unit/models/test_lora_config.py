@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.lora.adapter import Adapter
 from models.lora.check import check_adapters

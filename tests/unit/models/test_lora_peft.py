@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kernels.ops import LoraTokens
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.lora.adapter import Adapter
 from models.lora.check import check_adapters
 from models.lora.stack import AdapterStack

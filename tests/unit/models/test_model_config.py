@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels.attention.base import AttentionSpec
-from models.config import ModelConfig, ModelError
-from models.rope_config import RopeConfig
+from models.config.model_config import ModelConfig, ModelError
+from models.config.rope import RopeConfig
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -2,9 +2,9 @@
 
 import pytest
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
+from models.config.size import mlp_values_per_token
 from models.errors import ModelError
-from models.model_size import mlp_values_per_token
 
 NAMES = (
     "vocab_size",

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.quantization.bitsandbytes import NF4_ON_LOAD, Bnb4Bit, BnbInt8
 from models.quantization.config import LayerNames, QuantizationConfig
@@ -18,7 +18,7 @@ from models.quantization.fp8 import Fp8
 from models.quantization.fp8_block import Fp8Block
 from models.quantization.parse import FORMATS, ON_LOAD
 from models.registry import build
-from models.weights import Weights
+from models.weights.weights import Weights
 from server.flags import QUANTIZATION_NAMES
 from server.resolve import DEMO_FOLDER
 from server.tokenizer import load_tokenizer

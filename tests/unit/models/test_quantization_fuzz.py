@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.config_fields import Fields
 from models.errors import ModelError
+from models.fields import Fields
 from models.quantization.parse import FORMATS, parse_quantization
 from tests.unit.models import int_checkpoints
 

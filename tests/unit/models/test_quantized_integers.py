@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, Phi3Config, Qwen3Config
 
-from models.config import ModelConfig, ModelError
+from models.config.model_config import ModelConfig, ModelError
 from models.parallel import TensorParallel
-from models.quantization.base import LinearPart
 from models.quantization.gptq import Gptq
-from models.quantization.registry import make_linear_method
+from models.quantization.linear_method import LinearPart
+from models.quantization.schemes import make_linear_method
 from models.registry import build
-from models.weights import Weights
+from models.weights.weights import Weights
 from tests.unit.models import int_checkpoints
 from tests.unit.models.checkpoints import TINY
 from tests.unit.models.harness import CPU, PagedRunner, load

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import distributed
 
-from models.config import ModelConfig
+from models.config.matrices import quantized_matrices
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
 from models.quantization.config import QuantizationConfig
-from models.quantization.matrices import quantized_matrices
 from models.quantization.unquantized import Unquantized
 from models.registry import build
-from models.weights import Weights
+from models.weights.weights import Weights
 from tests.unit.models.checkpoints import make_configs
 from tests.unit.models.harness import CPU
 from tests.unit.models.int_checkpoints import packed_config

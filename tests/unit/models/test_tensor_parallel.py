@@ -6,10 +6,10 @@ from torch import distributed
 from transformers import LlamaConfig, Olmo2Config, Qwen3Config
 
 from kernels.elementwise.reference import add_rms_norm
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.layers.embedding import load_vocab_rows
 from models.parallel import TensorParallel, Unsummed, whole
-from models.weights import Weights
+from models.weights.weights import Weights
 from tests.unit.models.checkpoints import TINY, make_configs
 from tests.unit.models.harness import CPU, PagedRunner, load
 from tests.unit.models.int_checkpoints import FORMATS, save_quantized, with_groups_of

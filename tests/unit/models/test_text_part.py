@@ -12,7 +12,7 @@ from transformers import (
     Mistral3ForConditionalGeneration,
 )
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from tests.unit.models.checkpoints import TINY
 from tests.unit.models.harness import PagedRunner, load

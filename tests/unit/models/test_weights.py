@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from models.config import ModelConfig, ModelError
+from models.config.model_config import ModelConfig, ModelError
 from models.parallel import TensorParallel
 from models.registry import build
-from models.weights import Weights
+from models.weights.weights import Weights
 from tests.unit.models.checkpoints import TINY
 from tests.unit.models.harness import CPU, PagedRunner, load
 from tests.unit.models.reference import reference_logits, save_checkpoint

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from models.config_fields import MAX_COUNT, Fields
 from models.errors import ModelError
+from models.fields import MAX_COUNT, Fields
 from models.registry import Architecture
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]

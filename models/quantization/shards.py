@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from models.errors import ModelError
-from models.quantization.base import LinearPart
-from models.weights import Weights
+from models.quantization.linear_method import LinearPart
+from models.weights.weights import Weights
 
 SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.config_fields import Fields
+from models.fields import Fields
 from models.registry import Architecture
 
 

@@ -15,18 +15,18 @@ from typing import Any, Literal
 import torch
 
 from kernels.attention.base import AttentionSpec
-from models.config_fields import Fields
+from models.config.experts_config import ExpertsConfig, parse_experts
+from models.config.layers import find_rope_layers, find_sliding_layers, find_windows
+from models.config.rope import RopeConfig, find_context_len, parse_ropes
+from models.config.scales import Scales, parse_scales
+from models.config.size import count_parameters
+from models.config.sizes import saved_bytes
+from models.config.split import check_split
 from models.errors import ModelError
-from models.experts_config import ExpertsConfig, parse_experts
-from models.layer_kinds import find_rope_layers, find_sliding_layers, find_windows
-from models.model_size import count_parameters
+from models.fields import Fields
 from models.quantization.config import QuantizationConfig
 from models.quantization.parse import choose_quantization, parse_quantization
-from models.quantization.sizes import saved_bytes
 from models.registry import Architecture, find_architecture
-from models.rope_config import RopeConfig, find_context_len, parse_ropes
-from models.scales import Scales, parse_scales
-from models.split import check_split
 
 DTYPES = ("float32", "float16", "bfloat16")
 # What config.json may call each activation (models.registry.Architecture.activation)

@@ -2,7 +2,8 @@
 
 A layer asks for what it needs (`w / "layers.0" / "self_attn"`, then tensor or slice); each read goes straight to the
 device and dtype, and only this rank's slice is read from the file. After the build, finish() makes an error of every
-tensor that nobody asked for: a checkpoint half understood is a wrong model. Readers are in models/checkpoint.py.
+tensor that nobody asked for: a checkpoint half understood is a wrong model. Readers are in
+models/weights/checkpoint.py.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from models.checkpoint import Progress, RandomReader, SafetensorsReader
-from models.split_reader import SplitReader
+from models.weights.checkpoint import Progress, RandomReader, SafetensorsReader
+from models.weights.split_reader import SplitReader
 
 if TYPE_CHECKING:
     from models.lora.stack import AdapterStack

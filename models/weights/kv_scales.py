@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernels.elementwise.kv_write import KVScales
 from models.errors import ModelError
-from models.weights import Weights
+from models.weights.weights import Weights
 
 # Relative to self_attn: of compressed-tensors and Quark; of ModelOpt; of compressed-tensors before 0.8; of AutoFP8.
 # All say what the stored fp8 number is multiplied by

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
+    from models.config.model_config import ModelConfig
 
 
 def count_parameters(model: ModelConfig, num_experts: int) -> int:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.checkpoint import HARMLESS_SUFFIXES, INDEX_FILE, SINGLE_FILE
 from models.errors import ModelError
+from models.weights.checkpoint import HARMLESS_SUFFIXES, INDEX_FILE, SINGLE_FILE
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 

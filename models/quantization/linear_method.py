@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from models.weights import Weights
+from models.weights.weights import Weights
 
 # What a method keeps of a layer, most often its own tensors by its own names; opaque to layers
 LinearParams = Any

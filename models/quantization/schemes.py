@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from models.config import ModelConfig
-from models.quantization.base import LinearMethod, LinearParams, LinearPart
+from models.config.matrices import check_share
+from models.config.model_config import ModelConfig
 from models.quantization.config import QuantizationConfig, Scheme
-from models.quantization.matrices import check_share
+from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
 from models.quantization.unquantized import Unquantized
-from models.weights import Weights
+from models.weights.weights import Weights
 
 
 def make_linear_method(config: ModelConfig) -> LinearMethod:

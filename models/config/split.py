@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from models.config.matrices import check_shares
 from models.errors import ModelError
-from models.quantization.matrices import check_shares
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
+    from models.config.model_config import ModelConfig
 
 
 def check_split(model: ModelConfig, tp_size: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from models.weights import TensorReader
+    from models.weights.weights import TensorReader
 
 
 class SplitReader:

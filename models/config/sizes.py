@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.quantization.matrices import quantized_matrices
+from models.config.matrices import quantized_matrices
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
+    from models.config.model_config import ModelConfig
 
 
 def saved_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -12,7 +12,7 @@ from models.quantization.config import Scheme
 from models.registry import find_architecture
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
+    from models.config.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

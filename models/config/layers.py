@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from models.config_fields import Fields
 from models.errors import ModelError
+from models.fields import Fields
 from models.registry import Architecture
 
 # Rules that hold only where use_sliding_window says so
