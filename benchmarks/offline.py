@@ -25,10 +25,10 @@ from benchmarks.report import (
 )
 from benchmarks.report_cli import read_old, show
 from benchmarks.workloads import workload
-from engine.config import EngineConfig
-from engine.load import LoadedEngine, load_engine
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
+from engine.startup.load import LoadedEngine, load_engine
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from server.resolve import resolve_model

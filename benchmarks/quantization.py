@@ -27,10 +27,10 @@ import torch
 from benchmarks.offline import versions
 from benchmarks.quantization_schemes import SCHEMES
 from benchmarks.report import Report, format_table, now, write_report
-from engine.config import EngineConfig
-from engine.device import resolve_device, resolve_dtype
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
+from engine.startup.device_choice import resolve_device, resolve_dtype
 from models.config.model_config import ModelConfig
 from models.quantization.linear_method import LinearPart
 from models.quantization.schemes import make_linear_method

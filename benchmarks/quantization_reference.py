@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from engine.device import resolve_dtype
+from engine.startup.device_choice import resolve_dtype
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
 from models.config.model_config import ModelConfig

@@ -20,16 +20,16 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineProcessConfig
-from engine.control import Drain, EngineFailed, Facts, Flush, Flushed, FromLauncher, Heartbeat, Hello, Stage
-from engine.engine import Engine
-from engine.errors import StartupError, sentence
-from engine.logs import configure_logging
-from engine.metrics import Metrics
-from engine.parent import die_with_parent
-from engine.protocol import EngineReady
-from engine.ranks import RankHost, Ranks
-from engine.transport import Connection, SocketTransport, encode_frame
+from engine.core.engine import Engine
+from engine.interface.child_process import die_with_parent
+from engine.interface.config import EngineProcessConfig
+from engine.interface.control import Drain, EngineFailed, Facts, Flush, Flushed, FromLauncher, Heartbeat, Hello, Stage
+from engine.interface.errors import StartupError, sentence
+from engine.interface.logs import configure_logging
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import EngineReady
+from engine.interface.transport import Connection, SocketTransport, encode_frame
+from engine.tensor_parallel.ranks import RankHost, Ranks
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.errors import ServiceError
+from engine.interface.errors import ServiceError
 from server.error_replies import error_reply
 from server.request_record import RECORD_SCOPE_KEY, RequestRecord, make_request_id
 from server.trace_context import TraceContext

@@ -1,4 +1,5 @@
-"""A start as a person sees it: its stages, and the closing panel with the address. Imports engine.config and server.
+"""A start as a person sees it: its stages, and the closing panel with the address. Imports engine.interface.config and
+server.
 
 Life: begin → stage for each → make, once, when a client would find the daemon ready.
 """
@@ -8,8 +9,8 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from engine.config import LaunchConfig, ServerConfig
-from engine.control import Stage
+from engine.interface.config import LaunchConfig, ServerConfig
+from engine.interface.control import Stage
 from server.console import Console, Summary
 from server.first_load import FirstLoadWatch
 from server.listener import is_ready, server_url

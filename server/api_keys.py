@@ -1,4 +1,5 @@
-"""API keys: read in the launcher, known everywhere else as SHA-256 hashes. Standard library and engine.errors.
+"""API keys: read in the launcher, known everywhere else as SHA-256 hashes. Standard library and
+engine.interface.errors.
 
 Life of a key: flag, file or environment → read_key_hashes (launcher) → ServerConfig.api_key_hashes → KeyRing (worker),
 which tells whose request it is → cache_salt_of, so that no two keys share cached prefixes. SIGHUP reads the file again
@@ -10,7 +11,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 
 ENVIRONMENT_NAME = "QUIRE_API_KEY"
 _MAX_KEY_CHARS = 512

@@ -12,11 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from engine.client import EngineClient
-from engine.config import ServerConfig
-from engine.control import Supervisor
-from engine.errors import ServiceError
-from engine.metrics import Metrics
+from engine.interface.client import EngineClient
+from engine.interface.config import ServerConfig
+from engine.interface.control import Supervisor
+from engine.interface.errors import ServiceError
+from engine.interface.metrics import Metrics
 from server.access import AccessLog, RequestTracer
 from server.api_keys import KeyRing
 from server.body import BodyLimit

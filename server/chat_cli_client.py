@@ -11,7 +11,7 @@ from typing import NamedTuple
 import httpx
 import msgspec
 
-from engine.errors import ServiceError
+from engine.interface.errors import ServiceError
 from server.target import Target, error_message, transport_message
 
 

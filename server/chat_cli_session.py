@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.errors import ServiceError
+from engine.interface.errors import ServiceError
 from server.chat_cli_client import Answer
 
 _FLOATS = {

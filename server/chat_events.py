@@ -6,7 +6,7 @@ in the model's order; those that are neither (tags, a tool call's JSON, what is 
 
 import msgspec
 
-from engine.protocol import TokenLogprobs
+from engine.interface.protocol import TokenLogprobs
 from server.generation import Ended
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.protocol import TokenLogprobs
+from engine.interface.protocol import TokenLogprobs
 from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
 from server.generation import Ended
 

@@ -11,7 +11,7 @@ import string
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from engine.protocol import TokenLogprobs
+from engine.interface.protocol import TokenLogprobs
 from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
 from server.generation import Ended, Event, Generation, GenerationSpec, Piece, Stats
 from server.parsers.parts import Arguments, CallStart, Part, PartsParser, Reasoning, Text

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.requests import Request
 
-from engine.errors import InvalidParameter
-from engine.protocol import EngineReady
+from engine.interface.errors import InvalidParameter
+from engine.interface.protocol import EngineReady
 from server.chat_generation import ChatGeneration
 from server.chat_template import template_timeout
 from server.generation import Generation

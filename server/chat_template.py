@@ -1,4 +1,4 @@
-"""A model's chat template: messages to prompt text. Imports jinja2 and engine.errors; never transformers.
+"""A model's chat template: messages to prompt text. Imports jinja2 and engine.interface.errors; never transformers.
 
 The text equals transformers' apply_chat_template byte for byte (utils/chat_template_utils.py, 5.x), which is the
 reference for the environment's options, filters and globals, and for continue_final_message.
@@ -20,7 +20,7 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.sandbox
 
-from engine.errors import InvalidParameter, sentence
+from engine.interface.errors import InvalidParameter, sentence
 
 MARK_START, MARK_END = "\ufdd0", "\ufdd1"
 _WRITTEN_OUT = (r"\ufdd0", r"\ufdd1")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.protocol import TokenLogprobs
+from engine.interface.protocol import TokenLogprobs
 from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
 from server.chat_fold import FoldedMessage, fold_chat
 from server.chat_generation import ChatGeneration

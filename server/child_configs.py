@@ -1,8 +1,9 @@
-"""What the launcher tells each child, from its own configuration. Imports engine.config and server.children."""
+"""What the launcher tells each child, from its own configuration. Imports engine.interface.config and
+server.children."""
 
 import msgspec
 
-from engine.config import EngineConfig, EngineProcessConfig, LaunchConfig, ServerConfig
+from engine.interface.config import EngineConfig, EngineProcessConfig, LaunchConfig, ServerConfig
 from server.serve_config import WorkerConfig
 
 

@@ -1,4 +1,4 @@
-"""Child processes of the launcher: what a worker is told, how children start and end. Imports engine.config.
+"""Child processes of the launcher: what a worker is told, how children start and end. Imports engine.interface.config.
 
 A child has its own process group, so that Ctrl-C in a terminal reaches the launcher alone and streams can finish. It
 never outlives the launcher: the control connection's end tells it, and on Linux the kernel does.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.parent import PROJECT_ROOT, die_with
+from engine.interface.child_process import PROJECT_ROOT, die_with
 
 _ENOUGH_FILES = 65_536  # a higher limit only makes those loops longer that close what a child shall not inherit
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server.batch_cli import add_batch
 from server.bench_cli import add_bench
 from server.chat_cli import add_chat
@@ -28,7 +28,7 @@ from server.speculative_flags import add_speculative_flags
 from server.top_cli import add_top
 
 if TYPE_CHECKING:
-    from engine.config import LaunchConfig
+    from engine.interface.config import LaunchConfig
 
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
@@ -173,7 +173,7 @@ def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
 
 
 def _launch_config(arguments: argparse.Namespace, given_key_hashes: list[str]) -> "LaunchConfig":
-    from engine.config import LaunchConfig
+    from engine.interface.config import LaunchConfig
 
     address, tls = address_of(arguments), tls_of(arguments)
     return LaunchConfig(

@@ -7,7 +7,7 @@ import time
 import msgspec
 from starlette.requests import Request
 
-from engine.protocol import EngineReady
+from engine.interface.protocol import EngineReady
 from server.generation import Generation
 from server.grammar_wait import checked_grammar
 from server.ignored import ignored_fields

@@ -1,4 +1,5 @@
-"""What a person sees while the daemon starts: stages, then one panel. Imports engine.control; rich only on a terminal.
+"""What a person sees while the daemon starts: stages, then one panel. Imports engine.interface.control; rich only on a
+terminal.
 
 TerminalConsole draws bars; LogConsole writes log lines, text or JSON. Life: stage … → ready, or stop when the start
 fails.
@@ -12,7 +13,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from engine.control import Stage
+from engine.interface.control import Stage
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -1,4 +1,5 @@
-"""The launcher's end of the control channel (engine/control.py). Imports engine and server.exposition; never torch.
+"""The launcher's end of the control channel (engine/interface/control.py). Imports engine and server.exposition; never
+torch.
 
 One connection per child. The server keeps State for the workers, merges every MetricsDelta into the Exposition and
 answers Scrape; what else a child says goes to the launcher's `on_message`. A child that breaks the protocol loses its
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from engine.control import (
+from engine.interface.control import (
     Cancel,
     Cancelled,
     Drain,
@@ -29,8 +30,8 @@ from engine.control import (
     State,
     ToLauncher,
 )
-from engine.metrics import MetricsDelta
-from engine.transport import encode_frame, read_messages
+from engine.interface.metrics import MetricsDelta
+from engine.interface.transport import encode_frame, read_messages
 from server.exposition import Exposition
 from server.tasks import Tasks
 

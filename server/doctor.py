@@ -1,6 +1,6 @@
 """`quire doctor`: finds the model's configuration, asks the engine what fits, and judges. Never torch.
 
-The engine's part runs in a process of its own (engine/doctor.py), since only there torch is imported.
+The engine's part runs in a process of its own (engine/startup/fit.py), since only there torch is imported.
 """
 
 import subprocess
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.config import LaunchConfig
-from engine.diagnosis import Ask, Diagnosis, Machine, ModelReport
-from engine.errors import StartupError
-from engine.parent import PROJECT_ROOT
-from engine.sizes import format_size
+from engine.interface.child_process import PROJECT_ROOT
+from engine.interface.config import LaunchConfig
+from engine.interface.errors import StartupError
+from engine.interface.fit_report import Ask, Diagnosis, Machine, ModelReport
+from engine.interface.units import format_size
 from server.doctor_host import Host, look_at_host
 from server.doctor_model import FoundModel, check_files, find_model
 from server.embedding_model import load_embedding_model
@@ -94,7 +94,7 @@ def _serves(folder: Path, pooling: str) -> str:
 
 def _ask_engine(ask: Ask, problems: list[str]) -> Diagnosis | None:
     """Run the engine's part; None, and a problem, if it does not come to its end."""
-    command = [sys.executable, "-m", "engine.doctor"]
+    command = [sys.executable, "-m", "engine.startup.fit"]
     try:
         done = subprocess.run(
             command, input=msgspec.json.encode(ask), cwd=PROJECT_ROOT, capture_output=True, timeout=_TIMEOUT_S

@@ -57,8 +57,8 @@ def add_doctor(commands: "argparse._SubParsersAction[AnyParser]", formatter: typ
 def _doctor(arguments: argparse.Namespace) -> int:
     import sys
 
-    from engine.config import LaunchConfig
-    from engine.diagnosis import Ask
+    from engine.interface.config import LaunchConfig
+    from engine.interface.fit_report import Ask
     from server.doctor import Question, look
     from server.doctor_text import to_json, to_text
 

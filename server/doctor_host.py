@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine.config import LaunchConfig
-from engine.errors import StartupError
+from engine.interface.config import LaunchConfig
+from engine.interface.errors import StartupError
 from server.listener import bind
 from server.resolve import check_kernels_package
 from server.version import package_version

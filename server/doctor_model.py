@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server.resolve import TOKENIZER_FILES, check_folder, fetch, has_pickles, local_folder
 
 # Of the model, and of what makes it an embedding model (server/embedding_model.py)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from engine.diagnosis import Machine, ModelReport, Room
-from engine.sizes import format_count, format_size
+from engine.interface.fit_report import Machine, ModelReport, Room
+from engine.interface.units import format_count, format_size
 from server.doctor import Report
 from server.doctor_host import Host
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import StartupError
-from engine.protocol import PoolingKind
+from engine.interface.errors import StartupError
+from engine.interface.protocol import PoolingKind
 from server.model_info import read_json
 
 _MODULES_FILE, _PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"

@@ -6,8 +6,8 @@ import secrets
 import msgspec
 from starlette.requests import Request
 
-from engine.errors import InvalidParameter, PromptTooLong
-from engine.protocol import EngineReady
+from engine.interface.errors import InvalidParameter, PromptTooLong
+from engine.interface.protocol import EngineReady
 from server.api_keys import cache_salt_of
 from server.embedding_model import EmbeddingModel
 from server.embedding_run import EmbeddingRun, EmbeddingSpec

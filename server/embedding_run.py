@@ -14,10 +14,10 @@ from contextlib import aclosing, asynccontextmanager
 import msgspec
 import numpy as np
 
-from engine.client import Delta, EngineClient
-from engine.errors import EngineError, RequestAborted
-from engine.metrics import Metrics
-from engine.protocol import AddRequest, PoolingKind, SamplingParams
+from engine.interface.client import Delta, EngineClient
+from engine.interface.errors import EngineError, RequestAborted
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import AddRequest, PoolingKind, SamplingParams
 from server.errors import DeadlineExceeded
 from server.generation import Stats
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from engine.errors import (
+from engine.interface.errors import (
     EngineDead,
     EngineError,
     OutOfMemory,

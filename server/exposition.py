@@ -1,4 +1,5 @@
-"""The one metrics registry of the daemon, in the launcher. Imports engine.metrics and prometheus_client; never torch.
+"""The one metrics registry of the daemon, in the launcher. Imports engine.interface.metrics and prometheus_client;
+never torch.
 
 Children send MetricsDelta messages; merge() adds them up, render() writes the Prometheus text page: each metric under
 its own quire_* name and, where other tools read one and compat is "vllm", under vLLM's name too. Counts live here, so
@@ -12,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
-from engine.metrics import METRICS, Histogram, Key, Metric, MetricsDelta
+from engine.interface.metrics import METRICS, Histogram, Key, Metric, MetricsDelta
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

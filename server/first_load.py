@@ -1,4 +1,5 @@
-"""Says in the log that the first start stands still; nobody ends it, as it may rightly wait. Imports engine.control.
+"""Says in the log that the first start stands still; nobody ends it, as it may rightly wait. Imports
+engine.interface.control.
 
 A disk may be slow, and another load would be no faster. How long a start may take in all is for whoever supervises the
 daemon to say; the load of an engine that replaces another is server/heartbeat.py's.
@@ -10,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from engine.control import LOAD_STALL_AFTER_S, Stage
+from engine.interface.control import LOAD_STALL_AFTER_S, Stage
 from server.console import stage_fields
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from contextlib import aclosing
 
 import msgspec
 
-from engine.client import Delta, EngineClient
-from engine.errors import EngineError, GrammarError, RequestAborted
-from engine.metrics import Metrics
-from engine.protocol import AddRequest, GrammarSpec, SamplingParams, TokenLogprobs
+from engine.interface.client import Delta, EngineClient
+from engine.interface.errors import EngineError, GrammarError, RequestAborted
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import AddRequest, GrammarSpec, SamplingParams, TokenLogprobs
 from server.errors import DeadlineExceeded
 from server.merging import merged
 from server.stop_strings import StopChecker

@@ -1,6 +1,7 @@
 """GrammarChecker: says which grammars compile, before a request with one goes to the engine. Never torch.
 
-Each is tried in a process of its own (engine/grammar_check.py), one after another, and under a deadline at which that
+Each is tried in a process of its own (engine/grammar_check_process.py), one after another, and under a deadline at
+which that
 process is killed: a schema of a few bytes can take a minute to compile, another can overflow the stack. The process
 starts with the first grammar and ends with the worker.
 """
@@ -22,9 +23,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.errors import EngineError, GrammarError, Overloaded, ShuttingDown, error_from_code, sentence
-from engine.parent import PROJECT_ROOT
-from engine.protocol import GrammarSpec, GrammarVerdict
+from engine.interface.child_process import PROJECT_ROOT
+from engine.interface.errors import EngineError, GrammarError, Overloaded, ShuttingDown, error_from_code, sentence
+from engine.interface.protocol import GrammarSpec, GrammarVerdict
 from server.structured import LARK_FIELD
 
 COMPILE_DEADLINE_S = 5.0
@@ -178,7 +179,7 @@ class GrammarChecker:
             if self._is_closed:
                 raise _shutting_down()
             process = self._process = subprocess.Popen(
-                [sys.executable, "-m", "engine.grammar_check", str(self._folder)],
+                [sys.executable, "-m", "engine.grammar_check_process", str(self._folder)],
                 cwd=PROJECT_ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

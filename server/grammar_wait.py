@@ -5,8 +5,8 @@ import time
 
 from starlette.requests import Request
 
-from engine.errors import RequestAborted
-from engine.protocol import GrammarSpec
+from engine.interface.errors import RequestAborted
+from engine.interface.protocol import GrammarSpec
 from server.errors import DeadlineExceeded
 from server.grammar_checker import GrammarChecker
 from server.request_record import record_of

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from engine.protocol import EngineReady, FromEngine
-from engine.transport import read_messages
+from engine.interface.protocol import EngineReady, FromEngine
+from engine.interface.transport import read_messages
 
 
 async def read_greeting(engine_socket: str) -> EngineReady | None:

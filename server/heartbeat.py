@@ -1,4 +1,5 @@
-"""Tells the launcher when the engine's loop makes no progress, and when it does again. Imports engine.control only.
+"""Tells the launcher when the engine's loop makes no progress, and when it does again. Imports engine.interface.control
+only.
 
 Life: start (the engine is ready) → beat with every Heartbeat → load (it ended: the next one is on its way, and again
 with each step of its load) → start … → stop. Use inside one event loop.
@@ -8,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from engine.control import LOAD_STALL_AFTER_S, STALL_AFTER_S, Heartbeat
+from engine.interface.control import LOAD_STALL_AFTER_S, STALL_AFTER_S, Heartbeat
 
 
 class HeartbeatWatch:

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import msgspec
 from fastapi import FastAPI
 
-from engine.config import ServerConfig
-from engine.control import EngineFailed
-from engine.errors import StartupError
-from engine.logs import configure_logging
-from engine.parent import PROJECT_ROOT, describe_exit
+from engine.interface.child_process import PROJECT_ROOT, describe_exit
+from engine.interface.config import ServerConfig
+from engine.interface.control import EngineFailed
+from engine.interface.errors import StartupError
+from engine.interface.logs import configure_logging
 from server.hosted_daemon import APP_FILE, FAILURE_FILE, parse_flags
 from server.run_dir import RunDir
 from server.worker_app import WorkerApp

@@ -17,11 +17,11 @@ from typing import NoReturn
 
 import msgspec
 
-from engine.config import LaunchConfig
-from engine.control import EngineFailed
-from engine.errors import StartupError
-from engine.logs import configure_logging
-from engine.parent import die_with
+from engine.interface.child_process import die_with
+from engine.interface.config import LaunchConfig
+from engine.interface.control import EngineFailed
+from engine.interface.errors import StartupError
+from engine.interface.logs import configure_logging
 from server.http_flags import add_access_flags, add_request_flags
 from server.launch import Launcher
 from server.model_flags import add_memory_flags, add_model_flags

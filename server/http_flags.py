@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server.flags import deadline, integer, limited, seconds, text
 
 _DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8000

@@ -1,4 +1,5 @@
-"""What a worker counts of its HTTP requests, and what it tells of itself. Imports engine.metrics; pure asyncio.
+"""What a worker counts of its HTTP requests, and what it tells of itself. Imports engine.interface.metrics; pure
+asyncio.
 
 Per request, not per token; gauges are set when counts are sent to the launcher anyway.
 """
@@ -10,7 +11,7 @@ from fastapi import APIRouter
 from starlette.routing import Route
 from starlette.types import Scope
 
-from engine.metrics import FAILURES, Metrics
+from engine.interface.metrics import FAILURES, Metrics
 from server.request_record import NO_ROUTE, RequestRecord, route_of
 
 _CLASSES = ("2xx", "4xx", "5xx")

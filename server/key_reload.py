@@ -1,4 +1,4 @@
-"""SIGHUP: the key file is read again, and every HTTP worker told. Imports engine.config and server.api_keys.
+"""SIGHUP: the key file is read again, and every HTTP worker told. Imports engine.interface.config and server.api_keys.
 
 Life: reload for every signal, one after another. What is wrong with the file changes nothing but a line in the log.
 """
@@ -7,8 +7,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from engine.config import LaunchConfig
-from engine.errors import StartupError
+from engine.interface.config import LaunchConfig
+from engine.interface.errors import StartupError
 from server.api_keys import read_file_hashes
 
 logger = logging.getLogger(__name__)

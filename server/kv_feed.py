@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.client import EngineClient
-from engine.errors import EngineError
-from engine.protocol import KvRequest, KvSnapshot
+from engine.interface.client import EngineClient
+from engine.interface.errors import EngineError
+from engine.interface.protocol import KvRequest, KvSnapshot
 
 INTERVAL_S = 0.25
 _ANSWER_TIMEOUT_S = 5.0  # a step may take long where a CPU computes it

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig, LaunchConfig, ServerConfig
-from engine.control import Drain, EngineFailed, Facts, Heartbeat, Hello, Stage
-from engine.errors import StartupError
-from engine.logs import configure_logging
-from engine.parent import describe_exit
+from engine.interface.child_process import describe_exit
+from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
+from engine.interface.control import Drain, EngineFailed, Facts, Heartbeat, Hello, Stage
+from engine.interface.errors import StartupError
+from engine.interface.logs import configure_logging
 from server.announcement import Announcement
 from server.child_configs import child_log_format, engine_process_config, worker_config
 from server.children import Backoff, end_child, is_on_terminal, kill_child, raise_file_limit, start_child

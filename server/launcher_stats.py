@@ -8,8 +8,8 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from engine.control import State
-from engine.metrics import MetricsDelta
+from engine.interface.control import State
+from engine.interface.metrics import MetricsDelta
 from server.heartbeat import HeartbeatWatch
 from server.outage import Outage
 from server.process_stats import ProcessStats

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.config import LaunchConfig
-from engine.errors import StartupError
+from engine.interface.config import LaunchConfig
+from engine.interface.errors import StartupError
 
 _BACKLOG = 2048
 _PROBE_TIMEOUT_S = 5.0

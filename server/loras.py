@@ -1,7 +1,7 @@
 """The adapters of --lora: NAME=FOLDER on the command line, a model name for clients. Never torch.
 
-Whether a folder has an adapter that fits the model is the engine's to say, which reads it. Imports engine.config when
-it is needed, so that `quire --help` is instant.
+Whether a folder has an adapter that fits the model is the engine's to say, which reads it. Imports
+engine.interface.config when it is needed, so that `quire --help` is instant.
 """
 
 import argparse
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server.flags import limited
 
 if TYPE_CHECKING:
-    from engine.config import LoraSource
+    from engine.interface.config import LoraSource
 
 _EXIT_USAGE = 2
 
@@ -32,7 +32,7 @@ def resolve_loras(loras: Sequence[tuple[str, str]], *, served_model_names: Seque
 
     Raises StartupError for a name that is taken, and where there is no folder.
     """
-    from engine.config import LoraSource
+    from engine.interface.config import LoraSource
 
     resolved: list[LoraSource] = []
     for name, folder in loras:

@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from engine.errors import InvalidParameter, UnsupportedFeature
+from engine.interface.errors import InvalidParameter, UnsupportedFeature
 from server.errors import MalformedBody
 from server.schemas import ChatBody, ChatMessage
 from server.strict_json import parse_json

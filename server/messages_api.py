@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import InvalidParameter
+from engine.interface.errors import InvalidParameter
 from server.schemas_messages import (
     Block,
     ClientTool,

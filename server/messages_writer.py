@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import ServiceError
+from engine.interface.errors import ServiceError
 from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
 from server.chat_generation import ChatGeneration
 from server.error_replies import anthropic_body

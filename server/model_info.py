@@ -1,4 +1,4 @@
-"""Generation defaults of a model, read once from its folder. Imports engine.errors and msgspec; never torch.
+"""Generation defaults of a model, read once from its folder. Imports engine.interface.errors and msgspec; never torch.
 
 Sources in order: generation_config.json, then config.json; the tokenizer's end-of-sequence token is added by the
 caller when neither names one.
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Tells a service manager how the daemon is doing: sd_notify(3) over the datagram socket that it names.
 
-Imports engine.control and the console it stands beside. Life: made of the environment → loading and watch, a task that
-sends STATUS, and WATCHDOG while the engine goes on → ready → stopping. Without NOTIFY_SOCKET nothing is sent.
+Imports engine.interface.control and the console it stands beside. Life: made of the environment → loading and watch, a
+task that sends STATUS, and WATCHDOG while the engine goes on → ready → stopping. Without NOTIFY_SOCKET nothing is sent.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable, MutableMapping
 
-from engine.control import Stage, State
+from engine.interface.control import Stage, State
 from server.console import Console, Summary, stage_text
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 from urllib.parse import urlsplit
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server.flags import text
 
 _TRACES_PATH = "/v1/traces"

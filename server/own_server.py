@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
-from engine.parent import PROJECT_ROOT, describe_exit, die_with
+from engine.interface.child_process import PROJECT_ROOT, describe_exit, die_with
 from server.run_dir import RunDir
 from server.target import Target, ToolError
 

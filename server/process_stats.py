@@ -7,7 +7,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from engine.metrics import MetricsDelta
+from engine.interface.metrics import MetricsDelta
 
 _PROC = Path("/proc")
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine.protocol import SamplingParams
+from engine.interface.protocol import SamplingParams
 from server.schemas import ChatBody, CompletionBody
 
 

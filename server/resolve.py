@@ -1,4 +1,5 @@
-"""From the MODEL argument to a local folder that can be served. Imports engine.errors; huggingface_hub when needed.
+"""From the MODEL argument to a local folder that can be served. Imports engine.interface.errors; huggingface_hub when
+needed.
 
 A folder is checked for what the engine and the tokenizer will read, so that a mistake is one sentence at once and not
 an error out of a loader half a minute later. What is inside the files is the loader's business.
@@ -13,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.errors import StartupError, sentence
-from engine.parent import PROJECT_ROOT
+from engine.interface.child_process import PROJECT_ROOT
+from engine.interface.errors import StartupError, sentence
 
 DEMO_NAME = "quire-demo"
 DEMO_FOLDER = PROJECT_ROOT / "models" / "demo" / "checkpoint"

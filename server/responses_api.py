@@ -7,7 +7,7 @@ closes it. Nothing is stored, so whatever refers to something stored is refused.
 
 from typing import Any
 
-from engine.errors import InvalidParameter, UnsupportedFeature
+from engine.interface.errors import InvalidParameter, UnsupportedFeature
 from server.responses_chunks import FunctionTool, ReasoningEcho, ResponsesEcho, TextEcho
 from server.schemas_responses import (
     FunctionCallItem,

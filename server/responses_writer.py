@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.errors import Overloaded, RequestError, ServiceError
+from engine.interface.errors import Overloaded, RequestError, ServiceError
 from server.chat_events import ChatEvent
 from server.chat_generation import ChatGeneration
 from server.error_replies import public_message

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 
 logger = logging.getLogger(__name__)
 

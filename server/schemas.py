@@ -18,7 +18,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from engine.errors import InvalidParameter
+from engine.interface.errors import InvalidParameter
 from server.schemas_structured import ResponseFormat, StructuredOutputs
 from server.schemas_tools import MAX_TOOLS, ReasoningEffort, Tool, ToolChoice
 

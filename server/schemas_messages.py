@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.errors import InvalidParameter
+from engine.interface.errors import InvalidParameter
 from server.schemas import MAX_MESSAGES, MAX_TOKENS, Json, Label, Stop, TextOrParts, parse_body
 from server.schemas_tools import MAX_TOOLS
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from engine.errors import InvalidParameter
+from engine.interface.errors import InvalidParameter
 from server.schemas import MAX_LOGPROBS, MAX_TOKENS, Json, Label, StreamOptions, TextOrParts, parse_body
 from server.schemas_tools import MAX_TOOLS
 

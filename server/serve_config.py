@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.config import EngineConfig, LoraSource, ServerConfig
-from engine.errors import StartupError
+from engine.interface.config import EngineConfig, LoraSource, ServerConfig
+from engine.interface.errors import StartupError
 from server.api_keys import read_key_hashes
 from server.embedding_model import load_embedding_model
 from server.loras import resolve_loras

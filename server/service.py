@@ -5,18 +5,12 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.client import QUEUE_IS_FULL, EngineClient
-from engine.config import ServerConfig
-from engine.control import Supervisor
-from engine.errors import (
-    InvalidParameter,
-    Overloaded,
-    RequestError,
-    ServiceError,
-    UnsupportedFeature,
-)
-from engine.metrics import Metrics
-from engine.protocol import EngineReady
+from engine.interface.client import QUEUE_IS_FULL, EngineClient
+from engine.interface.config import ServerConfig
+from engine.interface.control import Supervisor
+from engine.interface.errors import InvalidParameter, Overloaded, RequestError, ServiceError, UnsupportedFeature
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import EngineReady
 from server.embedding_model import EmbeddingModel, load_embedding_model
 from server.errors import DeadlineExceeded, Draining, HttpError, ModelNotFound, NotReady
 from server.generation_spec import Moment

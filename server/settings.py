@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server.flags import boolean
 from server.setting import COMMAND_LINE, DEFAULT, VARIABLE_PREFIX, Setting, nearest
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server.setting import FileValue, Setting, nearest
 
 _MAX_BYTES = 1 << 20

@@ -3,11 +3,11 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server.flags import integer
 
 if TYPE_CHECKING:
-    from engine.config import SpeculativeConfig
+    from engine.interface.config import SpeculativeConfig
 
 _METHODS = ("ngram",)
 _DETAILS = ("--num-speculative-tokens", "--ngram-min", "--ngram-max")
@@ -24,7 +24,7 @@ def add_speculative_flags(group: argparse._ActionsContainer) -> None:
 
 def speculative_of(arguments: argparse.Namespace) -> "SpeculativeConfig | None":
     """Return what was asked for. Raises StartupError for flags that do not fit together."""
-    from engine.config import SpeculativeConfig
+    from engine.interface.config import SpeculativeConfig
 
     given = (arguments.num_speculative_tokens, arguments.ngram_min, arguments.ngram_max)
     if arguments.speculative is None:

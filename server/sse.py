@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from engine.errors import ServiceError
+from engine.interface.errors import ServiceError
 from server.error_replies import error_body
 from server.streaming import PING, SSE_DONE
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.errors import InvalidParameter
-from engine.protocol import GrammarSpec
+from engine.interface.errors import InvalidParameter
+from engine.interface.protocol import GrammarSpec
 from server.schemas_structured import ResponseFormat, StructuredOutputs
 
 MAX_SOURCE_BYTES = 128 * 1024  # of a schema as JSON, of all choices, of a grammar

@@ -1,4 +1,4 @@
-"""A worker's line to the launcher: the real engine.control.Supervisor. Imports engine only; never torch.
+"""A worker's line to the launcher: the real engine.interface.control.Supervisor. Imports engine only; never torch.
 
 Life: start (connect, Hello) → State kept, Flush answered, counts sent every second, scrapes → drain, or the end of the
 connection, which is the end of the launcher → aclose.
@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.control import (
+from engine.interface.control import (
     Cancel,
     Cancelled,
     Drain,
@@ -29,9 +29,9 @@ from engine.control import (
     State,
     ToLauncher,
 )
-from engine.errors import EngineError
-from engine.metrics import Metrics, MetricsDelta
-from engine.transport import encode_frame, read_messages
+from engine.interface.errors import EngineError
+from engine.interface.metrics import Metrics, MetricsDelta
+from engine.interface.transport import encode_frame, read_messages
 
 _DELTA_INTERVAL_S = 1.0
 _SCRAPE_TIMEOUT_S = 2.5

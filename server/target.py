@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import httpx
 import msgspec
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server.tool_text import one_line
 
 EXIT_NO_SERVER = 3

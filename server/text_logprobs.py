@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.protocol import TokenLogprobs
+from engine.interface.protocol import TokenLogprobs
 from server.chunks import PromptLogprob, TextLogprobs
 from server.detokenizer import Detokenizer
 from server.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ import jinja2
 import msgspec
 from tokenizers import Tokenizer as HfTokenizer
 
-from engine.errors import PromptTooLong, StartupError, UnsupportedFeature, sentence
+from engine.interface.errors import PromptTooLong, StartupError, UnsupportedFeature, sentence
 from server.chat_template import ChatTemplate, Message, split_marked
 from server.detokenizer import ByteLevelDetokenizer, Detokenizer, TokenBytes, WindowDetokenizer
 from server.model_info import read_json

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import InvalidParameter, UnsupportedFeature
+from engine.interface.errors import InvalidParameter, UnsupportedFeature
 from server.parsers.detect import ChatFormat
 from server.parsers.tool_spec import ToolSpec
 from server.schemas import ChatBody

@@ -8,7 +8,7 @@ import itertools
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.metrics import METRICS
+from engine.interface.metrics import METRICS
 
 
 class Percentiles(msgspec.Struct):

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from engine.metrics import FAILURES
+from engine.interface.metrics import FAILURES
 from server.generation import Stats
 from server.request_record import RequestRecord, route_of
 from server.trace_context import TraceContext, trace_context

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import InvalidParameter, RequestError, UnsupportedFeature
+from engine.interface.errors import InvalidParameter, RequestError, UnsupportedFeature
 from server.schemas import ChatBody, parse_body
 
 _PATH = re.compile(r"(?<![\w.\]])[a-z]\w*(?:\[\d+\]|\.\w+)*")

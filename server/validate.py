@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
-from engine.protocol import EngineReady, GrammarSpec, SamplingParams
+from engine.interface.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
+from engine.interface.protocol import EngineReady, GrammarSpec, SamplingParams
 from server.api_keys import cache_salt_of
 from server.generation import GenerationSpec
 from server.generation_spec import Moment

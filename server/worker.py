@@ -19,8 +19,8 @@ import msgspec
 import uvicorn
 from fastapi import FastAPI
 
-from engine.errors import StartupError, sentence
-from engine.logs import configure_logging
+from engine.interface.errors import StartupError, sentence
+from engine.interface.logs import configure_logging
 from server.file_limits import ConnectionLimit
 from server.http_protocol import HttpProtocol
 from server.serve_config import WorkerConfig

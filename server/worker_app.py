@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from engine.client import SocketEngineClient
-from engine.config import ServerConfig
-from engine.metrics import Metrics
+from engine.interface.client import SocketEngineClient
+from engine.interface.config import ServerConfig
+from engine.interface.metrics import Metrics
 from server.app import create_app
 from server.http_metrics import HttpMetrics
 from server.open_requests import OpenRequests

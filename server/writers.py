@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET
 
-from engine.protocol import TokenLogprobs
+from engine.interface.protocol import TokenLogprobs
 from server.chunks import TextChoice, TextCompletion, TextLogprobs, timings_of, usage_of
 from server.fold import FoldedChoice, fold
 from server.generation import Ended, Event, Generation, Piece

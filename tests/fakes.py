@@ -1,9 +1,9 @@
 """Test doubles for the seams. Real behaviour, no mocks: each implements its Protocol in full.
 
-FakeEngineClient   engine.client.EngineClient without processes: answers with scripted token ids
-FakeSupervisor     engine.control.Supervisor without a launcher
-FakeExecutor       engine.executor.Executor by arithmetic; expected_tokens() says what it must lead to
-FakeProposer       engine.speculative.Proposer that knows that arithmetic, and errs now and then
+FakeEngineClient   engine.interface.client.EngineClient without processes: answers with scripted token ids
+FakeSupervisor     engine.interface.control.Supervisor without a launcher
+FakeExecutor       engine.core.executor.Executor by arithmetic; expected_tokens() says what it must lead to
+FakeProposer       engine.core.speculative.Proposer that knows that arithmetic, and errs now and then
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 import msgspec
 import numpy as np
 
-from engine.client import Delta
-from engine.control import Stage, State
-from engine.errors import EngineDead, ServiceError, ShuttingDown
-from engine.protocol import AddRequest, EngineReady, KvSnapshot, SamplingParams, TokenLogprobs
-from engine.request import Request
-from engine.step import NEWEST, RowPlan, StepPlan, StepResult, TokenMasks
+from engine.core.request import Request
+from engine.core.step import NEWEST, RowPlan, StepPlan, StepResult, TokenMasks
+from engine.interface.client import Delta
+from engine.interface.control import Stage, State
+from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
+from engine.interface.protocol import AddRequest, EngineReady, KvSnapshot, SamplingParams, TokenLogprobs
 
 READY = EngineReady(
     max_model_len=256,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.control import STALL_AFTER_S
+from engine.interface.control import STALL_AFTER_S
 from server import launch
 from server.cli import main, serve_parser
 from server.settings import CONFIG_VARIABLE

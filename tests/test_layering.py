@@ -24,18 +24,18 @@ MAY_IMPORT = {
 BENCH_COMMAND = "server/bench_cli.py"
 # the only rooms of engine that server may enter
 ENGINE_FOR_SERVER = {
-    "engine.client",
-    "engine.config",
-    "engine.control",
-    "engine.diagnosis",
-    "engine.errors",
-    "engine.logs",
-    "engine.metrics",
-    "engine.parent",
+    "engine.interface.client",
+    "engine.interface.config",
+    "engine.interface.control",
+    "engine.interface.fit_report",
+    "engine.interface.errors",
+    "engine.interface.logs",
+    "engine.interface.metrics",
+    "engine.interface.child_process",
     "engine.process",
-    "engine.protocol",
-    "engine.sizes",
-    "engine.transport",
+    "engine.interface.protocol",
+    "engine.interface.units",
+    "engine.interface.transport",
 }
 # engine files that hold tensors; all others are plain Python
 ENGINE_WITH_TORCH = {

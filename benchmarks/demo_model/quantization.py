@@ -25,10 +25,10 @@ from benchmarks.quantization_reference import Conversation, Reference, layers_of
 from benchmarks.quantization_schemes import SCHEMES, Candidate
 from benchmarks.quantized_weights import requantize, store_of
 from benchmarks.report import Report, format_table
-from engine.config import EngineConfig
-from engine.device import resolve_device
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
+from engine.startup.device_choice import resolve_device
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.registry import Model

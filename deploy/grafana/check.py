@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.grafana.alerts import RUNBOOK
-from engine.metrics import METRICS, MetricsDelta
+from engine.interface.metrics import METRICS, MetricsDelta
 from server.exposition import Exposition
 
 Json = dict[str, Any]

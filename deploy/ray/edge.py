@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.ray.prompt_key import prompt_key
-from engine.errors import EngineDead, Overloaded, ServiceError
+from engine.interface.errors import EngineDead, Overloaded, ServiceError
 from server.error_replies import anthropic_body, error_body, error_reply, speaks_anthropic
 from server.request_record import make_request_id
 from server.sse import named_event

@@ -11,7 +11,7 @@ import logging
 from prometheus_client.parser import text_string_to_metric_families
 from ray.serve import metrics
 
-from engine.errors import EngineError
+from engine.interface.errors import EngineError
 from server.hosted import HostedApp
 
 logger = logging.getLogger(__name__)

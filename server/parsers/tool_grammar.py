@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.protocol import GrammarSpec
+from engine.interface.protocol import GrammarSpec
 from server.parsers import granite, hermes, mistral, qwen_xml
 from server.parsers.detect import ChatFormat
 from server.parsers.reasoning import ReasoningPlace, ReasoningTags

@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 import msgspec
 from fastapi import Request, Response
 
-from engine.errors import ServiceError
-from engine.protocol import TokenLogprobs
+from engine.interface.errors import ServiceError
+from engine.interface.protocol import TokenLogprobs
 from server.generation import Ended, Stats
 from server.request_record import RequestRecord, record_of
 from server.service import Service

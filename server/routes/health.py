@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from engine.control import LOAD_STALL_AFTER_S, STALL_AFTER_S
+from engine.interface.control import LOAD_STALL_AFTER_S, STALL_AFTER_S
 from server.service import Service
 from server.version import package_version
 

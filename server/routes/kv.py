@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 from fastapi import APIRouter, Response
 
-from engine.errors import EngineDead, ServiceError, ShuttingDown
+from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
 from server.kv_feed import INTERVAL_S, KvFeed
 from server.service import Service
 from server.streaming import EventStreamResponse

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from engine.errors import InvalidParameter
+from engine.interface.errors import InvalidParameter
 from server.body import read_json
 from server.chat_request import encode_chat, prepare_chat
 from server.chunks import Detokenized, Rendered, Tokenized, TokenPiece

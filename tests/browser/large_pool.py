@@ -3,7 +3,7 @@
 import time
 from array import array
 
-from engine.protocol import KvRequest, KvSnapshot
+from engine.interface.protocol import KvRequest, KvSnapshot
 from tests.fakes import FakeEngineClient
 
 NUM_BLOCKS, NUM_REQUESTS = 40_000, 500

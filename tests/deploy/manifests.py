@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from engine.control import STALL_AFTER_S
-from engine.metrics import METRICS
+from engine.interface.control import STALL_AFTER_S
+from engine.interface.metrics import METRICS
 from server import launch
 from server.cli import _parser
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from engine.generate import Generation
+from engine.core.local_client import Generation
 from kernels import dispatch
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
 
 triton = pytest.importorskip("triton")
 from kernels.precompile import collect_kernels  # noqa: E402  (needs triton)

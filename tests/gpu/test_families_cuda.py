@@ -8,9 +8,9 @@ import pytest
 import torch
 import transformers
 
-from engine.config import EngineConfig
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
 from tests.unit.engine.test_families import KINDS, PROMPTS, config_of
 from tests.unit.models.reference import save_checkpoint
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.generate import generate
-from engine.protocol import SamplingParams
+from engine.core.local_client import generate
+from engine.interface.protocol import SamplingParams
 from kernels.attention.base import AttentionSpec
 from kernels.attention.flash import FlashAttention
 from models.config.model_config import ModelConfig

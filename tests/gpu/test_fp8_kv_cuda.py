@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.generate import generate
-from engine.load import load_engine
-from engine.protocol import SamplingParams
+from engine.core.local_client import generate
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
+from engine.startup.load import load_engine
 from kernels.attention.base import AttentionSpec
 from kernels.elementwise import reference as elementwise
 from kernels.elementwise.kv_write import FP8, KVScales, write_kv

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
 from server.resolve import DEMO_FOLDER
 from server.structured import json_schema_grammar, regex_grammar
 from tests.unit.engine.test_real_grammar import KINDS, SCHEMA, TOKENIZER, run

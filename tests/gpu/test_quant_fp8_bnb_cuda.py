@@ -193,7 +193,7 @@ def test_graphs_and_depth_do_not_change_the_tokens(name):
 
 
 def _generate(engine, transport):
-    from engine.generate import generate
+    from engine.core.local_client import generate
 
     lengths = (5, 17, 30, 61, 12, 40, 23, 35)
     return generate(engine, transport, prompts(*lengths), mixed_params(len(lengths)))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from engine.config import EngineConfig
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
 from kernels.linear.int_ops import IntLinear
 from kernels.linear.reference import dequantize_int
 from models.config.model_config import ModelConfig

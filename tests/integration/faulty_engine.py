@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from engine import process
-from engine.model_runner import ModelRunner
+from engine.device.model_runner import ModelRunner
 
 
 def main() -> int:

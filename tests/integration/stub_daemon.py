@@ -2,8 +2,8 @@
 
 import sys
 
-from engine.config import EngineConfig, LaunchConfig, ServerConfig
-from engine.errors import StartupError
+from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
+from engine.interface.errors import StartupError
 from server.first_load import FirstLoadWatch
 from server.launch import launch
 from server.listener import bind

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.config import EngineProcessConfig
-from engine.control import EngineFailed, Facts, Hello, Stage
-from engine.transport import encode_frame
+from engine.interface.config import EngineProcessConfig
+from engine.interface.control import EngineFailed, Facts, Hello, Stage
+from engine.interface.transport import encode_frame
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server.hosted import HostedApp
 from tests.integration.conftest import needs_proc
 from tests.integration.daemon import ROOT, wait_for

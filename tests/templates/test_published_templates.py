@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from engine.errors import InvalidParameter
+from engine.interface.errors import InvalidParameter
 from server.chat_template import ChatTemplate
 from server.parsers.detect import detect_format
 

@@ -18,7 +18,7 @@ from benchmarks.demo_model.quantization import (
 from benchmarks.quantization import SCHEMES, format_report, main, measure_errors
 from benchmarks.quantization_reference import Conversation, Reference
 from benchmarks.quantization_schemes import Candidate
-from engine.config import EngineConfig
+from engine.interface.config import EngineConfig
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from server.resolve import DEMO_FOLDER

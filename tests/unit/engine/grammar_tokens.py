@@ -5,7 +5,7 @@ import json
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine.grammar_compiler import GrammarCompiler
+from engine.grammar.compiler import GrammarCompiler
 
 EOS = 0
 _CHARACTERS = '{}[]":,.-+\\ \n0123456789abcefklnrstuE'

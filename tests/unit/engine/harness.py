@@ -6,13 +6,17 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from engine.config import SchedulerConfig
-from engine.engine import Engine
-from engine.generate import LocalTransport
-from engine.grammar import Grammars, no_compiler
-from engine.grammar_compiler import GrammarCompiler
-from engine.metrics import Metrics
-from engine.protocol import (
+from engine.core.engine import Engine
+from engine.core.grammars import Grammars, no_compiler
+from engine.core.local_client import LocalTransport
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+from engine.core.speculative import Drafter
+from engine.core.step import StepPlan
+from engine.grammar.compiler import GrammarCompiler
+from engine.interface.config import SchedulerConfig
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import (
     AbortRequest,
     AddRequest,
     ClientGone,
@@ -23,10 +27,6 @@ from engine.protocol import (
     StepEvents,
     TokenLogprobs,
 )
-from engine.request import Request
-from engine.scheduler import Scheduler
-from engine.speculative import Drafter
-from engine.step import StepPlan
 from tests.fakes import FakeExecutor, FakeProposer, expected_embedding, expected_tokens, fake_score
 
 VOCAB_SIZE = 50

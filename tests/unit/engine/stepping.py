@@ -2,11 +2,11 @@
 
 import msgspec
 
-from engine.config import SchedulerConfig
-from engine.protocol import SamplingParams
-from engine.request import Request
-from engine.scheduler import Scheduler
-from engine.step import StepResult
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+from engine.core.step import StepResult
+from engine.interface.config import SchedulerConfig
+from engine.interface.protocol import SamplingParams
 
 STOP = 49
 

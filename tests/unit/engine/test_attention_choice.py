@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import StartupError
-from engine.load import load_engine
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError
+from engine.startup.load import load_engine
 from server.resolve import DEMO_FOLDER
 
 DEMO = str(DEMO_FOLDER)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.block_manager import BlockManager
-from engine.protocol import SamplingParams
-from engine.request import Request
+from engine.core.block_manager import BlockManager
+from engine.core.request import Request
+from engine.interface.protocol import SamplingParams
 
 
 def make_request(tokens, salt=""):

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import engine.device
-from engine.config import EngineConfig
-from engine.device import resolve_device
-from engine.errors import StartupError
-from engine.load import _select_backend
+import engine.startup.device_choice
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError
+from engine.startup.device_choice import resolve_device
+from engine.startup.load import _select_backend
 from models.config.model_config import ModelConfig
 
 DEMO = Path(__file__).parents[3] / "models" / "demo" / "checkpoint"
@@ -75,7 +75,7 @@ def test_without_triton_a_gpu_is_used_with_a_warning(
     cuda_build: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cuda_build.setattr(torch.cuda, "is_available", lambda: True)
-    cuda_build.setattr(engine.device, "HAS_TRITON", False)
+    cuda_build.setattr(engine.startup.device_choice, "HAS_TRITON", False)
     assert resolve_device("auto").type == "cuda"
     assert "falls back to torch" in caplog.text
 

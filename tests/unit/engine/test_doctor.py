@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.diagnosis import Ask
-from engine.doctor import examine
+from engine.interface.config import EngineConfig
+from engine.interface.fit_report import Ask
+from engine.interface.units import GIB
 from engine.offline import OfflineEngine
-from engine.sizes import GIB
+from engine.startup.fit import examine
 from models.config.model_config import ModelConfig
 from tests.unit.engine.test_real_model import checkpoint  # noqa: F401  (a fixture)
 

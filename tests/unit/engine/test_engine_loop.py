@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from engine.protocol import AddRequest, RequestFailed, SamplingParams, StepEvents
+from engine.interface.protocol import AddRequest, RequestFailed, SamplingParams, StepEvents
 from tests.unit.engine.harness import VOCAB_SIZE, Harness
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])

@@ -9,13 +9,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.demo_model.corpus.mixture import examination
 from benchmarks.demo_model.score import choose, encode
-from engine.config import EngineConfig
-from engine.device import resolve_kv_dtype
-from engine.errors import StartupError
-from engine.generate import generate
-from engine.load import load_engine
+from engine.core.local_client import generate
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
+from engine.startup.device_choice import resolve_kv_dtype
+from engine.startup.load import load_engine
 from kernels.elementwise.kv_write import FP8
 from server.cli import main
 from server.flags import KV_CACHE_DTYPES

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.generate import generate
-from engine.protocol import SamplingParams
+from engine.core.local_client import generate
+from engine.interface.protocol import SamplingParams
 from tests.fakes import expected_tokens
 from tests.unit.engine.harness import Harness
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import UnsupportedFeature
-from engine.grammar import COMPILE_TIMEOUT_S
-from engine.grammar_compiler import CompilerLoader, GrammarCompiler
-from engine.protocol import GrammarSpec
+from engine.core.grammars import COMPILE_TIMEOUT_S
+from engine.grammar.compiler import CompilerLoader, GrammarCompiler
+from engine.interface.errors import UnsupportedFeature
+from engine.interface.protocol import GrammarSpec
 from server.structured import choice_grammar, json_schema_grammar, regex_grammar
 from tests.unit.engine.grammar_tokens import EOS, compiler, matches, text_of, tokenizer
 from tests.unit.engine.harness import Harness

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import StartupError
-from engine.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
-from engine.memory import format_size
+from engine.device.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache
+from engine.device.memory import format_size
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError
 from models.config.model_config import ModelConfig
 
 DEMO = Path(__file__).parents[3] / "models" / "demo" / "checkpoint"

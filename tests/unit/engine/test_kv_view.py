@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
-from engine.errors import UnsupportedFeature
-from engine.kv_view import MAX_LISTED, KvView, TableRuns, count_in_tables, encode_runs
-from engine.protocol import AskKv, ClientGone, FromEngine, GrammarSpec, KvSnapshot
-from engine.request import Request
-from engine.transport import FrameDecoder, encode_frame
+from engine.core.kv_snapshot import MAX_LISTED, KvView, TableRuns, count_in_tables, encode_runs
+from engine.core.request import Request
+from engine.interface.errors import UnsupportedFeature
+from engine.interface.protocol import AskKv, ClientGone, FromEngine, GrammarSpec, KvSnapshot
+from engine.interface.transport import FrameDecoder, encode_frame
 from tests.unit.engine.harness import Harness
 from tests.unit.engine.stepping import add, make_scheduler, step
 from tests.unit.engine.test_traces import EngineTraces

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import engine.setup
-from engine.config import EngineConfig
-from engine.errors import StartupError
-from engine.load import load_engine
-from engine.memory import DeviceMemory, check_memory, format_count, is_out_of_memory
+import engine.startup.setup
+from engine.device.memory import DeviceMemory, check_memory, format_count, is_out_of_memory
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError
+from engine.startup.load import load_engine
 from models.config.model_config import ModelConfig
 
 ROOT = Path(__file__).parents[3]
@@ -97,7 +97,7 @@ def test_what_fits_is_not_refused() -> None:
 
 def test_a_model_too_large_is_refused_before_its_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = DeviceMemory("This machine", 16 * GIB, 8 * GIB, 8 * GIB, 0.4)
-    monkeypatch.setattr(engine.setup, "measure_memory", lambda config, device: memory)
+    monkeypatch.setattr(engine.startup.setup, "measure_memory", lambda config, device: memory)
     stages: list[str] = []
     with pytest.raises(
         StartupError, match=r"This machine has 8 GiB free of 16 GiB.*29.9 GiB for its weights in float32"
@@ -110,7 +110,7 @@ def test_a_context_that_the_weights_leave_no_room_for_is_refused_before_they_are
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = DeviceMemory("This machine", 16 * GIB, 16 * GIB, 16 * GIB, 0.5)
-    monkeypatch.setattr(engine.setup, "measure_memory", lambda config, device: memory)
+    monkeypatch.setattr(engine.startup.setup, "measure_memory", lambda config, device: memory)
     config = EngineConfig(model=str(LLAMA_8B), device="cpu", dtype="bfloat16", max_model_len=131072)
     with pytest.raises(StartupError, match=r"Context 131072 needs 16 GiB of KV cache.*use --max-model-len \d+, or"):
         load_engine(config, lambda stage: None)
@@ -132,7 +132,7 @@ def test_memory_that_runs_out_while_loading_is_one_sentence(
         raise error
 
     assert is_out_of_memory(error)
-    monkeypatch.setattr("engine.load._load_weights", fail)
+    monkeypatch.setattr("engine.startup.load._load_weights", fail)
     with pytest.raises(StartupError) as info:
         load_engine(EngineConfig(model=str(DEMO), device="cpu"), lambda stage: None)
     assert info.value.exit_code == 3
@@ -144,7 +144,7 @@ def test_another_error_while_loading_stays_what_it_is(monkeypatch: pytest.Monkey
     def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr("engine.load._load_weights", fail)
+    monkeypatch.setattr("engine.startup.load._load_weights", fail)
     with pytest.raises(RuntimeError, match="illegal"):
         load_engine(EngineConfig(model=str(DEMO), device="cpu"), lambda stage: None)
 

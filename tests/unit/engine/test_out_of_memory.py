@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from engine.errors import OutOfMemory
-from engine.protocol import RequestFailed
+from engine.interface.errors import OutOfMemory
+from engine.interface.protocol import RequestFailed
 from server.structured import regex_grammar
 from tests.unit.engine.grammar_tokens import compiler, text_of
 from tests.unit.engine.harness import VOCAB_SIZE, CheckedExecutor, Harness, decode_plan, drafters

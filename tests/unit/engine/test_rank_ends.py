@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.config import EngineConfig
-from engine.control import Stage
-from engine.errors import StartupError
+from engine.interface.config import EngineConfig
+from engine.interface.control import Stage
+from engine.interface.errors import StartupError
 from engine.offline import OfflineEngine
-from engine.ranks import RankHost, Ranks
+from engine.tensor_parallel.ranks import RankHost, Ranks
 from tests.integration.conftest import needs_proc
 from tests.unit.engine.test_lora import base  # noqa: F401  (a fixture)
 from tests.unit.engine.test_ranks import config_of

@@ -7,12 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig, LoraSource, SpeculativeConfig
-from engine.errors import StartupError
+from engine.core.step import StepPlan, StepResult, TokenMasks
+from engine.interface.config import EngineConfig, LoraSource, SpeculativeConfig
+from engine.interface.errors import StartupError
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
 from engine.rank_process import run_plans
-from engine.step import StepPlan, StepResult, TokenMasks
 from tests.unit.engine.test_lora import adapters, base  # noqa: F401  (fixtures)
 from tests.unit.engine.test_real_model import KV_BYTES_PER_BLOCK, mixed_params, prompts, tokens
 from tests.unit.engine.test_speculative_model import repeating_prompts

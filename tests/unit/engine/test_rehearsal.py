@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import rehearsal
+from engine.startup import precompile as rehearsal
 
 pytest.importorskip("triton")
 

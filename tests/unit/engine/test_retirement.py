@@ -1,6 +1,6 @@
 """Whoever leaves the running list keeps its blocks until its last step is committed: finish, abort, preemption."""
 
-from engine.request import Status
+from engine.core.request import Status
 from tests.unit.engine.stepping import STOP, add, commit, make_scheduler, make_shortage, pump, schedule, step
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.errors import InvalidParameter, PromptTooLong
+from engine.interface.errors import InvalidParameter, PromptTooLong
 from tests.unit.engine.stepping import STOP, add, commit, make_scheduler, pump, schedule, step
 
 

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from engine.config import SpeculativeConfig
-from engine.protocol import SamplingParams, StepEvents
-from engine.request import Request
-from engine.speculative import Drafter, make_drafter
-from engine.step import NEWEST
+from engine.core.request import Request
+from engine.core.speculative import Drafter, make_drafter
+from engine.core.step import NEWEST
+from engine.interface.config import SpeculativeConfig
+from engine.interface.protocol import SamplingParams, StepEvents
 from server.structured import regex_grammar
 from tests.fakes import FakeProposer, expected_tokens
 from tests.unit.engine.grammar_tokens import compiler

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import Delta, SocketEngineClient
-from engine.control import Flush, FromLauncher
-from engine.errors import EngineDead, Overloaded, ServiceError, ShuttingDown
-from engine.protocol import (
+from engine.interface.client import Delta, SocketEngineClient
+from engine.interface.control import Flush, FromLauncher
+from engine.interface.errors import EngineDead, Overloaded, ServiceError, ShuttingDown
+from engine.interface.protocol import (
     AbortRequest,
     AddRequest,
     Finished,
@@ -22,7 +22,7 @@ from engine.protocol import (
     StepEvents,
     TokenLogprobs,
 )
-from engine.transport import Connection, SocketTransport, encode_frame
+from engine.interface.transport import Connection, SocketTransport, encode_frame
 from tests.fakes import READY
 
 
@@ -110,7 +110,7 @@ def test_an_open_request_hears_who_ended_it(tmp_path: Path, is_ours: bool) -> No
 
 
 def test_a_peer_that_stops_reading_is_dropped_before_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.transport.MAX_UNSENT_BYTES", 1 << 20)
+    monkeypatch.setattr("engine.interface.transport.MAX_UNSENT_BYTES", 1 << 20)
     here, there = socket.socketpair()
     connection = Connection(here, FromLauncher)
     for _ in range(40):

@@ -25,7 +25,7 @@ from models.weights.weights import Weights
 from tests.unit.models.harness import CPU, SINGLE, PagedRunner
 
 MODULES = (ops, dense_linear, int_ops, fp8_ops, bnb_ops)
-# The Triton sampler itself, which engine/sampler.py makes on CUDA devices only
+# The Triton sampler itself, which engine/device/sampler.py makes on CUDA devices only
 CUDA_ONLY = {"TokenSampler"}
 
 ROW = torch.zeros(1, dtype=torch.int64)

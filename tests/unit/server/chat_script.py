@@ -5,7 +5,7 @@ import json
 import msgspec
 from hypothesis import strategies as st
 
-from engine.protocol import SamplingParams
+from engine.interface.protocol import SamplingParams
 from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
 from server.generation import Ended, GenerationSpec, Stats
 from server.sse import ReplyHead

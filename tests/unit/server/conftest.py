@@ -13,8 +13,8 @@ import pytest
 import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine.config import ServerConfig
-from engine.metrics import Metrics
+from engine.interface.config import ServerConfig
+from engine.interface.metrics import Metrics
 from server.access import RequestTracer
 from server.app import create_app
 from server.http_metrics import HttpMetrics

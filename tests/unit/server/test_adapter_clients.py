@@ -7,7 +7,7 @@ import anthropic
 import openai
 import pytest
 
-from engine.errors import EngineDead
+from engine.interface.errors import EngineDead
 from tests.unit.server.conftest import USER_HI, serving
 
 TEXT = "Schöne Grüße, 日本語 😀!"

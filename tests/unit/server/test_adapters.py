@@ -4,8 +4,8 @@ import pytest
 from anthropic.types import ErrorResponse, Message, MessageTokensCount, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 
-from engine.control import Stage, State
-from engine.errors import EngineDead
+from engine.interface.control import Stage, State
+from engine.interface.errors import EngineDead
 from tests.unit.server.client_types import check_type, named_events
 from tests.unit.server.conftest import USER_HI, check_error
 

@@ -5,7 +5,7 @@ import contextlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import RequestError
+from engine.interface.errors import RequestError
 from server.messages_api import translate_count, translate_messages
 from server.responses_api import echo_of, translate_responses
 from server.schemas import parse_body

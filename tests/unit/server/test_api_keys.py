@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server.api_keys import KeyRing, cache_salt_of, read_key_hashes
 
 KEYS = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=80)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from engine.control import Stage, State
-from engine.errors import InvalidParameter
+from engine.interface.control import Stage, State
+from engine.interface.errors import InvalidParameter
 from server.chat_request import encode_chat
 from server.schemas import ChatBody, parse_body
 from server.tokenizer import load_tokenizer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import InvalidParameter, UnsupportedFeature
+from engine.interface.errors import InvalidParameter, UnsupportedFeature
 from server.chat_template import ChatTemplate, split_marked
 from server.tokenizer import RenderedChat, load_tokenizer
 from tests.unit.server import templates

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.config import EngineConfig, LaunchConfig, LoraSource, ServerConfig, SpeculativeConfig
-from engine.errors import StartupError
+from engine.interface.config import EngineConfig, LaunchConfig, LoraSource, ServerConfig, SpeculativeConfig
+from engine.interface.errors import StartupError
 from server import launch, listener
 from server.cli import main
 from server.flags import size

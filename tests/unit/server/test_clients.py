@@ -9,7 +9,7 @@ from urllib.parse import urlparse
 import openai
 import pytest
 
-from engine.errors import EngineDead
+from engine.interface.errors import EngineDead
 from server.streaming import EventStreamResponse
 from tests.unit.server.conftest import USER_HI, serving
 

@@ -9,9 +9,9 @@ import shlex
 
 import pytest
 
-from engine.control import Stage
-from engine.logs import configure_logging
-from engine.parent import describe_exit
+from engine.interface.child_process import describe_exit
+from engine.interface.control import Stage
+from engine.interface.logs import configure_logging
 from server.children import Backoff
 from server.console import LogConsole, Summary, TerminalConsole, make_console
 

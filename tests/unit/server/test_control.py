@@ -10,10 +10,20 @@ from typing import Any
 
 import pytest
 
-from engine.control import Drain, EngineFailed, Flush, Flushed, FromLauncher, Hello, MetricsDelta, Stage, State
-from engine.errors import EngineError
-from engine.metrics import Metrics
-from engine.transport import encode_frame, read_messages
+from engine.interface.control import (
+    Drain,
+    EngineFailed,
+    Flush,
+    Flushed,
+    FromLauncher,
+    Hello,
+    MetricsDelta,
+    Stage,
+    State,
+)
+from engine.interface.errors import EngineError
+from engine.interface.metrics import Metrics
+from engine.interface.transport import encode_frame, read_messages
 from server.control_server import ControlServer
 from server.exposition import Exposition
 from server.supervisor import ControlSupervisor

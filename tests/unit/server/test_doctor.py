@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.diagnosis import Gpu
-from engine.doctor import examine
+from engine.interface.fit_report import Gpu
+from engine.startup.fit import examine
 from server import doctor, doctor_host
 from server.cli import main
 from server.doctor_text import to_text

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from openai.types import CreateEmbeddingResponse
 from tokenizers import processors
 
-from engine.errors import EngineError, Overloaded
+from engine.interface.errors import EngineError, Overloaded
 from server.embedding_run import to_base64, unit_vector
 from tests.fakes import READY, fake_embedding
 from tests.unit.models.embedding_folder import PROMPTS, write_embedding_files

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.errors import EngineDead, EngineError, OutOfMemory, Overloaded, ShuttingDown
+from engine.interface.errors import EngineDead, EngineError, OutOfMemory, Overloaded, ShuttingDown
 from server.tokenizer import Tokenizer
 from tests.unit.server.conftest import (
     CHAT,

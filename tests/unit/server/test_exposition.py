@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.metrics import FAILURES, METRICS, Metrics, MetricsDelta
+from engine.interface.metrics import FAILURES, METRICS, Metrics, MetricsDelta
 from server.exposition import Exposition
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.control import Stage
+from engine.interface.control import Stage
 from server.first_load import FirstLoadWatch
 from tests.unit.server.test_heartbeat import Clock
 

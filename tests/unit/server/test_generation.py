@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from engine.errors import EngineDead, RequestAborted
-from engine.metrics import Metrics
-from engine.protocol import SamplingParams
+from engine.interface.errors import EngineDead, RequestAborted
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import SamplingParams
 from server.errors import DeadlineExceeded
 from server.fold import fold
 from server.generation import Ended, Generation, GenerationSpec

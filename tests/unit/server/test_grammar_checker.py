@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from engine.errors import GrammarError, Overloaded, ShuttingDown, UnsupportedFeature
-from engine.protocol import GrammarSpec, GrammarVerdict
+from engine.interface.errors import GrammarError, Overloaded, ShuttingDown, UnsupportedFeature
+from engine.interface.protocol import GrammarSpec, GrammarVerdict
 from server.grammar_checker import GrammarChecker
 from server.structured import choice_grammar, json_schema_grammar, regex_grammar
 

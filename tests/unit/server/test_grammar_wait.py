@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from engine.protocol import GrammarVerdict
+from engine.interface.protocol import GrammarVerdict
 from server.grammar_checker import GrammarChecker
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, check_error
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.control import Stage, State
+from engine.interface.control import Stage, State
 from tests.fakes import FakeSupervisor
 from tests.unit.server.conftest import CHAT, COMPLETIONS, check_error
 

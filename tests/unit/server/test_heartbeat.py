@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from engine.control import LOAD_STALL_AFTER_S, Heartbeat
+from engine.interface.control import LOAD_STALL_AFTER_S, Heartbeat
 from server.heartbeat import HeartbeatWatch
 
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from engine.control import Stage, State
-from engine.errors import EngineDead, OutOfMemory, Overloaded
-from engine.metrics import Metrics
+from engine.interface.control import Stage, State
+from engine.interface.errors import EngineDead, OutOfMemory, Overloaded
+from engine.interface.metrics import Metrics
 from server.http_metrics import HttpMetrics
 from tests.fakes import FakeSupervisor
 from tests.unit.server.conftest import CHAT

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import LaunchConfig
-from engine.control import Stage, State
-from engine.metrics import Metrics
+from engine.interface.config import LaunchConfig
+from engine.interface.control import Stage, State
+from engine.interface.metrics import Metrics
 from server.api_keys import KeyRing, read_file_hashes, read_key_hashes
 from server.control_server import ControlServer
 from server.exposition import Exposition

@@ -13,9 +13,9 @@ from hashlib import sha256
 import httpx
 import pytest
 
-from engine.control import Stage, State
-from engine.errors import EngineDead, EngineError
-from engine.protocol import KvRequest, KvSnapshot
+from engine.interface.control import Stage, State
+from engine.interface.errors import EngineDead, EngineError
+from engine.interface.protocol import KvRequest, KvSnapshot
 from server.api_keys import read_key_hashes
 from server.kv_feed import KvFeed
 from tests.fakes import FakeEngineClient

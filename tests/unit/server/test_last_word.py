@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from engine.config import EngineConfig, LaunchConfig, ServerConfig
-from engine.control import Hello, Stage, State
-from engine.transport import encode_frame
+from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
+from engine.interface.control import Hello, Stage, State
+from engine.interface.transport import encode_frame
 from server import launch
 from server.launch import Launcher
 from server.notify import Notifier

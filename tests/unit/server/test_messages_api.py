@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.errors import RequestError, UnsupportedFeature
+from engine.interface.errors import RequestError, UnsupportedFeature
 from server.messages_api import translate_count, translate_messages
 from server.schemas import ChatBody, parse_body
 from server.schemas_messages import CountTokensBody, MessagesBody

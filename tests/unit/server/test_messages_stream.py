@@ -9,7 +9,7 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from hypothesis import given, settings
 
-from engine.errors import EngineDead, InvalidParameter, Overloaded, PromptTooLong, ServiceError
+from engine.interface.errors import EngineDead, InvalidParameter, Overloaded, PromptTooLong, ServiceError
 from server.chat_events import TextDelta, ToolArguments
 from server.messages_chunks import TextContent, ThinkingContent
 from server.messages_writer import MessagesWriter

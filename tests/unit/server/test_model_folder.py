@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server.model_info import load_generation_defaults
 from server.tokenizer import load_tokenizer
 from tests.unit.server.conftest import train_byte_level, write_model_folder

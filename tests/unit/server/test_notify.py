@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.control import Stage, State
+from engine.interface.control import Stage, State
 from server.console import Summary
 from server.notify import Notifier
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server import resolve
 from server.resolve import DEMO_FOLDER, check_kernels_package, model_facts, resolve_model
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.errors import InvalidParameter, RequestError, UnsupportedFeature
+from engine.interface.errors import InvalidParameter, RequestError, UnsupportedFeature
 from server.responses_api import echo_of, translate_responses
 from server.schemas import ChatBody, parse_body
 from server.schemas_responses import ResponsesBody

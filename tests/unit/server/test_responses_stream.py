@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 
-from engine.errors import EngineDead, InvalidParameter, Overloaded, ServiceError
-from engine.protocol import TokenLogprobs
+from engine.interface.errors import EngineDead, InvalidParameter, Overloaded, ServiceError
+from engine.interface.protocol import TokenLogprobs
 from server.chat_events import TextDelta
 from server.chunks import ChatTokenLogprob
 from server.generation import Ended

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server.run_dir import RunDir
 
 

@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine.errors import GrammarError, InvalidParameter
-from engine.grammar_compiler import GrammarCompiler
-from engine.protocol import GrammarSpec
+from engine.grammar.compiler import GrammarCompiler
+from engine.interface.errors import GrammarError, InvalidParameter
+from engine.interface.protocol import GrammarSpec
 from server.resolve import DEMO_FOLDER
 from server.schemas import ChatBody, CompletionBody, parse_body
 from server.structured import (

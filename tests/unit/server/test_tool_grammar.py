@@ -6,7 +6,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
-from engine.protocol import GrammarSpec
+from engine.interface.protocol import GrammarSpec
 from server.parsers.detect import ChatFormat
 from server.parsers.tool_grammar import answer_grammar, tool_grammar
 from server.parsers.tool_spec import ToolSpec

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.metrics import Metrics
+from engine.interface.metrics import Metrics
 from server.exposition import Exposition
 from server.target import error_message
 from server.top_metrics import Histogram, activity, quantile, read_metrics

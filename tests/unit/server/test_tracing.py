@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from engine.errors import StartupError
+from engine.interface.errors import StartupError
 from server import tracing
 from server.observability_flags import traces_endpoint
 from tests.fakes import FakeEngineClient

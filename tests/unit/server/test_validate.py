@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import InvalidParameter, PromptTooLong, RequestError, UnsupportedFeature
+from engine.interface.errors import InvalidParameter, PromptTooLong, RequestError, UnsupportedFeature
 from server.generation_spec import Moment
 from server.ignored import ignored_fields
 from server.messages import template_messages
