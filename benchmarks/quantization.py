@@ -36,7 +36,7 @@ from models.quantization.linear_method import LinearPart
 from models.quantization.schemes import make_linear_method
 from models.quantization.unquantized import Unquantized
 from models.weights.weights import Weights
-from server.resolve import DEMO_FOLDER
+from server.config.model_source import DEMO_FOLDER
 
 _SHAPES = Path(__file__).parent / "shapes"
 _GIB = 1024**3

@@ -20,8 +20,8 @@ from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.startup.load import load_engine
 from engine.startup.setup import LoadedEngine
-from server.resolve import resolve_model
-from server.speculative_flags import add_speculative_flags, speculative_of
+from server.config.model_source import resolve_model
+from server.config.speculative_flags import add_speculative_flags, speculative_of
 
 _WORDS = "one two three four five six seven eight nine ten eleven twelve"
 _PROSE = (

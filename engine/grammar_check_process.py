@@ -1,6 +1,7 @@
 """A process that tries grammars, so that one that takes too long or too much can be killed. Never torch.
 
-    python -m engine.grammar_check_process FOLDER       (started and killed by server/grammar_checker.py)
+    python -m engine.grammar_check_process FOLDER       (started and killed by
+    server/structured_output/compile_check.py)
 Lines of JSON: out comes a GrammarVerdict on the tokenizer of FOLDER once it is loaded, then for each GrammarSpec that
 comes in, one on it. Ends with its input. Trying means to compile and to make the first mask, on a stack far smaller
 than the engine's: what passes here cannot overflow there.

@@ -12,20 +12,20 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.interface.errors import StartupError
-from server.batch_cli import add_batch
-from server.bench_cli import add_bench
-from server.chat_cli import add_chat
-from server.completion_cli import add_completion
-from server.doctor_cli import add_doctor
+from server.commands.batch.flags import add_batch
+from server.commands.bench.run import add_bench
+from server.commands.chat.flags import add_chat
+from server.commands.completion import add_completion
+from server.commands.doctor.flags import add_doctor
+from server.commands.top.flags import add_top
+from server.config.help_format import HelpFormatter, add_short_help
+from server.config.http_flags import add_access_flags, add_address_flags, add_request_flags, address_of, tls_of
+from server.config.observability_flags import add_log_flags, add_metrics_flags
+from server.config.serve_flags import add_memory_flags, add_model_flags
+from server.config.settings import SettingsParser, places_of
+from server.config.speculative_flags import add_speculative_flags
+from server.config.value_types import seconds, text, workers
 from server.first_process import end_as_first_process
-from server.flags import seconds, text, workers
-from server.http_flags import add_access_flags, add_address_flags, add_request_flags, address_of, tls_of
-from server.model_flags import add_memory_flags, add_model_flags
-from server.observability_flags import add_log_flags, add_metrics_flags
-from server.settings import SettingsParser, places_of
-from server.short_help import HelpFormatter, add_short_help
-from server.speculative_flags import add_speculative_flags
-from server.top_cli import add_top
 
 if TYPE_CHECKING:
     from engine.interface.config import LaunchConfig
@@ -157,13 +157,13 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
 def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
     """Bind the port, find the model, launch. The port comes first: a taken one must not cost a download."""
     if arguments.show_config:
-        from server.settings_show import show_config
+        from server.config.settings_show import show_config
 
         print(show_config(parser.settings, arguments, environment=os.environ))
         return 0
-    from server.launch import launch
-    from server.listener import bind
-    from server.serve_config import check_flags, find_model
+    from server.config.serve_config import check_flags, find_model
+    from server.launcher.launcher import launch
+    from server.launcher.listener import bind
 
     checked = check_flags(arguments)
     launch_config = _launch_config(arguments, checked.given_key_hashes)
@@ -199,7 +199,7 @@ class _Version(argparse.Action):
     """--version; looks the version up only when asked."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from server.version import package_version
+        from server.config.version import package_version
 
         print(f"quire {package_version()}")
         parser.exit(0)

@@ -1,5 +1,5 @@
-"""The errors that exist only in HTTP, beside engine/interface/errors.py's tree; server/error_replies.py makes answers
-of both.
+"""The errors that exist only in HTTP, beside engine/interface/errors.py's tree; server/api/error_replies.py makes
+answers of both.
 
 HttpError(ServiceError)
 ├── MissingKey            no API key, or an unknown one

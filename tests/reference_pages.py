@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.interface.errors import RequestError, ServiceError, StartupError
 from engine.interface.metrics import METRICS, Metric
-from server.error_replies import anthropic_body, error_body, error_reply, error_status
+from server.api.error_replies import anthropic_body, error_body, error_reply, error_status
 from server.errors import ClientGone, DeadlineExceeded, HttpError, MethodNotAllowed
 from tests import configuration_page
 

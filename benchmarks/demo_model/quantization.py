@@ -32,8 +32,8 @@ from engine.startup.device_choice import resolve_device
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.registry import Model
-from server.model_info import load_generation_defaults
-from server.tokenizer import load_tokenizer
+from server.text.generation_defaults import load_generation_defaults
+from server.text.tokenizer import load_tokenizer
 
 _NUM_CALIBRATING = 8  # questions whose prompts say how large inputs are, none of them among the compared
 _MEMORY_SHARE = 0.5  # of the device, for the engine that answers

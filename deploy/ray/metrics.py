@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray.serve import metrics
 
 from engine.interface.errors import EngineError
-from server.hosted import HostedApp
+from server.hosted.app import HostedApp
 
 logger = logging.getLogger(__name__)
 

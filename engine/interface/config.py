@@ -32,7 +32,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"  # auto | cuda | mps | cpu
     tensor_parallel_size: int = 1  # devices that share the model, each with a process of its own
     dtype: str = "auto"  # auto | bfloat16 | float16 | float32
-    quantization: str = "auto"  # of the linear layers. auto: as the checkpoint is | none | a scheme of server/flags.py
+    quantization: str = (
+        "auto"  # of the linear layers. auto: as the checkpoint is | none | a scheme of server/config/value_types.py
+    )
     loras: list[LoraSource] = []  # adapters of the model; the first has lora_index 1
     attention_backend: str = "auto"
     max_model_len: int | None = None  # tokens

@@ -15,7 +15,7 @@
     └── StartupError                  the daemon cannot start (bad folder, no memory, port in use, ...)
 
 Every class has a stable `code` for programs; every message is one sentence that names the value and the limit.
-HTTP statuses are decided only in server/error_replies.py.
+HTTP statuses are decided only in server/api/error_replies.py.
 """
 
 

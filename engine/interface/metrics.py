@@ -1,6 +1,6 @@
 """What Quire counts, and the recorder every process counts with. Pure Python; never torch, never prometheus_client.
 
-The registry is in the launcher alone (server/exposition.py). Workers and engine record into a Metrics, and drain() it
+The registry is in the launcher alone (server/launcher/metrics_registry.py). Workers and engine record into a Metrics, and drain() it
 into small MetricsDelta messages; merging deltas is addition, so counts are exact with any number of processes.
 docs/observability.md has a row for each metric, which a test compares with the page.
 """

@@ -20,7 +20,8 @@ FORMATS: dict[str, Callable[[Fields], QuantizationConfig]] = {
     "awq": awq.parse,
     "gptq": gptq.parse,
 }
-# --quantization → what layers of an unquantized checkpoint become while they are read (server/flags.py has the names)
+# --quantization → what layers of an unquantized checkpoint become while they are read (server/config/value_types.py has
+# the names)
 ON_LOAD: dict[str, Scheme] = {
     "fp8": fp8.ON_LOAD,
     "bitsandbytes-nf4": bitsandbytes.NF4_ON_LOAD,

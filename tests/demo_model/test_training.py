@@ -26,7 +26,7 @@ from benchmarks.demo_model.dataset import (
 )
 from benchmarks.demo_model.train import Recipe, train
 from models.config.model_config import ModelConfig
-from server.tokenizer import load_tokenizer
+from server.text.tokenizer import load_tokenizer
 from tests.demo_model.small_corpus import CALL, WEATHER, stub
 from tests.unit.models.harness import PagedRunner, load
 from tests.unit.server import templates

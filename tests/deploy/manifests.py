@@ -10,8 +10,8 @@ import yaml
 
 from engine.interface.control import STALL_AFTER_S
 from engine.interface.metrics import METRICS
-from server import launch
 from server.cli import _parser
+from server.launcher import launcher as launch
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"

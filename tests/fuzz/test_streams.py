@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.resolve import resolve_model
+from server.config.model_source import resolve_model
 from tests.fakes import READY, FakeEngineClient, FakeSupervisor
 from tests.fuzz.conftest import seeds
 from tests.unit.server.conftest import Harness, chat_text, stream_chunks, write_model_folder

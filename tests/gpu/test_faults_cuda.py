@@ -135,7 +135,7 @@ import torch
 from engine.interface.config import EngineConfig
 from engine.offline import OfflineEngine
 from engine.interface.protocol import SamplingParams
-from server.resolve import DEMO_FOLDER
+from server.config.model_source import DEMO_FOLDER
 def tokens(device):
     engine = OfflineEngine.load(EngineConfig(model=str(DEMO_FOLDER), device=device, dtype="float32", max_num_seqs=8))
     engine.self_test()

@@ -14,7 +14,7 @@ from kernels.linear.quant_codes import make_code_weight
 from models.config.model_config import ModelConfig
 from models.registry import build
 from models.weights.weights import Weights
-from server.resolve import DEMO_FOLDER
+from server.config.model_source import DEMO_FOLDER
 from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
 from tests.unit.kernels.triton_cases.ragged import relative_error
 from tests.unit.models.harness import SINGLE, PagedRunner

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from server.resolve import DEMO_FOLDER
+from server.config.model_source import DEMO_FOLDER
 from tests.integration.daemon import ROOT, Daemon, wait_for
 
 

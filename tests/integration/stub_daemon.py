@@ -4,9 +4,9 @@ import sys
 
 from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
 from engine.interface.errors import StartupError
-from server.first_load import FirstLoadWatch
-from server.launch import launch
-from server.listener import bind
+from server.launcher.first_load import FirstLoadWatch
+from server.launcher.launcher import launch
+from server.launcher.listener import bind
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from server.resolve import DEMO_FOLDER
+from server.config.model_source import DEMO_FOLDER
 from tests.integration.daemon import ROOT
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.resolve import DEMO_FOLDER
+from server.config.model_source import DEMO_FOLDER
 from tests.integration.conftest import needs_proc
 from tests.integration.daemon import Daemon, is_alive, wait_for
 
@@ -87,7 +87,7 @@ def test_a_first_load_that_stands_still_is_told_and_not_ended(tmp_path: Path) ->
 def test_the_run_directory_is_private_and_goes_with_the_daemon(tmp_path: Path) -> None:
     with stub(tmp_path, "hang") as daemon:
         wait_for(lambda: len(daemon.children()) == 2, timeout_s=20, what="children")
-        command = Path(f"/proc/{daemon.child('server.worker')}/cmdline").read_text().split("\0")
+        command = Path(f"/proc/{daemon.child('server.http.worker')}/cmdline").read_text().split("\0")
         run_dir = Path(command[3]).parent
         assert run_dir.stat().st_mode & 0o777 == 0o700
         assert {"control.sock", "engine.json", "worker-0.json"} <= {path.name for path in run_dir.iterdir()}

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from server.resolve import DEMO_FOLDER, DEMO_NAME
-from server.tokenizer import load_tokenizer
+from server.config.model_source import DEMO_FOLDER, DEMO_NAME
+from server.text.tokenizer import load_tokenizer
 from tests.integration.daemon import Daemon
 from tests.integration.test_bad_start import start_fails
 from tests.unit.models.lora_adapters import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from server.resolve import DEMO_FOLDER
+from server.config.model_source import DEMO_FOLDER
 from tests.integration.daemon import Daemon
 from tests.integration.test_bad_start import start_fails
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from server.resolve import DEMO_FOLDER
+from server.config.model_source import DEMO_FOLDER
 from tests.integration.daemon import Daemon, wait_for
 
 MODEL = "quire-demo"

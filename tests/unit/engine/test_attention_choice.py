@@ -5,7 +5,7 @@ import pytest
 from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
 from engine.startup.load import load_engine
-from server.resolve import DEMO_FOLDER
+from server.config.model_source import DEMO_FOLDER
 
 DEMO = str(DEMO_FOLDER)
 

@@ -18,9 +18,9 @@ from engine.startup.device_choice import resolve_kv_dtype
 from engine.startup.load import load_engine
 from kernels.elementwise.kv_write import FP8
 from server.cli import main
-from server.flags import KV_CACHE_DTYPES
-from server.resolve import DEMO_FOLDER
-from server.tokenizer import load_tokenizer
+from server.config.model_source import DEMO_FOLDER
+from server.config.value_types import KV_CACHE_DTYPES
+from server.text.tokenizer import load_tokenizer
 from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
 from tests.unit.engine.tiny_llama import save_tiny_llama
 

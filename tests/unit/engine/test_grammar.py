@@ -12,7 +12,7 @@ from engine.core.grammars import COMPILE_TIMEOUT_S
 from engine.grammar.compiler import CompilerLoader, GrammarCompiler
 from engine.interface.errors import UnsupportedFeature
 from engine.interface.protocol import GrammarSpec
-from server.structured import choice_grammar, json_schema_grammar, regex_grammar
+from server.structured_output.grammar_spec import choice_grammar, json_schema_grammar, regex_grammar
 from tests.unit.engine.grammar_tokens import EOS, compiler, matches, text_of, tokenizer
 from tests.unit.engine.harness import Harness
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine.interface.errors import OutOfMemory
 from engine.interface.protocol import RequestFailed
-from server.structured import regex_grammar
+from server.structured_output.grammar_spec import regex_grammar
 from tests.unit.engine.grammar_tokens import compiler, text_of
 from tests.unit.engine.harness import VOCAB_SIZE, CheckedExecutor, Harness, decode_plan, drafters
 

@@ -12,8 +12,8 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.interface.config import EngineConfig
 from engine.interface.protocol import AddRequest, GrammarSpec, SamplingParams
 from engine.offline import OfflineEngine
-from server.resolve import DEMO_FOLDER
-from server.structured import choice_grammar, json_schema_grammar, regex_grammar
+from server.config.model_source import DEMO_FOLDER
+from server.structured_output.grammar_spec import choice_grammar, json_schema_grammar, regex_grammar
 
 TOKENIZER = Tokenizer.from_file(str(DEMO_FOLDER / "tokenizer.json"))
 PROMPT = TOKENIZER.encode("The answer as JSON:").ids

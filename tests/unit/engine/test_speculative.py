@@ -9,7 +9,7 @@ from engine.core.speculative import Drafter, make_drafter
 from engine.core.step import NEWEST
 from engine.interface.config import SpeculativeConfig
 from engine.interface.protocol import SamplingParams, StepEvents
-from server.structured import regex_grammar
+from server.structured_output.grammar_spec import regex_grammar
 from tests.fakes import FakeProposer, expected_tokens
 from tests.unit.engine.grammar_tokens import compiler
 from tests.unit.engine.harness import Harness, decode_plan, drafters

@@ -12,9 +12,9 @@ from benchmarks.demo_model.corpus.tools import calls_are
 from benchmarks.demo_model.dataset import SPECIAL_TOKENS, TAGS, TEMPLATE, VOCAB_SIZE
 from benchmarks.demo_model.score import ask, score
 from models.config.model_config import ModelConfig
-from server.model_info import load_generation_defaults
-from server.resolve import DEMO_FOLDER
-from server.tokenizer import load_tokenizer
+from server.config.model_source import DEMO_FOLDER
+from server.text.generation_defaults import load_generation_defaults
+from server.text.tokenizer import load_tokenizer
 from tests.unit.models.harness import PagedRunner, load
 
 FILES = [

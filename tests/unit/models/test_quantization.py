@@ -19,9 +19,9 @@ from models.quantization.fp8_block import Fp8Block
 from models.quantization.parse import FORMATS, ON_LOAD
 from models.registry import build
 from models.weights.weights import Weights
-from server.flags import QUANTIZATION_NAMES
-from server.resolve import DEMO_FOLDER
-from server.tokenizer import load_tokenizer
+from server.config.model_source import DEMO_FOLDER
+from server.config.value_types import QUANTIZATION_NAMES
+from server.text.tokenizer import load_tokenizer
 from tests.unit.models.harness import CPU, SINGLE, PagedRunner
 from tests.unit.models.quantized_checkpoints import load_model, logits_of
 from tests.unit.models.test_fp8 import compressed

@@ -7,7 +7,7 @@ import yaml
 
 from deploy.ray.settings import RayArguments, RaySettings, Reservation, read_arguments
 from engine.interface.errors import StartupError
-from server.hosted_daemon import parse_flags
+from server.hosted.daemon import parse_flags
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import strategies as st
 
 from engine.interface.protocol import SamplingParams
-from server.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
-from server.generation import Ended, GenerationSpec, Stats
-from server.sse import ReplyHead
+from server.api.sse import ReplyHead
+from server.generation.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
+from server.generation.generation import Ended, GenerationSpec, Stats
 
 HEAD = ReplyHead("id_1", 1_700_000_000, "tiny")
 

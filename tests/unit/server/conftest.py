@@ -15,11 +15,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from engine.interface.config import ServerConfig
 from engine.interface.metrics import Metrics
-from server.access import RequestTracer
-from server.app import create_app
-from server.http_metrics import HttpMetrics
-from server.http_protocol import HttpProtocol
-from server.open_requests import OpenRequests
+from server.api.open_requests import OpenRequests
+from server.http.access_log import RequestTracer
+from server.http.app import create_app
+from server.http.h11_protocol import HttpProtocol
+from server.http.metrics import HttpMetrics
 from tests.fakes import FakeEngineClient, FakeSupervisor
 from tests.unit.server.templates import CHATML
 

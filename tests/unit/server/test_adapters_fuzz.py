@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.interface.errors import RequestError
-from server.messages_api import translate_count, translate_messages
-from server.responses_api import echo_of, translate_responses
-from server.schemas import parse_body
-from server.schemas_messages import CountTokensBody, MessagesBody
-from server.schemas_responses import ResponsesBody
+from server.api.messages.request import translate_count, translate_messages
+from server.api.messages.schema import CountTokensBody, MessagesBody
+from server.api.responses.request import echo_of, translate_responses
+from server.api.responses.schema import ResponsesBody
+from server.api.schemas import parse_body
 
 TYPES = st.sampled_from(
     [

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.interface.errors import StartupError
-from server.api_keys import KeyRing, cache_salt_of, read_key_hashes
+from server.config.api_keys import KeyRing, cache_salt_of, read_key_hashes
 
 KEYS = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=80)
 
@@ -96,7 +96,9 @@ def test_every_key_is_compared_whole_whichever_is_presented(monkeypatch: pytest.
 
     hashes = read(["key-0", "key-1", "key-2"])
     ring = KeyRing(hashes)
-    monkeypatch.setattr("server.api_keys.hmac.compare_digest", record)  # which takes no longer for a longer match
+    monkeypatch.setattr(
+        "server.config.api_keys.hmac.compare_digest", record
+    )  # which takes no longer for a longer match
     ring.find(presented)
     assert [known for known, _ in compared] == [value.encode() for value in hashes]
     assert {len(given) for _, given in compared} == {64}

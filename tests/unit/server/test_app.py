@@ -12,9 +12,9 @@ import pytest
 
 from engine.interface.control import Stage, State
 from engine.interface.errors import InvalidParameter
-from server.chat_request import encode_chat
-from server.schemas import ChatBody, parse_body
-from server.tokenizer import load_tokenizer
+from server.api.chat.request import encode_chat
+from server.api.schemas import ChatBody, parse_body
+from server.text.tokenizer import load_tokenizer
 from tests.fakes import READY, FakeSupervisor
 from tests.unit.server.conftest import (
     COMPLETIONS,
@@ -269,9 +269,9 @@ def test_answers_are_utf8_and_not_escaped(harness):
 )
 def test_a_template_that_runs_too_long_is_a_400(harness, tmp_path, monkeypatch, source):
     """Whether it writes something meanwhile or not."""
-    monkeypatch.setattr("server.tokenizer.TEMPLATE_DEADLINE_S", 0.01)
-    monkeypatch.setattr("server.chat_request.TEMPLATE_DEADLINE_S", 0.01)
-    monkeypatch.setattr("server.chat_request._RENDER_GRACE_S", 0.01)
+    monkeypatch.setattr("server.text.tokenizer.TEMPLATE_DEADLINE_S", 0.01)
+    monkeypatch.setattr("server.api.chat.request.TEMPLATE_DEADLINE_S", 0.01)
+    monkeypatch.setattr("server.api.chat.request._RENDER_GRACE_S", 0.01)
     app = harness(folder=write_model_folder(tmp_path, chat_template=source))
     assert "2 s" in check_error(app.chat(), 400, "invalid_parameter")["message"]
 
@@ -300,9 +300,9 @@ def test_a_render_that_fails_after_its_request_ended_is_not_reported_as_lost(mod
         await asyncio.sleep(0.01)
         gc.collect()
 
-    monkeypatch.setattr("server.chat_request.TEMPLATE_DEADLINE_S", 0.01 if is_late else 30.0)
-    monkeypatch.setattr("server.chat_request._RENDER_GRACE_S", 0.01)
-    monkeypatch.setattr("server.tokenizer.Tokenizer.render_chat", render_chat)
+    monkeypatch.setattr("server.api.chat.request.TEMPLATE_DEADLINE_S", 0.01 if is_late else 30.0)
+    monkeypatch.setattr("server.api.chat.request._RENDER_GRACE_S", 0.01)
+    monkeypatch.setattr("server.text.tokenizer.Tokenizer.render_chat", render_chat)
     service = SimpleNamespace(tokenizer=load_tokenizer(model_folder), limits=lambda: READY)
     asyncio.run(abandon())
     assert reports == []

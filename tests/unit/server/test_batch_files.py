@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server import batch_input
-from server.batch_index import BatchIndex
-from server.batch_input import BatchRequest, LineError, parse_line, read_lines
-from server.batch_output import BatchResponse, OutputFile, new_record
-from server.batch_send import retry_after_s
-from server.target import ToolError
+from server.commands.batch import records as batch_input
+from server.commands.batch.batch_index import BatchIndex
+from server.commands.batch.output import BatchResponse, OutputFile, new_record
+from server.commands.batch.records import BatchRequest, LineError, parse_line, read_lines
+from server.commands.batch.send import retry_after_s
+from server.commands.server_target import ToolError
 
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m"}}
 

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
+from server.api.strict_json import parse_json
 from server.errors import MalformedBody
-from server.strict_json import parse_json
 
 
 # rule: Errors: NaN, infinities, numbers too large, lone surrogates are 400

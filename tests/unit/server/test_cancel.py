@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from server.api_keys import read_key_hashes
+from server.config.api_keys import read_key_hashes
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, check_error, stream_chunks
 
 BODIES = {CHAT: {"messages": USER_HI}, COMPLETIONS: {"prompt": ["a", "b"], "n": 2}}

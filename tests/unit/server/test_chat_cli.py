@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.chat_cli_client import data_lines
-from server.chat_cli_commands import COMMANDS, follow
-from server.chat_cli_markdown import split_complete
-from server.chat_cli_session import ChatError, Message, Session
-from server.tool_text import printable
+from server.commands.chat.chat_cli_commands import COMMANDS, follow
+from server.commands.chat.chat_cli_markdown import split_complete
+from server.commands.chat.client import data_lines
+from server.commands.chat.session import ChatError, Message, Session
+from server.commands.tool_text import printable
 
 
 @pytest.fixture

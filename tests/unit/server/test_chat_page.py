@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import pytest
 
-from server.api_keys import read_key_hashes
+from server.config.api_keys import read_key_hashes
 from tests.unit.server.conftest import check_error
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.interface.errors import InvalidParameter, UnsupportedFeature
-from server.chat_template import ChatTemplate, split_marked
-from server.tokenizer import RenderedChat, load_tokenizer
+from server.text.chat_template import ChatTemplate, split_marked
+from server.text.tokenizer import RenderedChat, load_tokenizer
 from tests.unit.server import templates
 from tests.unit.server.conftest import write_model_folder
 from tests.unit.server.templates import CHATML, HERMES_LIKE
@@ -163,7 +163,7 @@ def test_a_model_without_template_says_what_to_use(tmp_path: Path):
 
 # rule: Limits: A template renders within 2 s, sandboxed, beside the loop
 def test_a_template_that_never_ends_is_stopped(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr("server.tokenizer.TEMPLATE_DEADLINE_S", 0.05)
+    monkeypatch.setattr("server.text.tokenizer.TEMPLATE_DEADLINE_S", 0.05)
     source = "{% for i in range(99999) %}{% for j in range(99999) %}{{ j }}{% endfor %}{% endfor %}"
     tokenizer = load_tokenizer(write_model_folder(tmp_path, chat_template=source))
     with pytest.raises(InvalidParameter, match="2 s"):

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from engine.interface.errors import EngineDead
-from server.streaming import EventStreamResponse
+from server.api.streaming import EventStreamResponse
 from tests.unit.server.conftest import USER_HI, serving
 
 TEXT = "Schöne Grüße, 日本語 😀!"
@@ -136,7 +136,7 @@ def test_a_client_that_leaves_aborts_its_request(harness, stream, delay_s, caplo
 
 # rule: Streams: A silent stream sends pings
 def test_a_silent_stream_pings(harness, monkeypatch):
-    monkeypatch.setattr("server.routes.answer.FIRST_EVENT_GRACE_S", 0.05)
+    monkeypatch.setattr("server.http.routes.reply.FIRST_EVENT_GRACE_S", 0.05)
     monkeypatch.setattr(EventStreamResponse.__init__, "__kwdefaults__", {"ping_interval_s": 0.05})
     app = harness("Hi", engine={"delay_s": 0.3})
     text = app.chat(stream=True).text

@@ -12,8 +12,8 @@ import pytest
 from engine.interface.child_process import describe_exit
 from engine.interface.control import Stage
 from engine.interface.logs import configure_logging
-from server.children import Backoff
-from server.console import LogConsole, Summary, TerminalConsole, make_console
+from server.launcher.console import LogConsole, Summary, TerminalConsole, make_console
+from server.launcher.processes import Backoff
 
 SUMMARY = Summary(
     model_name="it's [bold]mine",

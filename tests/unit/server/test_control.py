@@ -24,9 +24,9 @@ from engine.interface.control import (
 from engine.interface.errors import EngineError
 from engine.interface.metrics import Metrics
 from engine.interface.transport import encode_frame, read_messages
-from server.control_server import ControlServer
-from server.exposition import Exposition
-from server.supervisor import ControlSupervisor
+from server.http.launcher_link import ControlSupervisor
+from server.launcher.control_server import ControlServer
+from server.launcher.metrics_registry import Exposition
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

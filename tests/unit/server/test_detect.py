@@ -2,9 +2,9 @@
 
 import pytest
 
-from server.chat_template import ChatTemplate
-from server.parsers.detect import ChatFormat, detect_format
-from server.parsers.reasoning import ReasoningTags, reasoning_place
+from server.text.chat_template import ChatTemplate
+from server.text.parsers.detect import ChatFormat, detect_format
+from server.text.parsers.reasoning import ReasoningTags, reasoning_place
 from tests.unit.server import templates
 from tests.unit.server.parsing import THINK
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-from server.detokenizer import _BYTE_OF_CHAR, ByteLevelDetokenizer, WindowDetokenizer
-from server.tokenizer import Tokenizer as ServerTokenizer
-from server.tokenizer import load_tokenizer
+from server.text.detokenizer import _BYTE_OF_CHAR, ByteLevelDetokenizer, WindowDetokenizer
+from server.text.tokenizer import Tokenizer as ServerTokenizer
+from server.text.tokenizer import load_tokenizer
 from tests.unit.server.conftest import byte_fallback_ids, train_byte_level, train_sentencepiece_like
 
 BYTE_LEVEL = train_byte_level()

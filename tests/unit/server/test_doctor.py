@@ -13,10 +13,11 @@ import pytest
 
 from engine.interface.fit_report import Gpu
 from engine.startup.fit import examine
-from server import doctor, doctor_host
 from server.cli import main
-from server.doctor_text import to_text
-from server.resolve import DEMO_FOLDER
+from server.commands.doctor import checks as doctor_host
+from server.commands.doctor import run as doctor
+from server.commands.doctor.report import to_text
+from server.config.model_source import DEMO_FOLDER
 from tests.unit.engine.test_doctor import LLAMA_3_1_8B, PARAMETERS
 from tests.unit.models.embedding_folder import write_embedding_files
 

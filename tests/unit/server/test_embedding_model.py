@@ -5,7 +5,7 @@ import json
 import pytest
 
 from engine.interface.errors import StartupError
-from server.embedding_model import EmbeddingModel, load_embedding_model
+from server.text.embedding_model import EmbeddingModel, load_embedding_model
 from tests.unit.models.embedding_folder import PROMPTS, write_embedding_files
 
 

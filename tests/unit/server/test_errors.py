@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from engine.interface.errors import EngineDead, EngineError, OutOfMemory, Overloaded, ShuttingDown
-from server.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer
 from tests.unit.server.conftest import (
     CHAT,
     USER_HI,

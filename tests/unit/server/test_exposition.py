@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.interface.metrics import FAILURES, METRICS, Metrics, MetricsDelta
-from server.exposition import Exposition
+from server.launcher.metrics_registry import Exposition
 
 
 def page(exposition: Exposition) -> dict[tuple[str, str], float]:

@@ -10,8 +10,8 @@ import httpx
 import pytest
 import uvicorn
 
-from server.file_limits import ConnectionLimit
-from server.http_protocol import HttpProtocol
+from server.http.file_limits import ConnectionLimit
+from server.http.h11_protocol import HttpProtocol
 
 
 def test_some_descriptors_are_kept_back() -> None:

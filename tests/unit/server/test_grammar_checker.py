@@ -11,8 +11,8 @@ import pytest
 
 from engine.interface.errors import GrammarError, Overloaded, ShuttingDown, UnsupportedFeature
 from engine.interface.protocol import GrammarSpec, GrammarVerdict
-from server.grammar_checker import GrammarChecker
-from server.structured import choice_grammar, json_schema_grammar, regex_grammar
+from server.structured_output.compile_check import GrammarChecker
+from server.structured_output.grammar_spec import choice_grammar, json_schema_grammar, regex_grammar
 
 GOOD = choice_grammar(["yes", "no"])
 SLOW = json_schema_grammar({"type": "integer", "multipleOf": 100_000_007})  # more than half a minute
@@ -169,7 +169,7 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_tried(model_folder):
 
 # rule: Limits: A grammar compiles within 5 s, in a process that can be killed
 def test_a_grammar_that_has_no_turn_in_time_is_refused_as_overload(model_folder, monkeypatch):
-    monkeypatch.setattr("server.grammar_checker._TURN_DEADLINE_S", 0.2)
+    monkeypatch.setattr("server.structured_output.compile_check._TURN_DEADLINE_S", 0.2)
 
     async def steps(checker):
         may_answer = threading.Event()
@@ -254,7 +254,7 @@ def test_an_old_refusal_for_time_is_forgotten(model_folder, monkeypatch):
     async def steps(checker):
         await refusal(checker, SLOW)
         now = time.monotonic()
-        monkeypatch.setattr("server.grammar_checker.time.monotonic", lambda: now + 61)
+        monkeypatch.setattr("server.structured_output.compile_check.time.monotonic", lambda: now + 61)
         assert not checker._kept(next(iter(checker._verdicts)))
 
     run(model_folder, steps, deadline_s=0.3)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from engine.interface.protocol import GrammarVerdict
-from server.grammar_checker import GrammarChecker
+from server.structured_output.compile_check import GrammarChecker
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, check_error
 
 BODIES = {CHAT: {"messages": USER_HI}, COMPLETIONS: {"prompt": "a"}}

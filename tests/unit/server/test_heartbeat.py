@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from engine.interface.control import LOAD_STALL_AFTER_S, Heartbeat
-from server.heartbeat import HeartbeatWatch
+from server.launcher.engine_health import HeartbeatWatch
 
 
 class Timer:

@@ -8,7 +8,7 @@ import pytest
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, OutOfMemory, Overloaded
 from engine.interface.metrics import Metrics
-from server.http_metrics import HttpMetrics
+from server.http.metrics import HttpMetrics
 from tests.fakes import FakeSupervisor
 from tests.unit.server.conftest import CHAT
 

@@ -7,7 +7,7 @@ from urllib.parse import urlparse
 
 import pytest
 
-from server import http_protocol
+from server.http import h11_protocol as http_protocol
 from tests.unit.server.conftest import serving
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from server.api_keys import read_key_hashes
+from server.config.api_keys import read_key_hashes
 from tests.unit.server.conftest import CHAT, USER_HI, check_error
 
 HASHES = read_key_hashes(["secret-one", "secret-two"], file=None, environment={})

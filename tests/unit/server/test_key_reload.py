@@ -9,11 +9,11 @@ import pytest
 from engine.interface.config import LaunchConfig
 from engine.interface.control import Stage, State
 from engine.interface.metrics import Metrics
-from server.api_keys import KeyRing, read_file_hashes, read_key_hashes
-from server.control_server import ControlServer
-from server.exposition import Exposition
-from server.key_reload import KeyReloader
-from server.supervisor import ControlSupervisor
+from server.config.api_keys import KeyRing, read_file_hashes, read_key_hashes
+from server.http.launcher_link import ControlSupervisor
+from server.launcher.control_server import ControlServer
+from server.launcher.key_reload import KeyReloader
+from server.launcher.metrics_registry import Exposition
 
 
 class Reloaded:

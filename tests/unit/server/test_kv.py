@@ -16,8 +16,8 @@ import pytest
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, EngineError
 from engine.interface.protocol import KvRequest, KvSnapshot
-from server.api_keys import read_key_hashes
-from server.kv_feed import KvFeed
+from server.config.api_keys import read_key_hashes
+from server.http.routes.kv_feed import KvFeed
 from tests.fakes import FakeEngineClient
 from tests.integration.daemon import wait_for
 from tests.unit.server.conftest import check_error, serving
@@ -242,7 +242,7 @@ def test_who_shuts_down_ends_the_stream(app):
 
 
 def test_what_is_dear_to_make_is_asked_for_less_often_but_not_kept_for_ever(monkeypatch):
-    monkeypatch.setattr("server.kv_feed._MAX_AGE_S", 1.0)
+    monkeypatch.setattr("server.http.routes.kv_feed._MAX_AGE_S", 1.0)
 
     async def run():
         client = FakeEngineClient()
@@ -263,7 +263,7 @@ def test_what_is_dear_to_make_is_asked_for_less_often_but_not_kept_for_ever(monk
 
 
 def test_an_engine_that_does_not_answer_is_an_error_and_no_hang(monkeypatch):
-    monkeypatch.setattr("server.kv_feed._ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("server.http.routes.kv_feed._ANSWER_TIMEOUT_S", 0.05)
 
     async def run():
         client = FakeEngineClient(delay_s=30)

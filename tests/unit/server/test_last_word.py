@@ -10,11 +10,11 @@ import pytest
 from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
 from engine.interface.control import Hello, Stage, State
 from engine.interface.transport import encode_frame
-from server import launch
-from server.launch import Launcher
-from server.notify import Notifier
-from server.resolve import DEMO_FOLDER
-from server.run_dir import RunDir
+from server.config.model_source import DEMO_FOLDER
+from server.launcher import launcher as launch
+from server.launcher.launcher import Launcher
+from server.launcher.run_dir import RunDir
+from server.launcher.systemd import Notifier
 
 
 class Watcher(Notifier):

@@ -3,10 +3,10 @@
 import pytest
 
 from engine.interface.errors import RequestError, UnsupportedFeature
-from server.messages_api import translate_count, translate_messages
-from server.schemas import ChatBody, parse_body
-from server.schemas_messages import CountTokensBody, MessagesBody
-from server.translation import Translation, renamed, seal
+from server.api.as_chat import Translation, renamed, seal
+from server.api.messages.request import translate_count, translate_messages
+from server.api.messages.schema import CountTokensBody, MessagesBody
+from server.api.schemas import ChatBody, parse_body
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"name": "f", "description": "d", "input_schema": SCHEMA}

@@ -10,10 +10,10 @@ from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from hypothesis import given, settings
 
 from engine.interface.errors import EngineDead, InvalidParameter, Overloaded, PromptTooLong, ServiceError
-from server.chat_events import TextDelta, ToolArguments
-from server.messages_chunks import TextContent, ThinkingContent
-from server.messages_writer import MessagesWriter
-from server.translation import unseal
+from server.api.as_chat import unseal
+from server.api.messages.objects import TextContent, ThinkingContent
+from server.api.messages.writer import MessagesWriter
+from server.generation.chat_events import TextDelta, ToolArguments
 from tests.unit.server.chat_script import HEAD, Said, ScriptedChat, events_of, joined, scripts
 from tests.unit.server.client_types import check_type, named_events
 

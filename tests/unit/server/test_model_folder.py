@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.interface.errors import StartupError
-from server.model_info import load_generation_defaults
-from server.tokenizer import load_tokenizer
+from server.text.generation_defaults import load_generation_defaults
+from server.text.tokenizer import load_tokenizer
 from tests.unit.server.conftest import train_byte_level, write_model_folder
 
 

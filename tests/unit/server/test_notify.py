@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.interface.control import Stage, State
-from server.console import Summary
-from server.notify import Notifier
+from server.launcher.console import Summary
+from server.launcher.systemd import Notifier
 
 READY = State(stage=Stage("ready"), is_draining=False)
 SUMMARY = Summary(model_name="a\nmodel", url="http://127.0.0.1:8000", facts={}, num_keys=0, elapsed_s=1.0)

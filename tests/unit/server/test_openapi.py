@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.app import _BODIES
-from server.openapi import openapi_document
+from server.http.app import _BODIES
+from server.http.openapi import openapi_document
 from tests.unit.server.conftest import CHAT, COMPLETIONS
 
 

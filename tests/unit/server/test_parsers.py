@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.parsers.hermes import hermes_parser
-from server.parsers.parts import Arguments, CallStart
+from server.text.parsers.base import Arguments, CallStart
+from server.text.parsers.hermes import hermes_parser
 from tests.unit.server.parsing import Answer, cut, parse
 
 PLACES = st.lists(st.integers(0, 400), max_size=12)

@@ -5,7 +5,7 @@ The fake engine scores token t with -t/1000, and the next ids are its alternativ
 
 import pytest
 
-from server.routes import answer
+from server.http.routes import reply as answer
 from tests.unit.server.conftest import check_error, stream_chunks
 
 PROMPT = "Schöne Grüße 日本"

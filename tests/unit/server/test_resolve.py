@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.interface.errors import StartupError
-from server import resolve
-from server.resolve import DEMO_FOLDER, check_kernels_package, model_facts, resolve_model
+from server.config import model_source as resolve
+from server.config.model_source import DEMO_FOLDER, check_kernels_package, model_facts, resolve_model
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import pytest
 
 from engine.interface.errors import InvalidParameter, RequestError, UnsupportedFeature
-from server.responses_api import echo_of, translate_responses
-from server.schemas import ChatBody, parse_body
-from server.schemas_responses import ResponsesBody
-from server.translation import Translation, client_words, seal
+from server.api.as_chat import Translation, client_words, seal
+from server.api.responses.request import echo_of, translate_responses
+from server.api.responses.schema import ResponsesBody
+from server.api.schemas import ChatBody, parse_body
 
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 WEB = {"type": "web_search"}

@@ -11,12 +11,12 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from engine.interface.errors import EngineDead, InvalidParameter, Overloaded, ServiceError
 from engine.interface.protocol import TokenLogprobs
-from server.chat_events import TextDelta
-from server.chunks import ChatTokenLogprob
-from server.generation import Ended
-from server.responses_chunks import ReasoningEcho, ResponsesEcho, TextEcho
-from server.responses_writer import ResponsesWriter
-from server.translation import unseal
+from server.api.as_chat import unseal
+from server.api.objects import ChatTokenLogprob
+from server.api.responses.objects import ReasoningEcho, ResponsesEcho, TextEcho
+from server.api.responses.writer import ResponsesWriter
+from server.generation.chat_events import TextDelta
+from server.generation.generation import Ended
 from tests.unit.server.chat_script import HEAD, Said, ScriptedChat, events_of, joined, scripts
 from tests.unit.server.client_types import check_type, named_events
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from engine.interface.errors import StartupError
-from server.run_dir import RunDir
+from server.launcher.run_dir import RunDir
 
 
 class Config(msgspec.Struct):
@@ -45,7 +45,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else(pare
     others[1].write_text("mine")
     others[2].mkdir()
     (others[2] / "lock").touch()
-    code = "from server.run_dir import RunDir; import time; print(RunDir().path, flush=True); time.sleep(60)"
+    code = "from server.launcher.run_dir import RunDir; import time; print(RunDir().path, flush=True); time.sleep(60)"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(parent)}
     )

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from engine.grammar.compiler import GrammarCompiler
 from engine.interface.errors import GrammarError, InvalidParameter
 from engine.interface.protocol import GrammarSpec
-from server.resolve import DEMO_FOLDER
-from server.schemas import ChatBody, CompletionBody, parse_body
-from server.structured import (
+from server.api.schemas import ChatBody, CompletionBody, parse_body
+from server.config.model_source import DEMO_FOLDER
+from server.structured_output.grammar_spec import (
     MAX_CHOICE_STRINGS,
     MAX_REGEX_BYTES,
     MAX_SCHEMA_DEPTH,
@@ -272,7 +272,7 @@ def test_completions_know_the_same_fields():
 
 
 def test_an_error_has_no_field_if_none_is_known(model_folder):
-    from server.grammar_checker import GrammarChecker
+    from server.structured_output.compile_check import GrammarChecker
 
     async def check():
         async with GrammarChecker(model_folder) as _:

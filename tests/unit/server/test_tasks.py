@@ -2,7 +2,7 @@
 
 import asyncio
 
-from server.tasks import Tasks
+from server.launcher.tasks import Tasks
 
 
 async def _raise() -> None:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from server.tokenizer import load_tokenizer
+from server.text.tokenizer import load_tokenizer
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, check_error
 
 TEXT = "Schöne Grüße, 日本語 😀!"

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.interface.metrics import Metrics
-from server.exposition import Exposition
-from server.target import error_message
-from server.top_metrics import Histogram, activity, quantile, read_metrics
-from server.top_text import frame_lines
-from server.top_watch import Frame, KvRow
+from server.commands.server_target import error_message
+from server.commands.top.render import frame_lines
+from server.commands.top.sampling import Frame, KvRow
+from server.commands.top.top_metrics import Histogram, activity, quantile, read_metrics
+from server.launcher.metrics_registry import Exposition
 
 
 @pytest.fixture

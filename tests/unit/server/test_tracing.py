@@ -7,8 +7,8 @@ import time
 import pytest
 
 from engine.interface.errors import StartupError
-from server import tracing
-from server.observability_flags import traces_endpoint
+from server.config.observability_flags import traces_endpoint
+from server.http import tracing
 from tests.fakes import FakeEngineClient
 from tests.unit.models.embedding_folder import write_embedding_files
 from tests.unit.server.conftest import write_model_folder
@@ -163,7 +163,7 @@ def test_a_collector_that_is_not_there_holds_nothing_up(harness):
 
 
 def test_the_sdk_is_imported_for_a_tracer_alone():
-    code = "import sys, server.worker, server.tracing; sys.exit('opentelemetry.sdk' in sys.modules)"
+    code = "import sys, server.http.worker, server.http.tracing; sys.exit('opentelemetry.sdk' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
@@ -182,6 +182,6 @@ def test_what_is_no_url_is_refused(url):
 
 
 def test_without_the_extra_the_flag_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("server.observability_flags._OPENTELEMETRY", ("opentelemetry_of_nobody.sdk",))
+    monkeypatch.setattr("server.config.observability_flags._OPENTELEMETRY", ("opentelemetry_of_nobody.sdk",))
     with pytest.raises(StartupError, match="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"):
         traces_endpoint("http://localhost:4318")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.translation import renamed, seal, unseal
+from server.api.as_chat import renamed, seal, unseal
 
 
 @given(st.text(st.characters(codec="utf-8")))

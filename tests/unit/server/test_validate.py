@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.interface.errors import InvalidParameter, PromptTooLong, RequestError, UnsupportedFeature
-from server.generation_spec import Moment
-from server.ignored import ignored_fields
-from server.messages import template_messages
-from server.model_info import GenerationDefaults
-from server.schemas import ChatBody, CompletionBody, parse_body
-from server.validate import chat_spec, check_chat, check_completion, completion_spec
+from server.api.chat.template_messages import template_messages
+from server.api.generation_spec import Moment
+from server.api.ignored_fields import ignored_fields
+from server.api.sampling_fields import chat_spec, check_chat, check_completion, completion_spec
+from server.api.schemas import ChatBody, CompletionBody, parse_body
+from server.text.generation_defaults import GenerationDefaults
 from tests.fakes import READY
 
 DEFAULTS = GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, eos_token_ids=(2, 3))
