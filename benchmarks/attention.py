@@ -23,7 +23,7 @@ from benchmarks.report import BenchError, Report, check_outputs, command_line, h
 from benchmarks.report_cli import read_old, show
 from engine.startup.load import BACKENDS
 from kernels.attention.base import AttentionSpec
-from kernels.elementwise.kv_write import FP8
+from kernels.elementwise.reference import FP8
 
 _MIB = 1024**2
 _TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}

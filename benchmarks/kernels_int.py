@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
-from kernels.linear import triton_int_dequantize
+from kernels.linear import triton_int as triton_int_dequantize
 from kernels.linear.reference import IntWeight, dequantize_int, make_int_weight
 from kernels.linear.triton_int import (
     MAX_ROWS,

@@ -12,8 +12,7 @@ from benchmarks.kernel_timing import BF16_CUDA, time_graph
 from benchmarks.moe_problem import SHAPES, MoeInputs, MoeShape, MoeWeights
 from benchmarks.report import Report
 from kernels.moe.configs import PAIRS_MAX_TOKENS, PairTile, Tile
-from kernels.moe.triton_grouped import grouped_gemm
-from kernels.moe.triton_moe_pairs import pairs_down, pairs_gate_up
+from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 
 _SHARED_BYTES = 227 * 1024  # of an H100's SM

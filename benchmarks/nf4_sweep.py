@@ -23,8 +23,7 @@ from torch.nn import functional
 from benchmarks.kernel_timing import compile_ahead, machine_facts, num_copies, time_graph
 from benchmarks.report import Report, format_table
 from kernels.linear.lut4_configs import CodesGemmConfig, codes_gemm_config, num_splits
-from kernels.linear.quant_bnb import BLOCK, NF4_TABLE
-from kernels.linear.quant_codes import CodeWeight, code_weight_bytes, dequantize_lut4, make_code_weight
+from kernels.linear.reference import BLOCK, NF4_TABLE, CodeWeight, code_weight_bytes, dequantize_lut4, make_code_weight
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}  # N, K
 ROWS = (1, 8, 16, 32, 64, 128)
@@ -87,8 +86,8 @@ def _configs(name: str, num_rows: int) -> list[CodesGemmConfig]:
 
 
 def _time_case(problem: Problem, name: str, num_rows: int) -> Result:
-    from kernels.linear.triton_codes_dequantize import dequantize as triton_dequantize
     from kernels.linear.triton_lut4 import allocate_scratch, codes_gemm
+    from kernels.linear.triton_lut4 import dequantize as triton_dequantize
 
     n, k = SHAPES[name]
     x, scratch = torch.randn(num_rows, k, dtype=torch.bfloat16, device="cuda"), allocate_scratch(torch.device("cuda"))

@@ -1,6 +1,6 @@
 """The ops that models call. Each picks its Triton twin on a CUDA device where Triton is installed, else torch.
 
-Specifications: kernels/elementwise/reference.py and kernels/elementwise/kv_write.py; tests/gpu shows the twins equal.
+Specifications: kernels/elementwise/reference.py and kernels/elementwise/reference.py; tests/gpu shows the twins equal.
 Under Hopper's programmatic dependent launch (pdl) a kernel starts while the one before it drains.
 """
 
@@ -10,7 +10,7 @@ import torch
 
 from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
 from kernels.elementwise import reference as elementwise
-from kernels.elementwise.kv_write import UNSCALED, KVScales, write_kv
+from kernels.elementwise.reference import UNSCALED, KVScales, write_kv
 from kernels.inputs import reference as batch_inputs
 from kernels.inputs.reference import MixedInputs, MixedPlan
 from kernels.lora.reference import LoraWeights, add_lora, gather_loras

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from kernels.elementwise.kv_write import KVScales
+from kernels.elementwise.reference import KVScales
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention

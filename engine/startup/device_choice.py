@@ -9,7 +9,7 @@ import torch
 
 from engine.interface.errors import StartupError
 from engine.interface.units import GIB
-from kernels.elementwise.kv_write import FP8
+from kernels.elementwise.reference import FP8
 from kernels.ops import HAS_TRITON
 from models.config.model_config import ModelConfig
 

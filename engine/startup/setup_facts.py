@@ -13,7 +13,7 @@ from engine.interface.config import EngineConfig
 from engine.startup.device_choice import describe_device
 from engine.startup.setup import Setup
 from kernels.attention.base import AttentionBackend
-from kernels.elementwise.kv_write import FP8, UNSCALED
+from kernels.elementwise.reference import FP8, UNSCALED
 from kernels.ops import HAS_TRITON
 from models.config.model_config import ModelConfig
 from models.layers.attention import SelfAttention

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.elementwise.kv_write import UNSCALED, KVScales
+from kernels.elementwise.reference import UNSCALED, KVScales
 
 
 def rms_norm(

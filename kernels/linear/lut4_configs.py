@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.linear.quant_codes import LUT_TILE
+from kernels.linear.reference import LUT_TILE
 
 # Rows up to which looking codes up costs less than making the matrix dense: in shared memory, and in L1. At 64 a
 # product costs half of that or less, and a second tile of rows at most as much again

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
-"""Triton twins of kernels/linear/quant_bnb.py: a product that unpacks integers on its way, for few rows, and unpacking
+"""Triton twins of kernels/linear/reference.py: a product that unpacks integers on its way, for few rows, and unpacking
 alone.
 
 As in kernels/linear/triton_gemv.py each program streams some rows of the matrix once. Under programmatic dependent
@@ -22,7 +22,7 @@ _INT8_MAX = tl.constexpr(127.0)
 def linear_int8(
     x: torch.Tensor, values: torch.Tensor, largest: torch.Tensor, bias: torch.Tensor | None, *, pdl: bool = False
 ) -> torch.Tensor:
-    """See kernels.linear.quant_bnb.linear_int8; 16-bit x of at most MAX_ROWS rows."""
+    """See kernels.linear.reference.linear_int8; 16-bit x of at most MAX_ROWS rows."""
     (num_rows, k), n = x.shape, values.shape[0]
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
     m_pad = min(max(8, triton.next_power_of_2(num_rows)), _TILE_ROWS)
@@ -37,7 +37,7 @@ def linear_int8(
 
 
 def dequantize_int8(values: torch.Tensor, largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """See kernels.linear.quant_bnb.dequantize_int8."""
+    """See kernels.linear.reference.dequantize_int8."""
     n, k = values.shape
     out = torch.empty(n, k, dtype=dtype, device=values.device)
     block = min(triton.next_power_of_2(k), 2048)

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-"""Triton twins of kernels/linear/quant_fp8.py: activations to e4m3, and the products that torch._scaled_mm does not do
+"""Triton twins of kernels/linear/reference.py: activations to e4m3, and the products that torch._scaled_mm does not do
 well.
 
 Few rows: each program streams some rows of the matrix once, as in kernels/linear/triton_gemv.py; e4m3 is exact in fp16,
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
-from kernels.linear.quant_fp8 import FP8, FP8_MAX, MIN_SCALE
+from kernels.linear.reference import FP8, FP8_MAX, MIN_SCALE
 
 MAX_ROWS = 64  # of x, for the streaming product
 _E4M3_MAX = tl.constexpr(FP8_MAX)
@@ -23,7 +23,7 @@ _MIN_SCALE = tl.constexpr(MIN_SCALE)
 
 
 def quantize_rows(x: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.linear.quant_fp8.quantize_rows."""
+    """See kernels.linear.reference.quantize_rows."""
     num_rows, k = x.shape
     values, scales = torch.empty(num_rows, k, dtype=FP8, device=x.device), _row_scales(x)
     block = triton.next_power_of_2(k) if k <= 4096 else 2048  # a row of up to 4096 is read once
@@ -35,7 +35,7 @@ def quantize_rows(x: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Tensor, 
 
 
 def quantize_by(x: torch.Tensor, scale: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.linear.quant_fp8.quantize_by."""
+    """See kernels.linear.reference.quantize_by."""
     num_rows, k = x.shape
     values, scales = torch.empty(num_rows, k, dtype=FP8, device=x.device), _row_scales(x)
     block = min(triton.next_power_of_2(k), 1024)
@@ -47,7 +47,7 @@ def quantize_by(x: torch.Tensor, scale: torch.Tensor, *, pdl: bool = False) -> t
 
 
 def quantize_groups(x: torch.Tensor, size: int, *, pdl: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.linear.quant_fp8.quantize_groups. size: a power of two."""
+    """See kernels.linear.reference.quantize_groups. size: a power of two."""
     num_rows, k = x.shape
     num_groups = triton.cdiv(k, size)
     values = torch.empty(num_rows, k, dtype=FP8, device=x.device)
@@ -62,7 +62,7 @@ def rows_linear(
     x: torch.Tensor, x_scales: torch.Tensor, w: torch.Tensor, w_scales: torch.Tensor, bias: torch.Tensor | None,
     dtype: torch.dtype, *, pdl: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """See kernels.linear.quant_fp8.rows_linear; at most 64 rows of x."""
+    """See kernels.linear.reference.rows_linear; at most 64 rows of x."""
     return _stream(x, x_scales, w, w_scales, bias, dtype, rows=0, columns=0, pdl=pdl)
 
 
@@ -70,7 +70,7 @@ def blocks_linear(
     x: torch.Tensor, x_scales: torch.Tensor, w: torch.Tensor, w_scales: torch.Tensor, bias: torch.Tensor | None,
     dtype: torch.dtype, *, rows: int, columns: int, pdl: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """See kernels.linear.quant_fp8.blocks_linear; columns: a power of two of at least 32."""
+    """See kernels.linear.reference.blocks_linear; columns: a power of two of at least 32."""
     if x.shape[0] <= MAX_ROWS:
         return _stream(x, x_scales, w, w_scales, bias, dtype, rows=rows, columns=columns, pdl=pdl)
     (num_rows, k), n = x.shape, w.shape[0]

@@ -1,10 +1,12 @@
-# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 """x @ weight.T for weights of 4- or 8-bit integers (kernels/linear/reference.py), for up to some hundred rows of x.
 
 The product is taken as weight @ x.T, so that the weights, dequantised in registers, are the operand that tensor cores
 take from there. Sums over a group of inputs are of whole numbers times x, and are scaled in fp32: exact but for the
 summation. Few rows cost no more than reading the weights: K is split until the device is full, and the last program
 of a tile to arrive sums the parts in order, which is deterministic. Capturable in a CUDA graph.
+
+Integer weights (kernels/linear/reference.py) as a dense matrix: for products of so many rows that cuBLAS pays for
+it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ import triton.language as tl
 from kernels.attention.triton_common import prefetch_l2
 from kernels.linear.reference import PLANE, IntWeight
 from kernels.linear.triton_split_k import SplitKScratch, store_split
+
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+
 
 MAX_ROWS = 512  # above, dequantising once for cuBLAS costs less than dequantising in every tile of rows
 _MAX_SPLITS = 16
@@ -262,3 +267,45 @@ def _split_groups(groups, BITS: tl.constexpr, SCALES_BF16: tl.constexpr, dtype: 
     else:
         zeros = ((groups >> 16) | (0x4300 if dtype == tl.bfloat16 else 0x6400)).to(tl.int16).to(dtype, bitcast=True)
     return scales, zeros
+
+
+# ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
+
+
+_BLOCK_N = 64
+
+
+def dequantize(weight: IntWeight, dtype: torch.dtype) -> torch.Tensor:
+    """See kernels.linear.reference.dequantize."""
+    num_tiles, n, _ = weight.packed.shape
+    out = torch.empty(n, weight.in_features, dtype=dtype, device=weight.packed.device)
+    _dequantize_kernel[(num_tiles, triton.cdiv(n, _BLOCK_N))](
+        weight.packed, weight.groups, out, n, weight.in_features, weight.group_size,
+        BLOCK_N=_BLOCK_N, PLANE=PLANE, BITS=weight.bits, SCALES_BF16=weight.scale_dtype == torch.bfloat16, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _dequantize_kernel(
+    packed_ptr, groups_ptr, out_ptr, n, k, group_size,
+    BLOCK_N: tl.constexpr, PLANE: tl.constexpr, BITS: tl.constexpr, SCALES_BF16: tl.constexpr,
+) -> None:  # fmt: skip
+    """One (tile of the packed weights, tile of outputs)."""
+    PLANES: tl.constexpr = 16 // BITS
+    t = tl.program_id(0)
+    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_n = (outputs < n)[:, None]
+    offsets = tl.arange(0, PLANE)
+    word_ptrs = packed_ptr + (t * n + outputs).to(tl.int64)[:, None] * PLANE + offsets[None, :]
+    words = tl.load(word_ptrs, mask=in_n, other=0)
+    for index in tl.static_range(PLANES):
+        inputs = (t * PLANES + index) * PLANE + offsets
+        mask = in_n & (inputs < k)[None, :]
+        # By input, not by plane: a group may be narrower
+        groups = tl.load(groups_ptr + (inputs // group_size)[None, :] * n + outputs[:, None], mask=mask, other=0)
+        scales = groups.to(tl.int16).to(tl.bfloat16 if SCALES_BF16 else tl.float16, bitcast=True).to(tl.float32)
+        codes = (words.to(tl.int32) >> (index * BITS)) & ((1 << BITS) - 1)
+        weights = (codes - (groups >> 16)).to(tl.float32) * scales
+        results = out_ptr + outputs.to(tl.int64)[:, None] * k + inputs[None, :]
+        tl.store(results, weights.to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,5 +1,4 @@
-# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-"""x @ weight.T for matrices of 4-bit codes (kernels/linear/quant_codes.py), for few rows of x.
+"""x @ weight.T for matrices of 4-bit codes (kernels/linear/reference.py), for few rows of x.
 
 As kernels/linear/triton_int.py: weight @ x.T, weights unpacked where tensor cores take them, K split until the device
 is full, the parts summed in order by the last program of a tile. Codes become values by lookups in shared memory, where
@@ -8,6 +7,8 @@ PTX of that was not tried, by loads from L1. A block's sum is scaled in fp32. Ca
 
 The PTX takes two neighbours of a row at once, so it relies on Triton handing over neighbours: it does in the layouts in
 which tensor cores take 16-bit operands. tests/gpu/test_quant_codes_cuda.py would show if it did not any more.
+
+Codes (kernels/linear/reference.py) as a dense matrix: for products of so many rows that cuBLAS pays for it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
 from kernels.linear.lut4_configs import SCRATCH_SUMS, CodesGemmConfig
-from kernels.linear.quant_bnb import BLOCK
-from kernels.linear.quant_codes import LUT_PLANE, LUT_TILE, CodeWeight
+from kernels.linear.reference import BLOCK, LUT_PLANE, LUT_TILE, CodeWeight
 from kernels.linear.triton_split_k import SplitKScratch, store_split
+
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+
 
 _BLOCK = tl.constexpr(BLOCK)
 _PLANE = tl.constexpr(LUT_PLANE)
@@ -188,3 +191,40 @@ def look_up_asm(plane_index: int) -> str:
 
 
 _LOOK_UP = tl.constexpr(tuple(look_up_asm(index) for index in range(4)))
+
+
+# ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
+
+
+_BLOCK_N = 32
+
+
+def dequantize(weight: CodeWeight, dtype: torch.dtype) -> torch.Tensor:
+    """See kernels.linear.reference.dequantize."""
+    n, k = weight.out_features, weight.in_features
+    out = torch.empty(n, k, dtype=dtype, device=weight.packed.device)
+    _dequantize_kernel[(weight.num_tiles, triton.cdiv(n, _BLOCK_N))](
+        weight.packed.view(torch.int32), weight.scales, weight.table, out, n, k, BLOCK_N=_BLOCK_N, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _dequantize_kernel(words_ptr, scales_ptr, table_ptr, out_ptr, n, k, BLOCK_N: tl.constexpr) -> None:
+    """One (tile of the packed codes, tile of outputs)."""
+    HALF: tl.constexpr = _PLANE // 2
+    t = tl.program_id(0)
+    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_n = (outputs < n)[:, None]
+    halves = tl.arange(0, HALF)
+    words = tl.load(words_ptr + (t * n + outputs).to(tl.int64)[:, None] * HALF + halves[None, :], mask=in_n, other=0)
+    for index in tl.static_range(4):
+        start = (t * 4 + index) * _PLANE
+        in_k = start < k  # k is a multiple of planes
+        inputs = start + tl.arange(0, _PLANE)
+        scales = tl.load(scales_ptr + (start // _BLOCK) * n + outputs, mask=(outputs < n) & in_k, other=0.0)
+        codes = (words >> (8 * index)) & 255
+        pairs = tl.interleave(tl.load(table_ptr + (codes >> 4)), tl.load(table_ptr + (codes & 15)))
+        weights = pairs * scales[:, None]
+        results = out_ptr + outputs.to(tl.int64)[:, None] * k + inputs[None, :]
+        tl.store(results, weights.to(out_ptr.dtype.element_ty), mask=in_n & in_k)

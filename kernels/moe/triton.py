@@ -17,8 +17,7 @@ from triton.runtime import driver
 
 from kernels.moe.configs import GroupedConfig, PairsConfig, fitting, grouped_config, pairs_config, uses_pairs
 from kernels.moe.triton_common import add_shared, weigh
-from kernels.moe.triton_grouped import grouped_gemm
-from kernels.moe.triton_moe_pairs import pairs_down, pairs_gate_up
+from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_route import lay_out, route
 
 

@@ -19,8 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.sampling.triton_search import MINUS_INF
-from kernels.sampling.triton_truncation import SamplingState, TruncationScratch, divide, find_cuts
+from kernels.sampling.triton_truncation import MINUS_INF, SamplingState, TruncationScratch, divide, find_cuts
 
 _MAX_SPLITS = 256
 _LN_2 = tl.constexpr(0.6931471805599453)

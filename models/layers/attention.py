@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kernels.elementwise.kv_write import FP8, UNSCALED, KVScales
+from kernels.elementwise.reference import FP8, UNSCALED, KVScales
 from kernels.ops import norm_rope_write_kv
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext

@@ -1,4 +1,4 @@
-"""What bitsandbytes stores (kernels/linear/quant_bnb.py), on load, and from checkpoints that transformers wrote with
+"""What bitsandbytes stores (kernels/linear/reference.py), on load, and from checkpoints that transformers wrote with
 it.
 
 A 4-bit matrix has, below its own name: `weight` (codes, flat), `weight.absmax` (scales of runs of 64, flat),
@@ -16,9 +16,16 @@ from typing import Any, Literal
 
 import torch
 
-from kernels.linear.bnb_ops import Linear4Bit, linear_int8
-from kernels.linear.quant_bnb import BLOCK, NF4_TABLE, quantize_int8, quantize_nf4
-from kernels.linear.quant_codes import CodeWeight, code_weight_bytes, make_code_weight
+from kernels.linear.ops import Linear4Bit, linear_int8
+from kernels.linear.reference import (
+    BLOCK,
+    NF4_TABLE,
+    CodeWeight,
+    code_weight_bytes,
+    make_code_weight,
+    quantize_int8,
+    quantize_nf4,
+)
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Scheme

@@ -11,8 +11,8 @@ from typing import Literal
 
 import torch
 
-from kernels.linear import fp8_ops
-from kernels.linear.quant_fp8 import FP8, quantize_rows
+from kernels.linear import ops as fp8_ops
+from kernels.linear.reference import FP8, quantize_rows
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Scheme

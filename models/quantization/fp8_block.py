@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from kernels.linear import fp8_ops
-from kernels.linear.quant_fp8 import FP8, quantize_blocks
+from kernels.linear import ops as fp8_ops
+from kernels.linear.reference import FP8, quantize_blocks
 from models.quantization.linear_method import LinearPart
 from models.quantization.shards import SCALE_DTYPES, StoredPart, merge_outputs, read_dense
 from models.weights.weights import Weights

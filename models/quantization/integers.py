@@ -14,8 +14,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.linear.int_ops import IntLinear
-from kernels.linear.ops import DenseLinear
+from kernels.linear.ops import DenseLinear, IntLinear
 from kernels.linear.reference import BITS, IntWeight, int_weight_bytes, make_int_weight
 from models.errors import ModelError
 from models.fields import Fields

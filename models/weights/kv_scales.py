@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.elementwise.kv_write import KVScales
+from kernels.elementwise.reference import KVScales
 from models.errors import ModelError
 from models.weights.weights import Weights
 

@@ -16,7 +16,7 @@ from engine.interface.protocol import SamplingParams
 from engine.startup.load import load_engine
 from kernels.attention.base import AttentionSpec
 from kernels.elementwise import reference as elementwise
-from kernels.elementwise.kv_write import FP8, KVScales, write_kv
+from kernels.elementwise.reference import FP8, KVScales, write_kv
 from tests.gpu.test_engine_cuda import LENGTHS, checkpoint  # noqa: F401  (a fixture)
 from tests.unit.engine.test_fp8_kv import demo_tokens
 from tests.unit.engine.test_real_model import make_engine, prompts, tokens

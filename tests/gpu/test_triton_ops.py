@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.elementwise import reference as elementwise
-from kernels.elementwise.kv_write import write_kv
+from kernels.elementwise.reference import write_kv
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
 pytestmark = pytest.mark.gpu

@@ -16,7 +16,7 @@ from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.startup.device_choice import resolve_kv_dtype
 from engine.startup.load import load_engine
-from kernels.elementwise.kv_write import FP8
+from kernels.elementwise.reference import FP8
 from server.cli import main
 from server.config.model_source import DEMO_FOLDER
 from server.config.value_types import KV_CACHE_DTYPES

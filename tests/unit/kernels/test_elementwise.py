@@ -6,8 +6,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from kernels.elementwise.kv_write import write_kv
-from kernels.elementwise.reference import add_rms_norm, apply_rope, gelu_tanh_and_mul, rms_norm, silu_and_mul
+from kernels.elementwise.reference import add_rms_norm, apply_rope, gelu_tanh_and_mul, rms_norm, silu_and_mul, write_kv
 
 EPS = 1e-5
 

@@ -15,7 +15,7 @@ from kernels.attention.base import AttentionSpec, select_backend
 from kernels.attention.flash import FlashAttention
 from kernels.attention.torch_ref import TorchAttention
 from kernels.attention.triton_backend import TritonAttention
-from kernels.elementwise.kv_write import FP8, KVScales, from_fp8, to_fp8, write_kv
+from kernels.elementwise.reference import FP8, KVScales, from_fp8, to_fp8, write_kv
 from kernels.ops import norm_rope_write_kv
 from tests.unit.kernels.test_torch_attention import RAGGED, make_case, naive_attention
 

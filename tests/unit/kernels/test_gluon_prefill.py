@@ -7,7 +7,7 @@ import torch
 
 from kernels.attention import triton_backend
 from kernels.attention.triton_backend import TritonAttention
-from kernels.elementwise.kv_write import FP8
+from kernels.elementwise.reference import FP8
 from tests.unit.kernels.triton_cases.ragged import make_problem
 
 gluon_prefill = pytest.importorskip("kernels.attention.gluon_prefill", reason="needs triton 3.6", exc_type=ImportError)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.linear import quant_bnb
-from kernels.linear.bnb_ops import Linear4Bit
+from kernels.linear import reference as quant_bnb
 from kernels.linear.lut4_configs import SCRATCH_SUMS, SCRATCH_TILES, codes_gemm_config
-from kernels.linear.quant_codes import code_weight_bytes, dequantize_lut4, make_code_weight, unpack_lut4
+from kernels.linear.ops import Linear4Bit
+from kernels.linear.reference import code_weight_bytes, dequantize_lut4, make_code_weight, unpack_lut4
 from tests.unit.kernels.triton_cases.codes_problem import TABLES, codes_problem
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

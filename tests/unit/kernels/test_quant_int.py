@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.linear.int_ops import IntLinear
+from kernels.linear.ops import IntLinear
 from kernels.linear.reference import dequantize_int, int_weight_bytes, make_int_weight, unpack_int
 from tests.unit.kernels.triton_cases.int_problem import int_problem
 

@@ -14,10 +14,9 @@ import torch
 
 from kernels import ops
 from kernels.inputs.reference import DecodeInputs, MixedInputs, MixedPlan
-from kernels.linear import bnb_ops, fp8_ops, int_ops, quant_bnb, quant_fp8
+from kernels.linear import ops, reference
 from kernels.linear import ops as dense_linear
-from kernels.linear.quant_codes import make_code_weight
-from kernels.linear.reference import make_int_weight
+from kernels.linear.reference import make_code_weight, make_int_weight
 from kernels.lora.reference import LoraWeights
 from models.config.model_config import ModelConfig
 from models.registry import build
@@ -84,22 +83,22 @@ def mix_experts() -> None:
 
 def multiply_int() -> None:
     codes = torch.randint(0, 16, (64, 128), dtype=torch.uint8)
-    int_ops.IntLinear()(X, make_int_weight(codes, torch.rand(2, 64).half(), None, bits=4), BIAS)
+    ops.IntLinear()(X, make_int_weight(codes, torch.rand(2, 64).half(), None, bits=4), BIAS)
 
 
 def multiply_4bit() -> None:
-    packed, scales = quant_bnb.quantize_nf4(W)
-    weight = make_code_weight(packed, scales, torch.tensor(quant_bnb.NF4_TABLE), X.dtype)
-    bnb_ops.Linear4Bit()(X, weight, BIAS)
+    packed, scales = reference.quantize_nf4(W)
+    weight = make_code_weight(packed, scales, torch.tensor(reference.NF4_TABLE), X.dtype)
+    ops.Linear4Bit()(X, weight, BIAS)
 
 
 def multiply_fp8_rows() -> None:
-    fp8_ops.rows_linear(*fp8_ops.quantize_rows(X), *quant_fp8.quantize_rows(W), BIAS, X.dtype)
+    ops.rows_linear(*ops.quantize_rows(X), *reference.quantize_rows(W), BIAS, X.dtype)
 
 
 def multiply_fp8_blocks() -> None:
-    blocks = quant_fp8.quantize_blocks(W, 32, 64)
-    fp8_ops.blocks_linear(*fp8_ops.quantize_groups(X, 64), *blocks, BIAS, X.dtype, rows=32, columns=64)
+    blocks = reference.quantize_blocks(W, 32, 64)
+    ops.blocks_linear(*ops.quantize_groups(X, 64), *blocks, BIAS, X.dtype, rows=32, columns=64)
 
 
 CASES: dict[str, Callable[[], object]] = {
@@ -116,13 +115,13 @@ CASES: dict[str, Callable[[], object]] = {
     "LoraTokens": add_loras,
     "DenseLinear": lambda: dense_linear.DenseLinear()(X, W, BIAS),
     "IntLinear": multiply_int,
-    "quantize_rows": lambda: fp8_ops.quantize_rows(X),
-    "quantize_by": lambda: fp8_ops.quantize_by(X, torch.tensor(0.1)),
-    "quantize_groups": lambda: fp8_ops.quantize_groups(X, 64),
+    "quantize_rows": lambda: ops.quantize_rows(X),
+    "quantize_by": lambda: ops.quantize_by(X, torch.tensor(0.1)),
+    "quantize_groups": lambda: ops.quantize_groups(X, 64),
     "rows_linear": multiply_fp8_rows,
     "blocks_linear": multiply_fp8_blocks,
     "Linear4Bit": multiply_4bit,
-    "linear_int8": lambda: bnb_ops.linear_int8(X, *quant_bnb.quantize_int8(W), BIAS),
+    "linear_int8": lambda: ops.linear_int8(X, *reference.quantize_int8(W), BIAS),
 }
 
 

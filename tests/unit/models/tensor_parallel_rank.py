@@ -7,7 +7,7 @@ import torch
 from torch import distributed
 
 from kernels.all_reduce.reference import sum_add_rms_norm, sum_parts
-from kernels.elementwise.kv_write import FP8
+from kernels.elementwise.reference import FP8
 from models.config.model_config import ModelConfig
 from models.parallel import TensorParallel
 from tests.unit.models.harness import PagedRunner, load

@@ -16,7 +16,7 @@ from torch import distributed
 from transformers import LlamaConfig, Phi3Config
 
 from benchmarks.quantized_weights import requantize
-from kernels.linear import quant_bnb, quant_codes
+from kernels.linear import reference
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
@@ -52,24 +52,24 @@ def test_quantising_on_load_makes_what_bitsandbytes_stored(name, flag):
 def test_4bit_codes_and_scales_are_bitsandbytes_to_the_bit():
     plain, stored = (load_file(FOLDER / name / "model.safetensors") for name in ("unquantized", "nf4"))
     for name in [name for name in plain if name.endswith("_proj.weight")]:
-        packed, scales = quant_bnb.quantize_nf4(plain[name])
+        packed, scales = reference.quantize_nf4(plain[name])
         assert torch.equal(packed.flatten(), stored[name].flatten())
         assert torch.equal(scales.flatten(), stored[f"{name}.absmax"])
-        assert torch.equal(torch.tensor(quant_bnb.NF4_TABLE), stored[f"{name}.quant_map"])
+        assert torch.equal(torch.tensor(reference.NF4_TABLE), stored[f"{name}.quant_map"])
 
 
 def test_8bit_integers_and_scales_are_bitsandbytes_to_the_bit():
     plain, stored = (load_file(FOLDER / name / "model.safetensors") for name in ("unquantized", "int8"))
     for name in [name for name in plain if name.endswith("_proj.weight")]:
-        values, largest = quant_bnb.quantize_int8(plain[name])
+        values, largest = reference.quantize_int8(plain[name])
         assert torch.equal(values, stored[name])
         assert torch.equal(largest, stored[name.replace("weight", "SCB")])
 
 
 def test_zeros_stay_zeros():
     for quantize, dequantize in (
-        (quant_bnb.quantize_int8, quant_bnb.dequantize_int8),
-        (quant_bnb.quantize_nf4, lambda *w: quant_bnb.dequantize_4bit(*w[:2], torch.tensor(quant_bnb.NF4_TABLE), w[2])),
+        (reference.quantize_int8, reference.dequantize_int8),
+        (reference.quantize_nf4, lambda *w: reference.dequantize_4bit(*w[:2], torch.tensor(reference.NF4_TABLE), w[2])),
     ):
         assert not dequantize(*quantize(torch.zeros(2, 64)), torch.float32).any()
 
@@ -85,8 +85,8 @@ def test_ranks_take_shares_of_codes_and_scales(name, dim):
     def dense(rank, size):
         params = method.load(w, [LinearPart(part, *shape, dim=dim, rank=rank, size=size)])
         if name == "int8":
-            return quant_bnb.dequantize_int8(params.values, params.largest, torch.float32)
-        return quant_codes.dequantize_lut4(params, torch.float32)
+            return reference.dequantize_int8(params.values, params.largest, torch.float32)
+        return reference.dequantize_lut4(params, torch.float32)
 
     size = 5 if inner == 320 else 2
     assert torch.equal(torch.cat([dense(rank, size) for rank in range(size)], dim), dense(0, 1))
@@ -114,17 +114,17 @@ def test_merged_projections_of_a_checkpoint_are_read_as_bands(tmp_path, flag):
 
 
 def as_int8(_, weight):
-    values, largest = quant_bnb.quantize_int8(weight)
+    values, largest = reference.quantize_int8(weight)
     return {"weight": values, "SCB": largest}
 
 
 def as_nf4(_, weight):
-    packed, scales = quant_bnb.quantize_nf4(weight)
+    packed, scales = reference.quantize_nf4(weight)
     state = json.dumps({"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": list(weight.shape)})
     return {
         "weight": packed.view(-1, 1),
         "weight.absmax": scales.flatten(),
-        "weight.quant_map": torch.tensor(quant_bnb.NF4_TABLE),
+        "weight.quant_map": torch.tensor(reference.NF4_TABLE),
         "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(state.encode()), dtype=torch.uint8),
     }
 

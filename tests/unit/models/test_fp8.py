@@ -7,7 +7,7 @@ from transformers import LlamaConfig, Phi3Config
 
 from benchmarks import quantized_weights
 from benchmarks.quantized_weights import requantize
-from kernels.linear import quant_fp8
+from kernels.linear import reference as quant_fp8
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.layers.linear import ColumnLinear, RowLinear

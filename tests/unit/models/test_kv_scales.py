@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, Olmo2Config, Phi3Config, Qwen2Config
 
-from kernels.elementwise.kv_write import FP8, UNSCALED, KVScales
+from kernels.elementwise.reference import FP8, UNSCALED, KVScales
 from models.config.model_config import ModelConfig, ModelError
 from models.layers.attention import SelfAttention
 from tests.unit.models.checkpoints import TINY

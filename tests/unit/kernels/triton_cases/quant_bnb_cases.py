@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.linear import quant_bnb
+from kernels.linear import reference as quant_bnb
 from kernels.linear import triton_bitsandbytes as triton_quant_bnb
 
 
