@@ -60,13 +60,13 @@ class Architecture:
     num_layer_norms: int = 2  # of hidden_size, in each layer
     # "legacy_gelu_tanh": where the name "gelu" means the tanh approximation, too
     activation: Literal["silu", "gelu_tanh", "legacy_gelu_tanh"] = "silu"
-    # models/config/scales.py: which constants the config has
+    # models/config/layers.py: which constants the config has
     scales: Literal["llama", "granite", "gemma", "gemma2", "gemma3"] = "llama"
     # models/config/layers.py: no layer slides, or each; those that layer_types names, else those of a rule
     sliding_layers: Literal[
         "none", "every", "every_if_used", "max_window_layers", "odd_until_max", "nope", "alternating", "pattern"
     ] = "none"
-    # models/config/experts_config.py: whose reading of the fields of a mixture of experts
+    # models/config/layers.py: whose reading of the fields of a mixture of experts
     experts: Literal["none", "mixtral", "qwen2", "qwen3"] = "none"
     # models/config/rope.py: whose reading of the rotary fields
     rope: Literal["llama", "smollm3", "phi3", "gemma3"] = "llama"

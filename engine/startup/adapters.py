@@ -12,8 +12,7 @@ from engine.interface.config import EngineConfig
 from kernels.ops import LoraTokens
 from models.config.model_config import ModelConfig
 from models.lora.adapter import Adapter
-from models.lora.check import check_adapters
-from models.lora.stack import AdapterStack
+from models.lora.linear import AdapterStack, check_adapters
 from models.parallel import TensorParallel
 
 

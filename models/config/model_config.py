@@ -15,17 +15,21 @@ from typing import Any, Literal
 import torch
 
 from kernels.attention.base import AttentionSpec
-from models.config.experts_config import ExpertsConfig, parse_experts
-from models.config.layers import find_rope_layers, find_sliding_layers, find_windows
+from models.config.layers import (
+    ExpertsConfig,
+    Scales,
+    find_rope_layers,
+    find_sliding_layers,
+    find_windows,
+    parse_experts,
+    parse_scales,
+)
 from models.config.rope import RopeConfig, find_context_len, parse_ropes
-from models.config.scales import Scales, parse_scales
-from models.config.size import count_parameters
-from models.config.sizes import saved_bytes
-from models.config.split import check_split
+from models.config.size import check_split, count_parameters, saved_bytes
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import QuantizationConfig
-from models.quantization.parse import choose_quantization, parse_quantization
+from models.quantization.schemes import choose_quantization, parse_quantization
 from models.registry import Architecture, find_architecture
 
 DTYPES = ("float32", "float16", "bfloat16")

@@ -2,6 +2,8 @@
 
 The residual stream is carried beside the hidden states, so that each addition fuses with the norm after it, and over
 several ranks with the sum before it.
+
+What some models do to the output of attention or MLP before it joins the residual stream.
 """
 
 from __future__ import annotations
@@ -102,3 +104,29 @@ class Decoder(nn.Module):
         """hidden: [N, hidden_size] → [N, vocab_size]."""
         assert self.lm_head is not None, "the engine refuses what would sample"
         return self.lm_head(hidden)
+
+
+class Scaled(nn.Module):
+    """A branch times a constant."""
+
+    def __init__(self, branch: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.branch = branch
+        self.factor = factor
+
+    def forward(self, hidden: torch.Tensor, *ctx: ForwardContext) -> Branch:
+        """hidden: [T, hidden_size] → [T, hidden_size]; ctx: if the branch takes it."""
+        return self.branch(hidden, *ctx) * self.factor
+
+
+class Normed(nn.Module):
+    """A branch with a norm behind it."""
+
+    def __init__(self, branch: nn.Module, norm: RMSNorm) -> None:
+        super().__init__()
+        self.branch = branch
+        self.norm = norm
+
+    def forward(self, hidden: torch.Tensor, *ctx: ForwardContext) -> torch.Tensor:
+        """hidden: [T, hidden_size] → [T, hidden_size]; ctx: if the branch takes it."""
+        return self.norm(whole(self.branch(hidden, *ctx)))

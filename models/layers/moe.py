@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kernels.ops import mix_experts
-from models.config.experts_config import ExpertsConfig
+from models.config.layers import ExpertsConfig
 from models.config.model_config import ModelConfig
 from models.layers.linear import ColumnLinear
 from models.layers.mlp import GatedMLP

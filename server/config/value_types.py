@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 BACKEND_NAMES = ("auto", "triton", "flash-attn", "torch")
-# As models/quantization/parse.py knows them: what an unquantized checkpoint can become on load, or one is already
+# As models/quantization/schemes.py knows them: what an unquantized checkpoint can become on load, or one is already
 QUANTIZATION_NAMES = (
     "auto",
     "none",

@@ -12,7 +12,7 @@ from kernels.attention.torch_ref import TorchAttention
 from kernels.ops import LoraTokens
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
-from models.lora.stack import AdapterStack
+from models.lora.linear import AdapterStack
 from models.parallel import TensorParallel
 from models.registry import build
 from models.weights.weights import Weights

@@ -8,7 +8,7 @@ from torch import distributed
 from kernels.ops import LoraTokens
 from models.config.model_config import ModelConfig
 from models.lora.adapter import Adapter
-from models.lora.stack import AdapterStack
+from models.lora.linear import AdapterStack
 from models.parallel import TensorParallel
 from tests.unit.models.harness import CPU, PagedRunner, load
 

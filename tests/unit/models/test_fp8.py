@@ -12,8 +12,7 @@ from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.layers.linear import ColumnLinear, RowLinear
 from models.parallel import TensorParallel
-from models.quantization.fp8 import Fp8, Fp8Linear
-from models.quantization.fp8_block import Fp8Block, Fp8BlockLinear
+from models.quantization.fp8 import Fp8, Fp8Block, Fp8BlockLinear, Fp8Linear
 from models.quantization.linear_method import LinearPart
 from models.weights.weights import Weights
 from tests.unit.models.harness import CPU

@@ -9,8 +9,7 @@ from safetensors.torch import load_file
 from kernels.ops import LoraTokens
 from models.config.model_config import ModelConfig
 from models.lora.adapter import Adapter
-from models.lora.check import check_adapters
-from models.lora.stack import AdapterStack
+from models.lora.linear import AdapterStack, check_adapters
 from models.parallel import TensorParallel
 from tests.unit.models.checkpoints import make_configs
 from tests.unit.models.harness import CPU, PagedRunner, load

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.lora.adapter import Adapter
-from models.lora.check import check_adapters
 from models.lora.config import LoraConfig
+from models.lora.linear import check_adapters
 from models.parallel import TensorParallel
 from tests.unit.models.checkpoints import make_configs
 from tests.unit.models.lora_adapters import adapter_config, make_tensors, modules, save_adapter

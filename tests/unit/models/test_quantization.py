@@ -14,9 +14,8 @@ from models.errors import ModelError
 from models.quantization.bitsandbytes import NF4_ON_LOAD, Bnb4Bit, BnbInt8
 from models.quantization.config import LayerNames, QuantizationConfig
 from models.quantization.fp8 import ON_LOAD as FP8_ON_LOAD
-from models.quantization.fp8 import Fp8
-from models.quantization.fp8_block import Fp8Block
-from models.quantization.parse import FORMATS, ON_LOAD
+from models.quantization.fp8 import Fp8, Fp8Block
+from models.quantization.schemes import FORMATS, ON_LOAD
 from models.registry import build
 from models.weights.weights import Weights
 from server.config.model_source import DEMO_FOLDER

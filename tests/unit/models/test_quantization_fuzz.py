@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from models.errors import ModelError
 from models.fields import Fields
-from models.quantization.parse import FORMATS, parse_quantization
+from models.quantization.schemes import FORMATS, parse_quantization
 from tests.unit.models import int_checkpoints
 
 FIELDS = (
