@@ -19,8 +19,7 @@ import torch
 
 from benchmarks.kernel_timing import machine_facts, time_graph
 from benchmarks.rank_processes import run_ranks
-from engine.tensor_parallel.process_group import join_ranks, least
-from engine.tensor_parallel.small_sums import share_small_sums
+from engine.tensor_parallel.process_group import join_ranks, least, share_small_sums
 from kernels.all_reduce.reference import sum_add_rms_norm, sum_parts
 from kernels.ops import add_rms_norm
 from models.parallel import SmallSums, TensorParallel

@@ -6,24 +6,80 @@ only moves the commit above schedule(): the oracle of the tests and the debuggin
 Every AddRequest ends exactly once: by a `finished` row, by RequestFailed, or by its client's own end.
 A step that the device has no memory for is given up, together with all that were launched after it: the requests that
 made it large fail, the others are computed again.
+
+From a message to a Request: what the engine itself checks of one, since a wrong id would be a fault of the device.
+
+Plain Python; never torch.
 """
 
 import logging
 from collections.abc import Callable
 
-from engine.core.admission import Admission
 from engine.core.executor import Executor, StepHandle
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.kv_snapshot import KvView
 from engine.core.outbox import Outbox, Transport
-from engine.core.request import Request
+from engine.core.request import PooledPrompt, Request
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.stats import EngineStats
 from engine.core.step import StepPlan, TokenMasks
-from engine.interface.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError
+from engine.interface.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError, UnsupportedFeature
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import AbortRequest, AddRequest, AskKv, ClientGone, QueueState, RequestFailed, ToEngine
+
+
+class Admission:
+    """What a model takes; the arguments are those of Engine."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        num_loras: int,
+        can_generate: bool,
+        make_drafter: Callable[[Request], Drafter | None] | None,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._num_loras = num_loras
+        self._can_generate = can_generate
+        self._make_drafter = make_drafter
+
+    def request(self, message: AddRequest, *, client_id: int) -> Request:
+        """Make the request. Raises InvalidParameter or UnsupportedFeature."""
+        self._check_ids(message.prompt_token_ids, "prompt")
+        self._check_ids(message.params.logit_bias, "logit_bias")
+        self._check_ids(message.params.stop_token_ids, "stop_token_ids")
+        if not 0 <= message.lora_index <= self._num_loras:
+            raise InvalidParameter(
+                f"There is no adapter {message.lora_index}; {self._num_loras} are loaded.", param="model"
+            )
+        request = Request(
+            message.request_id,
+            message.prompt_token_ids,
+            message.params,
+            arrival_s=message.arrival_s,
+            cache_salt=message.cache_salt,
+            priority=message.priority,
+            client_id=client_id,
+            lora_index=message.lora_index,
+        )
+        if message.pooling is not None:
+            request.pooled = PooledPrompt(message.pooling, len(message.prompt_token_ids))
+        elif not self._can_generate:
+            raise UnsupportedFeature("This model has no language-model head: it makes embeddings and no text.")
+        elif message.grammar is None and self._make_drafter is not None:
+            request.drafter = self._make_drafter(request)
+        return request
+
+    def _check_ids(self, token_ids: list[int] | dict[int, float], name: str) -> None:
+        """Raise InvalidParameter unless all ids exist."""
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
+            wrong = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+            raise InvalidParameter(
+                f"Token id {wrong} is outside the vocabulary of {self._vocab_size} tokens.", param=name
+            )
+
 
 logger = logging.getLogger(__name__)
 

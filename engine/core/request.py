@@ -3,6 +3,13 @@
 Life: WAITING → RUNNING (holds blocks and a req_index) → RETIRING (left the running list; the last step that contains it
 is not committed yet) → FINISHED, or WAITING again if it was preempted. Owned and written by the scheduler, its block
 fields by the block manager; the engine only reads it.
+
+PooledPrompt: one vector for a whole prompt, made of its hidden states as their steps are committed. Never torch.
+
+A step gives sums over spans of positions (engine/device/prompt_outputs.py), and they are added up here, so the device
+keeps nothing
+between steps: a prompt may be cut, preempted and computed again, and each position counts once. The vector is not
+normalised: whoever asked may cut it first.
 """
 
 from __future__ import annotations
@@ -11,13 +18,51 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from engine.core.pooling import PooledPrompt
+import numpy as np
+
 from engine.core.step import PoolSpan, ScoreSpan
-from engine.interface.protocol import SamplingParams, TokenLogprobs
+from engine.interface.protocol import PoolingKind, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     from engine.core.speculative import Drafter
     from engine.grammar.compiler import Matcher
+
+
+@dataclass(slots=True, eq=False)
+class PooledPrompt:
+    """What is committed of one prompt's vector."""
+
+    kind: PoolingKind
+    num_prompt: int  # tokens
+    num_pooled_tokens: int = 0  # the first ones, which need no more hidden states
+    total: np.ndarray | None = None  # [hidden_size] float32
+
+    def __post_init__(self) -> None:
+        if self.kind == "last":
+            self.num_pooled_tokens = self.num_prompt - 1
+
+    @property
+    def is_whole(self) -> bool:
+        """True once the vector is known."""
+        return self.num_pooled_tokens == self.num_prompt
+
+    def span(self, start: int, end: int) -> PoolSpan | None:
+        """Return what is to be summed in a chunk [start, end), if anything. Later chunks may be planned by then."""
+        first = max(start, self.num_pooled_tokens)
+        return PoolSpan(first, end - first) if first < end else None
+
+    def add(self, span: PoolSpan, total: bytes) -> None:
+        """Take in a committed sum, of float32s."""
+        part = np.frombuffer(total, dtype=np.float32)
+        self.total = part if self.total is None else self.total + part
+        self.num_pooled_tokens += span.num_tokens
+
+    def vector(self) -> bytes:
+        """Return the vector, as float32s."""
+        assert self.total is not None
+        assert self.is_whole
+        count = self.num_prompt if self.kind == "mean" else 1
+        return (self.total / np.float32(count)).tobytes()
 
 
 class Status(Enum):

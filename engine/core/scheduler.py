@@ -6,22 +6,89 @@ is not read back is planned all the same (num_pending_tokens), and dropped at it
 Retire at commit: whoever leaves `running` (finish, abort, preemption) keeps its blocks and its req_index until the last
 step that contains it is committed, since the device still reads and writes them.
 Everything that orders rows is a list, so the same inputs give the same plans.
+
+How many tokens a step may have while requests decode, which wait for the whole of it. Plain Python.
+
+Prompt tokens ride along with decode rows for less than they cost alone, as long as the step stays short (docs/
+performance.md): so they are spread over many steps, but not over more than keep up with the requests that end
+meanwhile, nor so many that a burst fills the batch late.
+
+WaitingQueue: the requests that wait for their turn, in order of service. Plain Python; imports request only.
 """
 
 from bisect import insort
 from collections import deque
+from collections.abc import Iterator
 from operator import attrgetter
 
 from engine.core.block_manager import BlockManager
 from engine.core.request import Request, Status
 from engine.core.step import RequestInit, RowPlan, StepPlan, StepResult
-from engine.core.step_budget import mixed_step_tokens
 from engine.core.step_in_flight import DraftCounts, PlannedStep, RowOutput, take_drafted
-from engine.core.waiting import WaitingQueue
 from engine.interface.config import SchedulerConfig
 from engine.interface.errors import InvalidParameter, PromptTooLong
 
+# Whoever sends 4 prompt tokens per token of output needs 5
+_TOKENS_PER_DECODE = 8
+_STEPS_PER_BURST = 32  # in which the prompts that could start now are computed
+
+
+def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending: int) -> int:
+    """Return the tokens of a step with prompt chunks beside num_decodes decode rows, these included.
+
+    num_pending: prompt tokens of the requests that could start now.
+    """
+    most = config.max_num_mixed_tokens or config.max_num_batched_tokens
+    least = config.min_num_mixed_tokens or most
+    wanted = max(least, _TOKENS_PER_DECODE * num_decodes, num_decodes + num_pending // _STEPS_PER_BURST)
+    return min(next((size for size in config.step_sizes if size >= wanted), wanted), most)
+
+
 _sort_key = attrgetter("sort_key")
+
+
+class WaitingQueue:
+    """A sorted list that knows how many tokens are to be computed before its last request has its turn."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    @property
+    def first(self) -> Request:
+        """Whose turn it is; there must be one."""
+        return self._requests[0]
+
+    def add(self, request: Request) -> None:
+        """Put a request in its place."""
+        insort(self._requests, request, key=_sort_key)
+        self.num_tokens += request.num_tokens
+
+    def pop_first(self) -> Request:
+        """Take out whose turn it is."""
+        request = self._requests.pop(0)
+        self.num_tokens -= request.num_tokens
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Take out a request that is in it."""
+        self._requests.remove(request)
+        self.num_tokens -= request.num_tokens
+
+    def num_tokens_of_first(self, count: int) -> int:
+        """Return the tokens of the first `count` requests."""
+        return sum(request.num_tokens for request in self._requests[:count])
+
+    def check(self) -> None:
+        """Assert order and count; tests call it after every step."""
+        assert self._requests == sorted(self._requests, key=_sort_key)
+        assert self.num_tokens == sum(request.num_tokens for request in self._requests)
 
 
 class Scheduler:

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from engine.core.step import NEWEST, RowPlan, StepPlan
-from engine.device.device_state import DeviceState
-from engine.device.staging import Staging
+from engine.device.device_state import DeviceState, Staging
 from kernels.attention.base import AttentionMetadata
 from kernels.inputs.reference import DecodeInputs, MixedInputs, MixedPlan
 from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs

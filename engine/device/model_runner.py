@@ -15,13 +15,11 @@ import torch
 
 from engine.core.step import RowPlan, StepPlan, StepResult, TokenMasks
 from engine.device.cuda_graph import DecodeGraphs, MixedGraphs, max_step_tokens, mixed_shapes
-from engine.device.device_state import DeviceState
+from engine.device.device_state import DeviceState, Staging
 from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows, shape_of
 from engine.device.kv_cache import KVCachePlan
-from engine.device.pooler import PoolSums, pool
-from engine.device.prompt_outputs import PromptScorer, PromptScores
+from engine.device.prompt_outputs import PoolSums, PromptScorer, PromptScores, pool
 from engine.device.sampler import Sampled, Sampler
-from engine.device.staging import Staging
 from engine.tensor_parallel.process_group import agree
 from kernels.attention.base import AttentionBackend
 from kernels.ops import LoraTokens, allow_only

@@ -60,7 +60,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    # While requests decode (engine/core/step_budget.py): at least the first, at most the second of these. None: as the
+    # While requests decode (engine/core/scheduler.py): at least the first, at most the second of these. None: as the
     # second; as max_num_batched_tokens
     min_num_mixed_tokens: int | None = None
     max_num_mixed_tokens: int | None = None

@@ -24,9 +24,8 @@ from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError, sentence
 from engine.interface.fit_report import Ask, Diagnosis, Gpu, Machine, ModelReport, Room, Stored
 from engine.startup.device_choice import resolve_device, resolve_dtype, resolve_kv_dtype, why_no_cuda
-from engine.startup.limits import choose_limits
 from engine.startup.load import BACKENDS
-from engine.startup.setup import Setup
+from engine.startup.setup import Setup, choose_limits
 from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.torch_ref import TorchAttention
 from models.config.model_config import ModelConfig

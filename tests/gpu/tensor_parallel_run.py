@@ -12,7 +12,7 @@ import torch
 
 from engine.interface.config import EngineConfig
 from engine.offline import OfflineEngine
-from engine.tensor_parallel import small_sums
+from engine.tensor_parallel import process_group as small_sums
 from tests.unit.engine.test_real_model import mixed_params, prompts, tokens
 
 _PATIENCE_S = 90

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.step import NEWEST, RowPlan, StepPlan
-from engine.device.device_state import DeviceState
+from engine.device.device_state import DeviceState, Staging
 from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, shape_of
-from engine.device.staging import Staging
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, NUM_REQUESTS, MAX_BLOCKS = 4, 6, 16

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.ngram import _MAX_CANDIDATES, _MAX_INDEXED, NgramIndex
+from engine.core.speculative import _MAX_CANDIDATES, _MAX_INDEXED, NgramIndex
 
 
 def search(text: list[int], count: int, *, shortest: int, longest: int) -> list[int]:

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import distributed
 
-from engine.tensor_parallel import small_sums
-from engine.tensor_parallel.process_group import join_ranks, least
-from engine.tensor_parallel.small_sums import rehearsed_small_sums, share_small_sums
+from engine.tensor_parallel import process_group as small_sums
+from engine.tensor_parallel.process_group import join_ranks, least, rehearsed_small_sums, share_small_sums
 from tests.unit.rank_group import run_ranks
 
 CPU = torch.device("cpu")
