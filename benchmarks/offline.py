@@ -32,7 +32,7 @@ from engine.startup.load import LoadedEngine, load_engine
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from server.config.model_source import resolve_model
-from server.config.speculative_flags import speculative_of
+from server.config.serve_flags import speculative_of
 
 _SHAPES = Path(__file__).parent / "shapes"
 _DEFAULT_SHAPE = "qwen3-0.6b"

@@ -21,7 +21,7 @@ from engine.offline import OfflineEngine
 from engine.startup.load import load_engine
 from engine.startup.setup import LoadedEngine
 from server.config.model_source import resolve_model
-from server.config.speculative_flags import add_speculative_flags, speculative_of
+from server.config.serve_flags import add_speculative_flags, speculative_of
 
 _WORDS = "one two three four five six seven eight nine ten eleven twelve"
 _PROSE = (

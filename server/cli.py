@@ -2,13 +2,17 @@
 
 Imports argparse only, so that `quire --help` is instant; a subcommand imports what it needs.
 Exit codes: 0 done, 2 wrong usage, 3 the start failed, 141 nobody reads the output any more, as of `| head`.
+
+What the first process of a container must do for itself. Imports nothing of ours.
 """
 
 import argparse
 import os
 import select
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.interface.errors import StartupError
@@ -19,16 +23,37 @@ from server.commands.completion import add_completion
 from server.commands.doctor.flags import add_doctor
 from server.commands.top.flags import add_top
 from server.config.help_format import HelpFormatter, add_short_help
-from server.config.http_flags import add_access_flags, add_address_flags, add_request_flags, address_of, tls_of
-from server.config.observability_flags import add_log_flags, add_metrics_flags
-from server.config.serve_flags import add_memory_flags, add_model_flags
+from server.config.serve_flags import (
+    add_access_flags,
+    add_address_flags,
+    add_log_flags,
+    add_memory_flags,
+    add_metrics_flags,
+    add_model_flags,
+    add_request_flags,
+    add_speculative_flags,
+    address_of,
+    tls_of,
+)
 from server.config.settings import SettingsParser, places_of
-from server.config.speculative_flags import add_speculative_flags
 from server.config.value_types import seconds, text, workers
-from server.first_process import end_as_first_process
 
 if TYPE_CHECKING:
     from engine.interface.config import LaunchConfig
+
+
+def end_as_first_process() -> None:
+    """Let SIGTERM end process 1, as it ends any other: the kernel spares it a signal for which it has no handler.
+
+    Else a container could not be stopped while it downloads a model. The launcher puts its own handler in place.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    os._exit(128 + number)
+
 
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
@@ -157,7 +182,7 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
 def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
     """Bind the port, find the model, launch. The port comes first: a taken one must not cost a download."""
     if arguments.show_config:
-        from server.config.settings_show import show_config
+        from server.config.settings_file import show_config
 
         print(show_config(parser.settings, arguments, environment=os.environ))
         return 0

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from engine.interface.errors import RequestAborted
 from engine.interface.protocol import GrammarSpec
 from server.api.request_record import record_of
-from server.api.streaming import wait_or_gone
+from server.api.sse import wait_or_gone
 from server.errors import DeadlineExceeded
 from server.structured_output.compile_check import GrammarChecker
 from server.structured_output.grammar_spec import Asked

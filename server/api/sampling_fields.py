@@ -2,20 +2,35 @@
 
 Order of a request: check_chat / check_completion (features), then the text side makes token ids, then
 chat_spec / completion_spec (limits of the model). Raises RequestErrors that name field, value and limit. Pure.
+
+GenerationSpec: a validated request, and what validation takes from outside. Imports server only.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from engine.interface.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
 from engine.interface.protocol import EngineReady, GrammarSpec, SamplingParams
-from server.api.generation_spec import Moment
 from server.api.schemas import ChatBody, CompletionBody
 from server.config.api_keys import cache_salt_of
 from server.generation.generation import GenerationSpec
 from server.text.generation_defaults import GenerationDefaults
+
+
+class Moment(NamedTuple):
+    """What a spec takes from outside: arrival, the server's deadline, a drawn seed, and whose request it is."""
+
+    arrival_s: float
+    timeout_s: float | None
+    seed: int
+    key_hash: str = ""
+
+    def timeout_of(self, timeout_s: float | None) -> float | None:
+        """Return the seconds that a request with its own `timeout_s` has from its arrival on."""
+        return min((seconds for seconds in (timeout_s, self.timeout_s) if seconds is not None), default=None)
+
 
 MAX_CHILDREN = 1024  # engine requests of one HTTP request: prompts × n
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default

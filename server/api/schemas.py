@@ -2,6 +2,12 @@
 
 null means absent for every optional field. Unknown fields are kept in model_extra and reported by validate.py; fields
 that are known but not served yet are here as plain JSON, and refused there. The JSON itself is parsed in body.py.
+
+The tool fields of a chat body, strict. Imports pydantic.
+
+Bodies of /tokenize and /detokenize, strict as in server/api/schemas.py. Imports pydantic.
+
+The names are vLLM's; `content`, `add_special` and `with_pieces` are llama.cpp's.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -19,8 +25,50 @@ from pydantic import (
 )
 
 from engine.interface.errors import InvalidParameter
-from server.api.schemas_tools import MAX_TOOLS, ReasoningEffort, Tool, ToolChoice
 from server.structured_output.schema import ResponseFormat, StructuredOutputs
+
+MAX_TOOLS = 128
+TOOL_NAME_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
+
+_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+_CHOICE_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "function"},
+                "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+            },
+            "required": ["type", "function"],
+        },
+    ]
+}
+
+ToolName = Annotated[str, Field(pattern=TOOL_NAME_PATTERN)]
+ToolChoice = Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)]  # checked in tools.py, with better messages than a union's
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class FunctionDefinition(BaseModel):
+    """What the model is told of a function. `parameters` is a JSON schema; absent means none."""
+
+    model_config = _STRICT
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A tool that the model may call."""
+
+    model_config = _STRICT
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 4
@@ -274,3 +322,42 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return f", got a list of {len(value)}"
     return ", got an object"
+
+
+MAX_DETOKENIZE = 2**20  # ids; a body has room for no more than about twice as many
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize: exactly one of prompt, content and messages."""
+
+    model_config = STRICT
+
+    model: Label | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None  # default true
+    return_token_strs: bool | None = None
+    # as for a chat completion
+    messages: Json = None
+    tools: Json = None
+    tool_choice: Json = None
+    chat_template_kwargs: Json = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    # llama.cpp
+    content: str | None = None
+    add_special: bool | None = None  # default false
+    with_pieces: bool | None = None
+
+    def chat_fields(self) -> dict[str, Json]:
+        """Return what a ChatBody is made of."""
+        names = ("messages", "tools", "tool_choice", "chat_template_kwargs", "add_generation_prompt")
+        return self.model_dump(include={"model", "continue_final_message", *names}, exclude_none=True)
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize."""
+
+    model_config = STRICT
+
+    model: Label | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_DETOKENIZE)]

@@ -1,16 +1,35 @@
 """The server that a command of the terminal talks to: where it is, its key, its models, its errors in a sentence.
 
 Imports httpx. Target is made from --url and --api-key, or by server/commands/child_server.py.
+
+Text of a server or a model on a terminal: it can move no cursor and ring no bell. Imports nothing.
+
+What a polite kill or a closed terminal does to a command of the terminal: it ends by its own clean-up.
 """
 
+import contextlib
 import ipaddress
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 
 import httpx
 import msgspec
 
 from engine.interface.errors import StartupError
-from server.commands.tool_text import one_line
+
+_CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {0x09: "\t", 0x0A: "\n"}
+
+
+def printable(text: str) -> str:
+    """Return text without control characters but tab and newline: an escape sequence could rewrite the screen."""
+    return text.translate(_CONTROLS)
+
+
+def one_line(text: str) -> str:
+    """Return what is printable of a text, with a space for every tab and newline."""
+    return printable(text).replace("\t", " ").replace("\n", " ")
+
 
 EXIT_NO_SERVER = 3
 _MAX_ERROR_CHARACTERS = 500
@@ -113,3 +132,33 @@ def transport_message(target: Target, error: httpx.HTTPError) -> str:
     if isinstance(error, httpx.TimeoutException):
         return f"{target.url} has stayed silent for too long."
     return f"The connection to {target.url} was lost: {str(error) or type(error).__name__}."
+
+
+Handler = Callable[[int, FrameType | None], object]
+
+_STOPPING = (signal.SIGTERM, signal.SIGHUP)
+
+
+def stopping_signals() -> list[signal.Signals]:
+    """Return the signals that end a command. One that is ignored, as under nohup, stays ignored."""
+    return [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def handled(handler: Handler) -> Iterator[None]:
+    """Let a handler have the stopping signals, which raises what ends the command."""
+    numbers = stopping_signals()
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, old in zip(numbers, before, strict=True):
+            if signal.getsignal(number) == handler:  # else the process is leaving
+                signal.signal(number, old)
+
+
+def leave(number: int, _: FrameType | None) -> None:
+    """End the process as a shell expects of one that a signal ended, after every clean-up, which nothing cuts short."""
+    for other in _STOPPING:
+        signal.signal(other, signal.SIG_IGN)
+    raise SystemExit(128 + number)

@@ -13,10 +13,9 @@ import msgspec
 from engine.interface.config import EngineConfig, LoraSource, ServerConfig
 from engine.interface.errors import StartupError
 from server.config.api_keys import read_key_hashes
-from server.config.loras import resolve_loras
 from server.config.model_source import check_kernels_package, resolve_model
-from server.config.observability_flags import traces_endpoint
-from server.config.speculative_flags import speculative_of
+from server.config.serve_flags import speculative_of, traces_endpoint
+from server.config.value_types import resolve_loras
 from server.text.embedding_model import load_embedding_model
 
 _EXIT_USAGE = 2

@@ -3,6 +3,11 @@
     Generation.batches() ─ Pieces ─→ one parser per choice ─ Parts ─→ ChatEvents, tokens on exactly one of them each
 
 Without a parser (nothing to tell apart) the text passes as it is.
+
+What a chat generation yields: text, reasoning and tool calls of each choice, and its end. Imports server only.
+
+Tokens and log-probabilities ride on the text and reasoning events. Every token of a choice is on exactly one of them,
+in the model's order; those that are neither (tags, a tool call's JSON, what is held back) are on an event without text.
 """
 
 import json
@@ -11,10 +16,51 @@ import string
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+import msgspec
+
 from engine.interface.protocol import TokenLogprobs
-from server.generation.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
 from server.generation.generation import Ended, Event, Generation, GenerationSpec, Piece, Stats
 from server.text.parsers.base import Arguments, CallStart, Part, PartsParser, Reasoning, Text
+
+
+class TextDelta(msgspec.Struct):
+    """New text of one choice's message. The text can be "": it only carries tokens then."""
+
+    index: int  # of the choice
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None  # one per token
+
+
+class ReasoningDelta(msgspec.Struct):
+    """New text of one choice's reasoning, as TextDelta. Its tokens are the reasoning tokens of the usage."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+
+
+class ToolCallStart(msgspec.Struct):
+    """A tool call begins; `call_index` counts the choice's calls from 0."""
+
+    index: int
+    call_index: int
+    id: str
+    name: str
+
+
+class ToolArguments(msgspec.Struct):
+    """More of a call's arguments, which are JSON once whole."""
+
+    index: int
+    call_index: int
+    text: str
+
+
+ChatEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolArguments | Ended
+TokenEvent = TextDelta | ReasoningDelta
+
 
 _ID_CHARS = string.ascii_letters + string.digits
 _NUM_ID_CHARS = 24

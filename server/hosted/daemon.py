@@ -22,11 +22,16 @@ from engine.interface.config import LaunchConfig
 from engine.interface.control import EngineFailed
 from engine.interface.errors import StartupError
 from engine.interface.logs import configure_logging
-from server.config.http_flags import add_access_flags, add_request_flags
-from server.config.observability_flags import add_log_flags, add_metrics_flags
 from server.config.serve_config import check_flags, find_model
-from server.config.serve_flags import add_memory_flags, add_model_flags
-from server.config.speculative_flags import add_speculative_flags
+from server.config.serve_flags import (
+    add_access_flags,
+    add_log_flags,
+    add_memory_flags,
+    add_metrics_flags,
+    add_model_flags,
+    add_request_flags,
+    add_speculative_flags,
+)
 from server.launcher.launcher import Launcher
 from server.launcher.run_dir import RunDir
 

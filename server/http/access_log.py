@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.interface.errors import ServiceError
 from server.api.error_replies import error_reply
-from server.api.request_record import RECORD_SCOPE_KEY, RequestRecord, make_request_id
-from server.api.trace_context import TraceContext
+from server.api.request_record import RECORD_SCOPE_KEY, RequestRecord, TraceContext, make_request_id
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("quire.access")
@@ -24,7 +23,7 @@ _SAFE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 
 
 class RequestTracker(Protocol):
-    """Told of each POST request; the real one is server/api/open_requests.py."""
+    """Told of each POST request; the real one is server/api/request_record.py."""
 
     def add(self, record: RequestRecord) -> None:
         """A request has arrived."""

@@ -20,11 +20,9 @@ from engine.interface.metrics import Metrics
 from server.api.embeddings.schema import EmbeddingBody
 from server.api.error_replies import error_from_http, error_reply
 from server.api.messages.schema import CountTokensBody, MessagesBody
-from server.api.open_requests import OpenRequests
-from server.api.request_record import record_of
+from server.api.request_record import OpenRequests, record_of
 from server.api.responses.schema import ResponsesBody
-from server.api.schemas import ChatBody, CompletionBody
-from server.api.schemas_tokens import DetokenizeBody, TokenizeBody
+from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from server.api.service import Service, make_service
 from server.config.api_keys import KeyRing
 from server.config.version import package_version
@@ -33,17 +31,14 @@ from server.http.access_log import AccessLog, RequestTracer
 from server.http.auth import KeyGuard
 from server.http.metrics import HttpMetrics
 from server.http.openapi import openapi_document
-from server.http.routes.chat_page import chat_page_router
-from server.http.routes.completions import completions_router
 from server.http.routes.embeddings import embeddings_router
-from server.http.routes.generate import chat_router
+from server.http.routes.generate import chat_router, completions_router
 from server.http.routes.health import metrics_router, public_router
 from server.http.routes.kv import kv_router
 from server.http.routes.messages import messages_router
-from server.http.routes.models import models_router
-from server.http.routes.pages import pages_router, public_pages_router
+from server.http.routes.models import models_router, requests_router
+from server.http.routes.pages import chat_page_router, pages_router, public_pages_router
 from server.http.routes.request_body import BodyLimit
-from server.http.routes.requests import requests_router
 from server.http.routes.responses import responses_router
 from server.http.routes.tokenize import tokens_router
 

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from server.api.embeddings.embedding_answer import EmbeddingList
+from server.api.embeddings.run import EmbeddingList
 from server.api.error_replies import AnthropicBody, ErrorBody, speaks_anthropic
 from server.api.messages.objects import Message, TokenCount
 from server.api.objects import (

@@ -14,8 +14,7 @@ from typing import Any
 from starlette.types import Scope
 
 from engine.interface.metrics import FAILURES
-from server.api.request_record import RequestRecord, route_of
-from server.api.trace_context import TraceContext, trace_context
+from server.api.request_record import RequestRecord, TraceContext, route_of, trace_context
 from server.generation.generation import Stats
 
 _EXPORT_TIMEOUT_S = 5.0

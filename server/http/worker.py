@@ -23,8 +23,7 @@ from fastapi import FastAPI
 from engine.interface.errors import StartupError, sentence
 from engine.interface.logs import configure_logging
 from server.config.serve_config import WorkerConfig
-from server.http.file_limits import ConnectionLimit
-from server.http.h11_protocol import HttpProtocol
+from server.http.h11_protocol import ConnectionLimit, HttpProtocol
 from server.http.launcher_link import ControlSupervisor
 from server.http.worker_app import WorkerApp
 

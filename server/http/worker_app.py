@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from engine.interface.client import SocketEngineClient
 from engine.interface.config import ServerConfig
 from engine.interface.metrics import Metrics
-from server.api.open_requests import OpenRequests
+from server.api.request_record import OpenRequests
 from server.config.version import package_version
 from server.http.app import create_app
 from server.http.launcher_link import ControlSupervisor

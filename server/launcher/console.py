@@ -3,6 +3,8 @@ terminal.
 
 TerminalConsole draws bars; LogConsole writes log lines, text or JSON. Life: stage … → ready, or stop when the start
 fails.
+
+How long each stage of a start took, so that a slow one shows. Imports nothing; the clock is the caller's.
 """
 
 import contextlib
@@ -17,6 +19,7 @@ from engine.interface.control import Stage
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
 
 logger = logging.getLogger(__name__)
 
@@ -213,3 +216,26 @@ def _amount(stage: Stage) -> str:
         unit, size = ("GiB", 2**30) if stage.total >= 2**30 else ("MiB", 2**20)
         return f"{stage.done / size:.1f} of {stage.total / size:.1f} {unit}"
     return f"{stage.done} of {stage.total} {stage.unit}".rstrip()
+
+
+_LEAST_S = 0.05  # shorter stages are not worth a word
+
+
+class StageTimes:
+    """Begins in the stage `first`; enter() each stage once it begins, also again."""
+
+    def __init__(self, first: str, now: float) -> None:
+        self._name = first
+        self._since_s = now
+        self._seconds = {first: 0.0}
+
+    def enter(self, name: str, now: float) -> None:
+        """End the stage that runs and begin another, or go on with the same."""
+        self._seconds[self._name] += now - self._since_s
+        self._seconds.setdefault(name, 0.0)
+        self._name, self._since_s = name, now
+
+    def text(self, now: float) -> str:
+        """Return the stages in order, the one that runs as if it ended now: "process 0.3 s, imports 2.7 s"."""
+        self.enter(self._name, now)
+        return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._seconds.items() if seconds >= _LEAST_S)

@@ -4,6 +4,8 @@ server.launcher.metrics_registry; never torch.
 One connection per child. The server keeps State for the workers, merges every MetricsDelta into the Exposition and
 answers Scrape; what else a child says goes to the launcher's `on_message`. A child that breaks the protocol loses its
 connection, and therefore ends.
+
+What an engine says first to whoever connects. Imports engine's protocol and transport only; never torch.
 """
 
 import asyncio
@@ -31,9 +33,10 @@ from engine.interface.control import (
     ToLauncher,
 )
 from engine.interface.metrics import MetricsDelta
+from engine.interface.protocol import EngineReady, FromEngine
 from engine.interface.transport import encode_frame, read_messages
 from server.launcher.metrics_registry import Exposition
-from server.launcher.tasks import Tasks
+from server.launcher.processes import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -219,3 +222,17 @@ class ControlServer:
 
 def _source(hello: Hello) -> str:
     return f"{hello.role}-{hello.index}"
+
+
+async def read_greeting(engine_socket: str) -> EngineReady | None:
+    """Connect, read the engine's limits and leave; None if it is gone."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(engine_socket)
+    except OSError:
+        return None
+    try:
+        async for message in read_messages(reader, FromEngine):
+            return message if isinstance(message, EngineReady) else None
+        return None
+    finally:
+        writer.close()

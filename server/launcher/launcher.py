@@ -23,21 +23,28 @@ from engine.interface.control import Drain, EngineFailed, Facts, Heartbeat, Hell
 from engine.interface.errors import StartupError
 from engine.interface.logs import configure_logging
 from server.config.version import package_version
-from server.launcher.child_configs import child_log_format, engine_process_config, worker_config
 from server.launcher.console import make_console
-from server.launcher.control_server import ControlServer
-from server.launcher.engine_health import HeartbeatWatch
-from server.launcher.greeting import read_greeting
+from server.launcher.control_server import ControlServer, read_greeting
+from server.launcher.engine_health import HeartbeatWatch, Outage
 from server.launcher.key_reload import KeyReloader
 from server.launcher.listener import owned_socket_file, probe_url
 from server.launcher.metrics_registry import Exposition
-from server.launcher.outage import Outage
 from server.launcher.process_metrics import LauncherStats
-from server.launcher.processes import Backoff, end_child, is_on_terminal, kill_child, raise_file_limit, start_child
+from server.launcher.processes import (
+    Backoff,
+    Tasks,
+    child_log_format,
+    end_child,
+    engine_process_config,
+    is_on_terminal,
+    kill_child,
+    raise_file_limit,
+    start_child,
+    worker_config,
+)
 from server.launcher.run_dir import RunDir
 from server.launcher.startup_banner import Announcement
 from server.launcher.systemd import Notifier, NotifyingConsole
-from server.launcher.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +228,7 @@ class Launcher:
                 self._failures[child] = message
 
     def _enter(self, stage: Stage) -> None:
-        """The engine's start has come to a stage. The first one may be silent: see server/launcher/first_load.py."""
+        """The engine's start has come to a stage. The first one may be silent: see server/launcher/engine_health.py."""
         if stage.name == "ready":
             self._watch.start()
             self._outage.end()

@@ -1,18 +1,66 @@
 """What the launcher itself measures, at each scrape: is the daemon ready, does the engine go on, what processes use.
 
 Imports engine's control messages and metrics, server's heartbeat, outage and process_stats.
+
+CPU time, memory and open files of the daemon's processes, by role. Reads /proc: elsewhere than on Linux, nothing.
+
+The launcher measures its children from outside, at each scrape, so that a busy or hung one is measured too.
 """
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from engine.interface.control import State
 from engine.interface.metrics import MetricsDelta
-from server.launcher.engine_health import HeartbeatWatch
-from server.launcher.outage import Outage
-from server.launcher.process_stats import ProcessStats
+from server.launcher.engine_health import HeartbeatWatch, Outage
+
+_PROC = Path("/proc")
+
+
+class ProcessStats:
+    """Remembers the CPU time seen last, so that what it counts goes on when a process is replaced."""
+
+    def __init__(self, proc: Path = _PROC) -> None:
+        self._proc = proc
+        self._cpu_s: dict[int, float] = {}  # by pid
+
+    def children(self, pid: int) -> list[int]:
+        """Return the processes that this one started."""
+        with contextlib.suppress(OSError):  # it has just ended, or the kernel does not tell
+            lists = [path.read_text() for path in (self._proc / str(pid) / "task").glob("*/children")]
+            return [int(child) for text in lists for child in text.split()]
+        return []
+
+    def sample(self, pids: dict[str, list[int]]) -> MetricsDelta:
+        """Return what the processes of each role used since the last call, and hold now."""
+        delta, seen = MetricsDelta({}, {}, {}), {}
+        if not self._proc.is_dir():
+            return delta
+        for role, role_pids in pids.items():
+            used_s, resident, num_fds = 0.0, 0, 0
+            for pid in role_pids:
+                with contextlib.suppress(OSError):  # it has just ended
+                    cpu_s, process_resident = _read_stat(self._proc / str(pid) / "stat")
+                    used_s += max(0.0, cpu_s - self._cpu_s.get(pid, 0.0))
+                    seen[pid] = cpu_s
+                    resident += process_resident
+                    num_fds += len(os.listdir(self._proc / str(pid) / "fd"))
+            delta.counters["process_cpu_seconds_total", role] = used_s
+            delta.gauges["process_resident_memory_bytes", role] = resident
+            delta.gauges["process_open_fds", role] = num_fds
+        self._cpu_s = seen
+        return delta
+
+
+def _read_stat(path: Path) -> tuple[float, int]:
+    """Return CPU seconds and resident bytes. See proc_pid_stat(5): fields 14, 15 and 24."""
+    fields = path.read_bytes().rpartition(b")")[2].split()  # the name before it may hold spaces; [0] is field 3
+    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return cpu_s, int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class LauncherStats:

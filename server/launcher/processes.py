@@ -2,6 +2,11 @@
 
 A child has its own process group, so that Ctrl-C in a terminal reaches the launcher alone and streams can finish. It
 never outlives the launcher: the control connection's end tells it, and on Linux the kernel does.
+
+What the launcher tells each child, from its own configuration. Imports engine.interface.config and
+server.launcher.processes.
+
+Tasks that an object starts and nobody waits for. Standard library.
 """
 
 import asyncio
@@ -10,10 +15,15 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from engine.interface.child_process import PROJECT_ROOT, die_with
+from engine.interface.config import EngineConfig, EngineProcessConfig, LaunchConfig, ServerConfig
+from server.config.serve_config import WorkerConfig
 
 _ENOUGH_FILES = 65_536  # a higher limit only makes those loops longer that close what a child shall not inherit
 
@@ -80,3 +90,66 @@ def raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):  # a system with another opinion
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def engine_process_config(
+    config: LaunchConfig, engine: EngineConfig, *, engine_socket: str, control_socket: str
+) -> EngineProcessConfig:
+    """Return what the engine process is told."""
+    return EngineProcessConfig(
+        engine=engine,
+        engine_socket=engine_socket,
+        control_socket=control_socket,
+        log_level=config.log_level,
+        log_format=child_log_format(config),
+        debug=config.debug,
+    )
+
+
+def worker_config(
+    config: LaunchConfig, server: ServerConfig, *, index: int, listen_fd: int, engine_socket: str, control_socket: str
+) -> WorkerConfig:
+    """Return what HTTP worker `index` is told."""
+    return WorkerConfig(
+        server=msgspec.structs.replace(
+            server, engine_socket=engine_socket, control_socket=control_socket, worker_index=index
+        ),
+        listen_fd=listen_fd,
+        tls_cert=config.tls_cert,
+        tls_key=config.tls_key,
+        log_level=config.log_level,
+        log_format=child_log_format(config),
+        debug=config.debug,
+    )
+
+
+def child_log_format(config: LaunchConfig) -> str:
+    """Return json or text: bars are the launcher's alone."""
+    return "json" if config.log_format == "json" else "text"
+
+
+class Tasks:
+    """Holds each task while it runs, since asyncio does not. Life: spawn … → cancel.
+
+    on_error: told when one raises; else asyncio logs it.
+    """
+
+    def __init__(self, on_error: Callable[[BaseException], None] | None = None) -> None:
+        self._on_error = on_error
+        self._running: set[asyncio.Task[None]] = set()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Start a task."""
+        task = asyncio.create_task(coroutine)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        """Cancel what runs."""
+        for task in self._running:
+            task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if self._on_error is not None and not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(error)

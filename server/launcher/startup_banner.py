@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from engine.interface.config import LaunchConfig, ServerConfig
 from engine.interface.control import Stage
 from server.config.model_source import model_facts
-from server.launcher.console import Console, Summary
-from server.launcher.first_load import FirstLoadWatch
+from server.launcher.console import Console, StageTimes, Summary
+from server.launcher.engine_health import FirstLoadWatch
 from server.launcher.listener import is_ready, server_url
-from server.launcher.stage_times import StageTimes
 
 _PROBE_INTERVAL_S = 0.05
 _HOSTED_URL = "(the address of its host)"

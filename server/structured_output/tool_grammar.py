@@ -10,9 +10,9 @@ from typing import Any
 
 from engine.interface.protocol import GrammarSpec
 from server.text.parsers import granite, hermes, mistral, qwen_xml
+from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat
 from server.text.parsers.reasoning import ReasoningPlace, ReasoningTags
-from server.text.parsers.tool_spec import ToolSpec
 
 # What templates' tojson writes, and so what models were trained on; where whitespace is free, small ones never stop it.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

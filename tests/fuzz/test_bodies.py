@@ -10,8 +10,7 @@ from server.api.embeddings.schema import EmbeddingBody
 from server.api.error_replies import speaks_anthropic
 from server.api.messages.schema import MessagesBody
 from server.api.responses.schema import ResponsesBody
-from server.api.schemas import ChatBody, CompletionBody
-from server.api.schemas_tokens import TokenizeBody
+from server.api.schemas import ChatBody, CompletionBody, TokenizeBody
 from server.api.strict_json import parse_json
 from server.errors import MalformedBody
 from tests.fakes import FakeEngineClient, FakeSupervisor

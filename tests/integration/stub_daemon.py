@@ -4,7 +4,7 @@ import sys
 
 from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
 from engine.interface.errors import StartupError
-from server.launcher.first_load import FirstLoadWatch
+from server.launcher.engine_health import FirstLoadWatch
 from server.launcher.launcher import launch
 from server.launcher.listener import bind
 

@@ -5,10 +5,9 @@ from typing import Any
 import msgspec
 
 from engine.interface.errors import InvalidParameter, UnsupportedFeature
-from server.api.schemas import ChatBody
-from server.api.schemas_tools import Tool
+from server.api.schemas import ChatBody, Tool
+from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat
-from server.text.parsers.tool_spec import ToolSpec
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _MODES = ("none", "auto", "required")

@@ -1,6 +1,8 @@
 """From events to the bytes of an answer, whole or streamed. Imports server only.
 
 A writer belongs to one request. The whole answer is the fold of the same events that the stream sends one by one.
+
+Events of a generation, joined into whole choices, and its counts as usage and timings. Imports server only.
 """
 
 from collections.abc import Sequence
@@ -10,13 +12,48 @@ import msgspec
 from msgspec import UNSET
 
 from engine.interface.protocol import TokenLogprobs
-from server.api.completions.fold import FoldedChoice, fold
 from server.api.logprobs import LegacyLogprobs, prompt_logprobs_of
 from server.api.objects import TextChoice, TextCompletion, TextLogprobs, timings_of, usage_of
 from server.api.reply_options import ReplyOptions
 from server.api.sse import ReplyHead
 from server.generation.generation import Ended, Event, Generation, Piece
 from server.text.tokenizer import Tokenizer
+
+
+class FoldedChoice(msgspec.Struct):
+    """All events of one choice, joined."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: str
+
+
+def fold(events: Sequence[Event]) -> list[FoldedChoice]:
+    """Join the events of each choice, in order of index."""
+    pieces: dict[int, list[Piece]] = {}
+    reasons: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, Ended):
+            reasons[event.index] = event.finish_reason
+        else:
+            pieces.setdefault(event.index, []).append(event)
+    choices = []
+    for index in sorted(reasons):
+        own = pieces.get(index, [])
+        logprobs = [entry for piece in own for entry in piece.logprobs or ()]
+        choices.append(
+            FoldedChoice(
+                index,
+                "".join(piece.text for piece in own),
+                [id_ for piece in own for id_ in piece.token_ids],
+                logprobs if any(piece.logprobs is not None for piece in own) else None,
+                reasons[index],
+            )
+        )
+    return choices
+
 
 _encoder = msgspec.json.Encoder()
 

@@ -3,6 +3,8 @@
     EmbeddingSpec ─ submit, a window at a time ─→ hidden states, pooled by the engine ─→ cut, length 1 ─→ answer
 
 Closing it early, by an error, a deadline or a client that left, aborts every engine request that is still open.
+
+The JSON of /v1/embeddings, as OpenAI has it. Imports msgspec; server/api/objects.py has the other answers.
 """
 
 import asyncio
@@ -18,6 +20,7 @@ from engine.interface.client import Delta, EngineClient
 from engine.interface.errors import EngineError, RequestAborted
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import AddRequest, PoolingKind, SamplingParams
+from server.api.objects import PromptTokensDetails
 from server.errors import DeadlineExceeded
 from server.generation.generation import Stats
 
@@ -175,3 +178,43 @@ def unit_vector(raw: bytes, *, dimensions: int) -> np.ndarray | None:
 def to_base64(vector: np.ndarray) -> str:
     """Return a vector as OpenAI's clients read it: little-endian float32s."""
     return b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """OpenAI's usage object of embeddings, with the tokens that were cached."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """One input's embedding: numbers, or little-endian float32s in base64."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True):
+    """The whole answer, in the order of the inputs."""
+
+    object: str = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+def encode_answer(run: EmbeddingRun, *, model: str, is_base64: bool) -> bytes:
+    """Return the JSON of a run that is over. Numbers are float32s to their last digit. Raises EngineError."""
+    stats = run.stats()
+    written = [  # one by one, since no other thread runs while msgspec encodes
+        msgspec.Raw(
+            msgspec.json.encode(Embedding(index=index, embedding=to_base64(vector) if is_base64 else vector.tolist()))
+        )
+        for index, vector in enumerate(run.vectors())
+    ]
+    num_tokens = stats.num_prompt_tokens
+    usage = EmbeddingUsage(num_tokens, num_tokens, PromptTokensDetails(stats.num_cached_tokens))
+    answer = EmbeddingList(data=[], model=model, usage=usage)
+    return msgspec.json.encode(msgspec.structs.asdict(answer) | {"data": written})

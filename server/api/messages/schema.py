@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.interface.errors import InvalidParameter
-from server.api.schemas import MAX_MESSAGES, MAX_TOKENS, Json, Label, Stop, TextOrParts, parse_body
-from server.api.schemas_tools import MAX_TOOLS
+from server.api.schemas import MAX_MESSAGES, MAX_TOKENS, MAX_TOOLS, Json, Label, Stop, TextOrParts, parse_body
 
 MAX_BLOCKS = 32_768  # of one request
 MAX_NAME_CHARS = 256

@@ -36,8 +36,14 @@ from server.api.messages.objects import (
     ToolUseContent,
 )
 from server.api.sse import ReplyHead, named_event
-from server.generation.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
-from server.generation.chat_generation import ChatGeneration
+from server.generation.chat_generation import (
+    ChatEvent,
+    ChatGeneration,
+    ReasoningDelta,
+    TextDelta,
+    ToolArguments,
+    ToolCallStart,
+)
 from server.generation.generation import Ended
 
 _UNSIGNED = "quire"  # clients drop thoughts without a signature; this one says that there is nothing to check

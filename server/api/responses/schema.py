@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
-from server.api.schemas import MAX_LOGPROBS, MAX_TOKENS, Json, Label, StreamOptions, TextOrParts, parse_body
-from server.api.schemas_tools import MAX_TOOLS
+from server.api.schemas import MAX_LOGPROBS, MAX_TOKENS, MAX_TOOLS, Json, Label, StreamOptions, TextOrParts, parse_body
 
 MAX_ITEMS = 8192
 MAX_METADATA = 16

@@ -15,15 +15,20 @@ from typing import BinaryIO
 
 import httpx
 
-from server.commands.batch.batch_index import BatchIndex, PendingLine
-from server.commands.batch.batch_progress import BatchProgress
 from server.commands.batch.output import BatchError, OutputFile, new_record
-from server.commands.batch.records import MAX_LINE_BYTES, BatchRequest, LineError, parse_line, read_lines
-from server.commands.batch.send import Sender
+from server.commands.batch.records import (
+    MAX_LINE_BYTES,
+    BatchIndex,
+    BatchRequest,
+    LineError,
+    PendingLine,
+    parse_line,
+    read_lines,
+)
+from server.commands.batch.send import BatchProgress, Sender
 from server.commands.child_server import OwnServer
-from server.commands.server_target import Target, ToolError, make_target, served_models
+from server.commands.server_target import Target, ToolError, handled, make_target, served_models, stopping_signals
 from server.commands.target_flags import DEFAULT_URL
-from server.commands.tool_signals import handled, stopping_signals
 
 _MAX_SERVED_NAMES = 32
 _CONNECT_TIMEOUT_S = 10.0

@@ -8,8 +8,14 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from server.commands.bench.flags import add_kernels_flags, add_offline_flags, add_report_flags, add_serve_flags
-from server.commands.bench.plan_flags import add_plan_flags, add_steps_flags
+from server.commands.bench.flags import (
+    add_kernels_flags,
+    add_offline_flags,
+    add_plan_flags,
+    add_report_flags,
+    add_serve_flags,
+    add_steps_flags,
+)
 from server.config.help_format import Sections, add_short_help
 from server.config.value_types import AnyParser
 

@@ -1,18 +1,117 @@
 """How a chat looks: PlainScreen for pipes and dumb terminals, TerminalScreen for the others. rich only there.
 
 Per answer: begin → piece … → end. What a model writes can move no cursor and ring no bell: control characters go.
+
+Markdown while it is being written: what is complete is printed for good, only the last block is drawn again.
+
+An answer longer than the screen so stays whole in the terminal's history, and each redraw costs one block. Imports rich
+within functions.
+
+What a person types: lines with history and editing, several at once where they say so. Imports readline.
 """
 
+import contextlib
+import re
 import sys
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from server.commands.chat.chat_cli_markdown import MarkdownStream
 from server.commands.chat.client import Answer, Piece
-from server.commands.tool_text import printable
+from server.commands.chat.session import COMMANDS
+from server.commands.server_target import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.status import Status
+
+
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_GOES_ON = re.compile(r"\s|[-*+] |\d{1,9}[.)] |\|")  # a list, a table, an indented part of one
+
+
+def split_complete(text: str) -> int:
+    """Return how much of `text` is complete blocks, whatever comes after: up to a blank line outside of code."""
+    fence, end, position = "", 0, 0
+    is_after_blank = False
+    for line in _LINE.findall(text):
+        if not line.endswith("\n"):
+            if is_after_blank and line and not _may_go_on(line):
+                end = position
+            break
+        match = _FENCE.match(line)
+        if fence:
+            if match and match[1].startswith(fence) and not line.strip().strip(fence[0]):
+                fence = ""
+        else:
+            if is_after_blank and line.strip() and not _may_go_on(line):
+                end = position
+            if match:
+                fence = match[1]
+        is_after_blank = not fence and not line.strip()
+        position += len(line)
+    return end
+
+
+def _may_go_on(line: str) -> bool:
+    """Tell if a line after a blank one may belong to the block before, or is too short to know."""
+    return _GOES_ON.match(line) is not None or (not line.endswith("\n") and len(line) < 12)
+
+
+class MarkdownStream:
+    """Markdown of one answer. Life: feed … → close."""
+
+    def __init__(self, console: "Console") -> None:
+        from rich.live import Live
+
+        self._console = console
+        self._text = ""
+        self._has_printed = False
+        self._live: Live = Live(
+            console=console, get_renderable=lambda: _Tail(self._text), transient=True, refresh_per_second=12
+        )
+        self._live.start()
+
+    def feed(self, text: str) -> None:
+        """Take more of it."""
+        self._text += text
+        end = split_complete(self._text)
+        if end:
+            complete, self._text = self._text[:end], self._text[end:]
+            self._print(complete)
+
+    def close(self) -> None:
+        """Print what is left."""
+        self._live.stop()
+        if self._text.strip():
+            self._print(self._text)
+        self._text = ""
+
+    def _print(self, text: str) -> None:
+        from rich.markdown import Markdown
+
+        if self._has_printed:
+            self._console.print()
+        self._has_printed = True
+        self._console.print(Markdown(text.strip("\n")))
+
+
+class _Tail:
+    """The last lines of some Markdown, as many as fit the screen."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.markdown import Markdown
+        from rich.segment import Segment
+
+        lines = console.render_lines(Markdown(self._text), options.update(height=None), pad=False)
+        for line in lines[-max(1, console.height - 2) :]:
+            yield from line
+            yield Segment.line()
 
 
 class Screen(Protocol):
@@ -188,3 +287,70 @@ def silence_broken_pipe() -> None:
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+_MAX_HISTORY = 1000
+_BLOCK = '"""'
+
+
+class Prompt:
+    """Reads questions. A context manager: the history is read at its beginning and kept in a private file."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        state = environment.get("XDG_STATE_HOME") or str(
+            Path(environment.get("HOME", "~")).expanduser() / ".local/state"
+        )
+        self._history = Path(state) / "quire" / "chat_history"
+        self._has_readline = sys.stdout.isatty()
+
+    def __enter__(self) -> "Prompt":
+        if self._has_readline:
+            import readline
+
+            with contextlib.suppress(OSError):  # none yet, or none that can be read
+                readline.read_history_file(self._history)
+            readline.set_history_length(_MAX_HISTORY)
+            readline.set_completer(_complete)
+            readline.set_completer_delims("")
+            readline.parse_and_bind("tab: complete")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._has_readline:
+            import readline
+
+            with contextlib.suppress(OSError):  # a home that cannot be written costs the history only
+                self._history.parent.mkdir(parents=True, exist_ok=True)
+                self._history.touch(mode=0o600)
+                readline.write_history_file(self._history)
+
+    def read(self) -> str:
+        """Return a question or a command, stripped; "" for none. Raises EOFError, KeyboardInterrupt."""
+        text = self._line("> ")
+        if text.lstrip().startswith(_BLOCK):
+            text = text.lstrip().removeprefix(_BLOCK)
+            while not text.rstrip().endswith(_BLOCK):
+                text += "\n" + self._line("… ")
+            text = text.rstrip().removesuffix(_BLOCK)
+        else:
+            while text.endswith("\\"):
+                text = text[:-1] + "\n" + self._line("… ")
+        return clean(text)
+
+    def _line(self, prompt: str) -> str:
+        if self._has_readline:
+            return input(prompt)
+        sys.stderr.write(prompt)  # the answers' place is for answers
+        sys.stderr.flush()
+        return input()
+
+
+def clean(text: str) -> str:
+    """Return text that can be sent: bytes that are no text become the sign for that."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").strip()
+
+
+def _complete(text: str, state: int) -> str | None:
+    """Complete the name of a command, as readline asks: the state-th one that fits."""
+    fitting = [name for name in COMMANDS if text.startswith("/") and name.startswith(text)]
+    return fitting[state] if state < len(fitting) else None

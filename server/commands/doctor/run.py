@@ -16,8 +16,7 @@ from engine.interface.config import LaunchConfig
 from engine.interface.errors import StartupError
 from engine.interface.fit_report import Ask, Diagnosis, Machine, ModelReport
 from engine.interface.units import format_size
-from server.commands.doctor.checks import Host, look_at_host
-from server.commands.doctor.doctor_model import FoundModel, check_files, find_model
+from server.commands.doctor.checks import FoundModel, Host, check_files, find_model, look_at_host
 from server.text.embedding_model import load_embedding_model
 
 _TIMEOUT_S = 180.0

@@ -2,9 +2,8 @@
 
 import time
 
-from server.commands.tool_text import one_line
-from server.commands.top.sampling import Frame, KvRow
-from server.commands.top.top_metrics import Percentiles
+from server.commands.server_target import one_line
+from server.commands.top.sampling import Frame, KvRow, Percentiles
 
 _BAR_WIDTH = 16
 _NONE = "–"

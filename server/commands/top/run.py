@@ -13,9 +13,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from server.commands.server_target import ToolError, make_target
+from server.commands.server_target import ToolError, handled, leave, make_target
 from server.commands.target_flags import DEFAULT_URL
-from server.commands.tool_signals import handled, leave
 from server.commands.top.render import frame_lines
 from server.commands.top.sampling import Frame, Watch
 

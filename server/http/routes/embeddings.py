@@ -4,13 +4,13 @@ import asyncio
 
 from fastapi import APIRouter, Request, Response
 
-from server.api.embeddings.embedding_answer import encode_answer
 from server.api.embeddings.request import prepare_embeddings
+from server.api.embeddings.run import encode_answer
 from server.api.embeddings.schema import EmbeddingBody
 from server.api.request_record import record_of
 from server.api.schemas import parse_body
 from server.api.service import Service
-from server.api.streaming import run_while_connected
+from server.api.sse import run_while_connected
 from server.http.routes.request_body import read_json
 
 

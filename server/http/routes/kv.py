@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 
 from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
 from server.api.service import Service
-from server.api.streaming import EventStreamResponse
+from server.api.sse import EventStreamResponse
 from server.http.routes.kv_feed import INTERVAL_S, KvFeed
 
 _NEVER_KEPT = {"cache-control": "no-store, no-transform"}

@@ -13,8 +13,7 @@ from engine.interface.errors import ServiceError
 from engine.interface.protocol import TokenLogprobs
 from server.api.request_record import RequestRecord, record_of
 from server.api.service import Service
-from server.api.sse import StreamWriter
-from server.api.streaming import EventStreamResponse, cancel, run_while_connected, wait_or_gone
+from server.api.sse import EventStreamResponse, StreamWriter, cancel, run_while_connected, wait_or_gone
 from server.generation.generation import Ended, Stats
 
 logger = logging.getLogger(__name__)

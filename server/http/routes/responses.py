@@ -7,13 +7,12 @@ from server.api.chat.request import PreparedChat, prepare_chat
 from server.api.chat.writer import token_logprobs
 from server.api.objects import ChatTokenLogprob
 from server.api.responses.request import SEALED_REASONING, asks_for_summary, echo_of, translate_responses
-from server.api.responses.responses_output import Logprobs
 from server.api.responses.schema import ResponsesBody
-from server.api.responses.writer import ResponsesWriter
+from server.api.responses.writer import Logprobs, ResponsesWriter
 from server.api.schemas import parse_body
 from server.api.service import Service
 from server.errors import NotFound
-from server.generation.chat_events import TextDelta
+from server.generation.chat_generation import TextDelta
 from server.http.routes.reply import answer
 from server.http.routes.request_body import read_json
 from server.text.tokenizer import Tokenizer

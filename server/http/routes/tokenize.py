@@ -11,8 +11,7 @@ from server.api.chat.request import encode_chat, prepare_chat
 from server.api.completions.request import prepare_completion
 from server.api.objects import Detokenized, Rendered, Tokenized, TokenPiece
 from server.api.sampling_fields import check_ids
-from server.api.schemas import ChatBody, CompletionBody, parse_body
-from server.api.schemas_tokens import DetokenizeBody, TokenizeBody
+from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
 from server.api.service import Service
 from server.http.routes.request_body import read_json
 from server.text.tokenizer import Tokenizer

@@ -10,9 +10,8 @@ from typing import Literal
 import msgspec
 
 from server.text.parsers import granite, hermes, llama3, mistral, qwen_xml
-from server.text.parsers.base import PartsParser
+from server.text.parsers.base import PartsParser, ToolSpec
 from server.text.parsers.reasoning import AnswerParser, PlainText, ReasoningParser, ReasoningTags
-from server.text.parsers.tool_spec import ToolSpec
 
 ToolForm = Literal["hermes", "qwen_xml", "llama3", "mistral", "mistral_args", "granite"]
 

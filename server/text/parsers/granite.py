@@ -1,7 +1,7 @@
 """Granite 3's form: <|tool_call|>[{"name": …, "arguments": {…}}, …]."""
 
+from server.text.parsers.base import PartSink
 from server.text.parsers.mistral import read_array
-from server.text.parsers.part_sink import PartSink
 from server.text.parsers.tool_calls import CallParser, Malformed, Reading, skip_space
 
 START = "<|tool_call|>"

@@ -1,7 +1,7 @@
 """Hermes' and Qwen's form: <tool_call>{"name": …, "arguments": {…}}</tool_call>, one after the other."""
 
+from server.text.parsers.base import PartSink
 from server.text.parsers.json_call import JsonCallReader
-from server.text.parsers.part_sink import PartSink
 from server.text.parsers.tool_calls import CallParser, Reading, copy_until, skip_space
 
 START, END = "<tool_call>", "</tool_call>"

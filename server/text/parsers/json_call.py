@@ -8,7 +8,7 @@ whose object breaks before that is none. Control characters inside strings, whic
 import json
 from collections.abc import Callable, Collection
 
-from server.text.parsers.part_sink import PartSink
+from server.text.parsers.base import PartSink
 from server.text.parsers.tool_calls import Malformed, Reading, skip_space
 
 _ARGUMENT_KEYS = ("arguments", "parameters")

@@ -6,8 +6,8 @@ asked for JSON. What follows <|python_tag|> and is no such object (code for buil
 
 from collections.abc import Collection
 
+from server.text.parsers.base import PartSink
 from server.text.parsers.json_call import JsonCallReader
-from server.text.parsers.part_sink import PartSink
 from server.text.parsers.tool_calls import CallParser, Reading, copy_rest, skip_space
 
 START = "<|python_tag|>"

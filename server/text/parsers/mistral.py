@@ -4,8 +4,8 @@ with [CALL_ID]… before [ARGS] or without either of the two.
 
 import re
 
+from server.text.parsers.base import PartSink
 from server.text.parsers.json_call import JsonCallReader
-from server.text.parsers.part_sink import PartSink
 from server.text.parsers.tool_calls import CallParser, Malformed, Reading, copy_rest, skip_space
 
 START, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from server.text.parsers.base import PartSink
 from server.text.parsers.hermes import END, START, read_end
-from server.text.parsers.part_sink import PartSink
 from server.text.parsers.tool_calls import CallParser, Malformed, Reading, copy_until, skip_space
 
 TAGS = (START, END)

@@ -8,8 +8,7 @@ matter. At the end of the text a Reading is sent "".
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from server.text.parsers.base import Part
-from server.text.parsers.part_sink import PartSink
+from server.text.parsers.base import Part, PartSink
 
 T = TypeVar("T")
 Reading = Generator[None, str, T]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine.interface.protocol import SamplingParams
 from server.api.sse import ReplyHead
-from server.generation.chat_events import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
+from server.generation.chat_generation import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
 from server.generation.generation import Ended, GenerationSpec, Stats
 
 HEAD = ReplyHead("id_1", 1_700_000_000, "tiny")

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from engine.interface.config import ServerConfig
 from engine.interface.metrics import Metrics
-from server.api.open_requests import OpenRequests
+from server.api.request_record import OpenRequests
 from server.http.access_log import RequestTracer
 from server.http.app import create_app
 from server.http.h11_protocol import HttpProtocol

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from server.text.parsers.base import Arguments, CallStart, Part, Reasoning, Text
+from server.text.parsers.base import Arguments, CallStart, Part, Reasoning, Text, ToolSpec
 from server.text.parsers.detect import ChatFormat, make_parser
 from server.text.parsers.reasoning import ReasoningTags
-from server.text.parsers.tool_spec import ToolSpec
 
 THINK = ReasoningTags("<think>", "</think>")
 WEATHER = ToolSpec(

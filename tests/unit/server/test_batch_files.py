@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.commands.batch import records as batch_input
-from server.commands.batch.batch_index import BatchIndex
 from server.commands.batch.output import BatchResponse, OutputFile, new_record
-from server.commands.batch.records import BatchRequest, LineError, parse_line, read_lines
+from server.commands.batch.records import BatchIndex, BatchRequest, LineError, parse_line, read_lines
 from server.commands.batch.send import retry_after_s
 from server.commands.server_target import ToolError
 

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.commands.chat.chat_cli_commands import COMMANDS, follow
-from server.commands.chat.chat_cli_markdown import split_complete
 from server.commands.chat.client import data_lines
-from server.commands.chat.session import ChatError, Message, Session
-from server.commands.tool_text import printable
+from server.commands.chat.session import COMMANDS, ChatError, Message, Session, follow
+from server.commands.chat.terminal import split_complete
+from server.commands.server_target import printable
 
 
 @pytest.fixture

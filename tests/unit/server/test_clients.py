@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from engine.interface.errors import EngineDead
-from server.api.streaming import EventStreamResponse
+from server.api.sse import EventStreamResponse
 from tests.unit.server.conftest import USER_HI, serving
 
 TEXT = "Schöne Grüße, 日本語 😀!"

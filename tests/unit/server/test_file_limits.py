@@ -10,8 +10,7 @@ import httpx
 import pytest
 import uvicorn
 
-from server.http.file_limits import ConnectionLimit
-from server.http.h11_protocol import HttpProtocol
+from server.http.h11_protocol import ConnectionLimit, HttpProtocol
 
 
 def test_some_descriptors_are_kept_back() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.interface.control import Stage
-from server.launcher.first_load import FirstLoadWatch
+from server.launcher.engine_health import FirstLoadWatch
 from tests.unit.server.test_heartbeat import Clock
 
 

@@ -8,7 +8,7 @@ import pytest
 from engine.interface.errors import EngineDead, RequestAborted
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import SamplingParams
-from server.api.completions.fold import fold
+from server.api.completions.writer import fold
 from server.errors import DeadlineExceeded
 from server.generation.generation import Ended, Generation, GenerationSpec
 from server.text.tokenizer import load_tokenizer

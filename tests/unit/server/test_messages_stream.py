@@ -13,7 +13,7 @@ from engine.interface.errors import EngineDead, InvalidParameter, Overloaded, Pr
 from server.api.as_chat import unseal
 from server.api.messages.objects import TextContent, ThinkingContent
 from server.api.messages.writer import MessagesWriter
-from server.generation.chat_events import TextDelta, ToolArguments
+from server.generation.chat_generation import TextDelta, ToolArguments
 from tests.unit.server.chat_script import HEAD, Said, ScriptedChat, events_of, joined, scripts
 from tests.unit.server.client_types import check_type, named_events
 

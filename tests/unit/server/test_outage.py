@@ -1,6 +1,6 @@
 """How long the engine was gone, and what /health says of it, on a clock of the tests' own."""
 
-from server.launcher.outage import Outage
+from server.launcher.engine_health import Outage
 
 
 class Engines:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.launcher.process_stats import ProcessStats
+from server.launcher.process_metrics import ProcessStats
 
 
 def write_process(proc: Path, pid: int, *, ticks: int, pages: int, num_fds: int) -> None:

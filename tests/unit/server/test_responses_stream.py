@@ -15,7 +15,7 @@ from server.api.as_chat import unseal
 from server.api.objects import ChatTokenLogprob
 from server.api.responses.objects import ReasoningEcho, ResponsesEcho, TextEcho
 from server.api.responses.writer import ResponsesWriter
-from server.generation.chat_events import TextDelta
+from server.generation.chat_generation import TextDelta
 from server.generation.generation import Ended
 from tests.unit.server.chat_script import HEAD, Said, ScriptedChat, events_of, joined, scripts
 from tests.unit.server.client_types import check_type, named_events

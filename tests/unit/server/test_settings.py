@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from server.cli import main, serve_parser
 from server.config.settings import SettingsParser, places_of
-from server.config.settings_show import show_config
+from server.config.settings_file import show_config
 
 # a value of each kind that is not the default, as text
 VALUES = {

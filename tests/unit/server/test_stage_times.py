@@ -1,6 +1,6 @@
 """The times of a start's stages."""
 
-from server.launcher.stage_times import StageTimes
+from server.launcher.console import StageTimes
 
 
 def test_a_stage_lasts_until_the_next_and_one_that_comes_again_adds_up():

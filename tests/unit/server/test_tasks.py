@@ -2,7 +2,7 @@
 
 import asyncio
 
-from server.launcher.tasks import Tasks
+from server.launcher.processes import Tasks
 
 
 async def _raise() -> None:

@@ -8,8 +8,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from engine.interface.protocol import GrammarSpec
 from server.structured_output.tool_grammar import answer_grammar, tool_grammar
+from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat
-from server.text.parsers.tool_spec import ToolSpec
 from tests.unit.server.conftest import train_byte_level
 from tests.unit.server.parsing import THINK, TOOLS, WEATHER, parse
 from tests.unit.server.test_parsers import FORMS, written

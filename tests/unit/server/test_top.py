@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from engine.interface.metrics import Metrics
 from server.commands.server_target import error_message
 from server.commands.top.render import frame_lines
-from server.commands.top.sampling import Frame, KvRow
-from server.commands.top.top_metrics import Histogram, activity, quantile, read_metrics
+from server.commands.top.sampling import Frame, Histogram, KvRow, activity, quantile, read_metrics
 from server.launcher.metrics_registry import Exposition
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from engine.interface.errors import StartupError
-from server.config.observability_flags import traces_endpoint
+from server.config.serve_flags import traces_endpoint
 from server.http import tracing
 from tests.fakes import FakeEngineClient
 from tests.unit.models.embedding_folder import write_embedding_files
@@ -182,6 +182,6 @@ def test_what_is_no_url_is_refused(url):
 
 
 def test_without_the_extra_the_flag_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("server.config.observability_flags._OPENTELEMETRY", ("opentelemetry_of_nobody.sdk",))
+    monkeypatch.setattr("server.config.serve_flags._OPENTELEMETRY", ("opentelemetry_of_nobody.sdk",))
     with pytest.raises(StartupError, match="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"):
         traces_endpoint("http://localhost:4318")

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from engine.interface.errors import InvalidParameter, PromptTooLong, RequestError, UnsupportedFeature
 from server.api.chat.template_messages import template_messages
-from server.api.generation_spec import Moment
 from server.api.ignored_fields import ignored_fields
-from server.api.sampling_fields import chat_spec, check_chat, check_completion, completion_spec
+from server.api.sampling_fields import Moment, chat_spec, check_chat, check_completion, completion_spec
 from server.api.schemas import ChatBody, CompletionBody, parse_body
 from server.text.generation_defaults import GenerationDefaults
 from tests.fakes import READY
