@@ -32,8 +32,8 @@ from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.startup.device_choice import resolve_device, resolve_dtype
 from models.config.model_config import ModelConfig
+from models.layers.linear import make_linear_method
 from models.quantization.linear_method import LinearPart
-from models.quantization.schemes import make_linear_method
 from models.quantization.unquantized import Unquantized
 from models.weights.weights import Weights
 from server.config.model_source import DEMO_FOLDER

@@ -12,11 +12,11 @@ from torch import nn
 from engine.startup.device_choice import resolve_dtype
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
+from models.build import Model, build
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.errors import ModelError
 from models.parallel import TensorParallel
-from models.registry import Model, build
 from models.weights.weights import Weights
 
 _LAYER_ROWS = 8  # first tokens of each answer, at which layers are compared

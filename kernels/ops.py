@@ -23,8 +23,7 @@ if HAS_TRITON:
     from kernels.lora import triton as triton_lora
     from kernels.lora.triton import LoraTiles
     from kernels.moe import triton as triton_moe
-    from kernels.sampling import triton_draw as triton_sampling
-    from kernels.sampling import triton_logits as triton_adjust
+    from kernels.sampling import triton_draw, triton_logits
     from kernels.sampling.triton_draw import SamplingScratch
     from kernels.sampling.triton_truncation import SamplingState
 
@@ -36,8 +35,8 @@ mix_experts = op(moe.mix_experts, lambda: triton_moe.mix_experts)
 gather_decode_inputs = op(
     batch_inputs.gather_decode_inputs, lambda: triton_batch_inputs.gather_decode_inputs, takes_pdl=False
 )
-penalize = op(sampling.penalize, lambda: triton_adjust.penalize, takes_pdl=False)
-allow_only = op(sampling.allow_only, lambda: triton_adjust.allow_only, takes_pdl=False)
+penalize = op(sampling.penalize, lambda: triton_logits.penalize, takes_pdl=False)
+allow_only = op(sampling.allow_only, lambda: triton_logits.allow_only, takes_pdl=False)
 
 
 def _norm_rope_write_kv(
@@ -118,7 +117,7 @@ class TokenSampler:
     ) -> torch.Tensor:
         """Return [S] int64 token ids, also written to last_token[req_index]; logits: [S, V]."""
         out = torch.empty_like(req_index)
-        triton_sampling.sample(
+        triton_draw.sample(
             logits,
             req_index=req_index,
             positions=positions,

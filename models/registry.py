@@ -6,41 +6,11 @@ A new model is one file and one row here. Imports a model's file only when it is
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-import torch
-from torch import nn
+from typing import Any, Literal
 
 from models.errors import ModelError
-
-if TYPE_CHECKING:
-    from models.config.model_config import ModelConfig
-    from models.context import ForwardContext
-    from models.parallel import TensorParallel
-    from models.weights.weights import Weights
-
-
-class Model(Protocol):
-    """What build() returns: an nn.Module with the two calls of a step. Call both under torch.inference_mode."""
-
-    def __call__(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """input_ids: [T] int64 → hidden [T, hidden_size]."""
-        ...
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [N, hidden_size] → [N, vocab_size], the same on every rank. Only of a model with a head."""
-        ...
-
-    def modules(self) -> Iterator[nn.Module]:
-        """See nn.Module.modules."""
-        ...
-
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """See nn.Module.named_modules."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -227,19 +197,3 @@ def find_architecture(name: str) -> Architecture:
     if name not in ARCHITECTURES:
         raise ModelError(f"architecture {name!r} is not supported: supported are {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
-
-
-def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> Model:
-    """Make the model with this rank's weights, every tensor of the checkpoint accounted for.
-
-    Blocks while weights are read. Raises ModelError.
-    """
-    config.check_tensor_parallel(tp.size)
-    architecture = find_architecture(config.architecture)
-    module_name, _, name = architecture.target.partition(":")
-    make_model = vars(importlib.import_module(module_name))[name]
-    text = w if architecture.text_prefix is None else w / architecture.text_prefix
-    model: Model = make_model(config, text, tp).eval()
-    needs_no_head = config.tie_word_embeddings or not config.has_lm_head
-    w.finish(has_tied_embeddings=needs_no_head, unserved=architecture.unserved)
-    return model

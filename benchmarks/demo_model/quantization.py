@@ -29,9 +29,9 @@ from engine.interface.config import EngineConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.startup.device_choice import resolve_device
+from models.build import Model
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
-from models.registry import Model
 from server.text.generation_defaults import load_generation_defaults
 from server.text.tokenizer import load_tokenizer
 

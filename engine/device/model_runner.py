@@ -23,9 +23,9 @@ from engine.device.sampler import Sampled, Sampler
 from engine.tensor_parallel.process_group import agree
 from kernels.attention.base import AttentionBackend
 from kernels.ops import LoraTokens, allow_only
+from models.build import Model
 from models.context import ForwardContext
 from models.parallel import ALONE, TensorParallel
-from models.registry import Model
 
 
 class ModelRunner:

@@ -39,11 +39,11 @@ from kernels.attention.torch_ref import TorchAttention
 from kernels.attention.triton_backend import TritonAttention
 from kernels.elementwise.reference import FP8, UNSCALED
 from kernels.ops import HAS_TRITON
+from models.build import Model, build
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.layers.attention import SelfAttention
 from models.parallel import TensorParallel
-from models.registry import Model, build
 from models.weights.weights import Weights
 
 logger = logging.getLogger(__name__)

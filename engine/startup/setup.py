@@ -30,10 +30,10 @@ from engine.startup.adapters import Adapters
 from engine.tensor_parallel.process_group import join_ranks, least, leave_ranks
 from engine.tensor_parallel.ranks import NeverRaised, RankedExecutor, Ranks
 from kernels.attention.base import AttentionBackend
+from models.build import Model
 from models.config.model_config import ModelConfig
 from models.config.size import mlp_values_per_token
 from models.parallel import ALONE, TensorParallel
-from models.registry import Model
 
 _MANY_SAMPLES = 256  # positions of a step
 

@@ -23,11 +23,11 @@ from torch.nn import functional
 
 from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
 from kernels.linear import reference
-from kernels.linear import reference as quant_int
 from kernels.linear.lut4_configs import codes_gemm_config
 from kernels.linear.reference import CodeWeight, IntWeight
 
 if HAS_TRITON:
+    from kernels.linear import triton_bitsandbytes, triton_fp8, triton_int, triton_lut4
     from kernels.linear.triton_gemv import allocate_scratch, can_gemv, gemv
     from kernels.linear.triton_split_k import SplitKScratch
 
@@ -47,12 +47,6 @@ class DenseLinear:
         return gemv(x, w, bias, self._scratch, pdl=has_pdl(x.device))
 
 
-if HAS_TRITON:
-    from kernels.linear import triton_int
-    from kernels.linear import triton_int as triton_int_gemm
-    from kernels.linear.triton_split_k import SplitKScratch
-
-
 class IntLinear:
     """See kernels.linear.reference.int_linear. Dequantises in registers, or once for cuBLAS. Owns scratch: one
     stream."""
@@ -63,18 +57,15 @@ class IntLinear:
     def __call__(self, x: torch.Tensor, weight: IntWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; bias: [N] or None; returns [T, N]."""
         if not on_triton(x):
-            return quant_int.int_linear(x, weight, bias)
+            return reference.int_linear(x, weight, bias)
         if weight.order is not None:
             x = x.index_select(1, weight.order)
-        if not triton_int_gemm.can_int_gemm(x, weight):
+        if not triton_int.can_int_gemm(x, weight):
             return functional.linear(x, triton_int.dequantize(weight, x.dtype), bias)
         if self._scratch is None:
-            self._scratch = triton_int_gemm.allocate_scratch(x.device)
-        return triton_int_gemm.int_gemm(x, weight, bias, self._scratch, pdl=has_pdl(x.device))
+            self._scratch = triton_int.allocate_scratch(x.device)
+        return triton_int.int_gemm(x, weight, bias, self._scratch, pdl=has_pdl(x.device))
 
-
-if HAS_TRITON:
-    from kernels.linear import triton_fp8 as triton_quant_fp8
 
 _FEW_ROWS = 16  # of x, up to which streaming the weights beats torch's product on an H100
 
@@ -83,10 +74,10 @@ def _has_twin(x: torch.Tensor) -> bool:
     return on_triton(x) and _capability(x.device) >= (8, 9)
 
 
-quantize_rows = op(reference.quantize_rows, lambda: triton_quant_fp8.quantize_rows, can_run=_has_twin)
-quantize_by = op(reference.quantize_by, lambda: triton_quant_fp8.quantize_by, can_run=_has_twin)
-quantize_groups = op(reference.quantize_groups, lambda: triton_quant_fp8.quantize_groups, can_run=_has_twin)
-blocks_linear = op(reference.blocks_linear, lambda: triton_quant_fp8.blocks_linear, can_run=_has_twin)
+quantize_rows = op(reference.quantize_rows, lambda: triton_fp8.quantize_rows, can_run=_has_twin)
+quantize_by = op(reference.quantize_by, lambda: triton_fp8.quantize_by, can_run=_has_twin)
+quantize_groups = op(reference.quantize_groups, lambda: triton_fp8.quantize_groups, can_run=_has_twin)
+blocks_linear = op(reference.blocks_linear, lambda: triton_fp8.blocks_linear, can_run=_has_twin)
 
 
 def rows_linear(
@@ -98,8 +89,8 @@ def rows_linear(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """See kernels.linear.reference.rows_linear."""
-    if _has_twin(x) and x.shape[0] <= (_FEW_ROWS if _has_rowwise_product(w) else triton_quant_fp8.MAX_ROWS):
-        return triton_quant_fp8.rows_linear(x, x_scales, w, w_scales, bias, dtype, pdl=has_pdl(x.device))
+    if _has_twin(x) and x.shape[0] <= (_FEW_ROWS if _has_rowwise_product(w) else triton_fp8.MAX_ROWS):
+        return triton_fp8.rows_linear(x, x_scales, w, w_scales, bias, dtype, pdl=has_pdl(x.device))
     if _has_rowwise_product(w):
         return _scaled_mm(x, x_scales, w, w_scales, bias, dtype)
     if x.is_cuda:
@@ -140,13 +131,6 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-if HAS_TRITON:
-    from kernels.linear import triton_bitsandbytes as triton_quant_bnb
-    from kernels.linear import triton_lut4
-    from kernels.linear import triton_lut4 as triton_codes_gemm
-    from kernels.linear.triton_split_k import SplitKScratch
-
-
 class Linear4Bit:
     """See kernels.linear.reference.codes_linear. Looks codes up on the way, or once for cuBLAS. Owns scratch: one
     stream."""
@@ -159,15 +143,15 @@ class Linear4Bit:
         if not on_triton(x):
             return reference.codes_linear(x, weight, bias)
         config = None
-        if triton_codes_gemm.can_codes_gemm(x, weight):
+        if triton_lut4.can_codes_gemm(x, weight):
             config = codes_gemm_config(
                 num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=_is_hopper(x.device)
             )
         if config is None:
             return functional.linear(x, triton_lut4.dequantize(weight, x.dtype), bias)
         if self._scratch is None:
-            self._scratch = triton_codes_gemm.allocate_scratch(x.device)
-        return triton_codes_gemm.codes_gemm(x, weight, bias, self._scratch, config=config, pdl=has_pdl(x.device))
+            self._scratch = triton_lut4.allocate_scratch(x.device)
+        return triton_lut4.codes_gemm(x, weight, bias, self._scratch, config=config, pdl=has_pdl(x.device))
 
 
 def linear_int8(
@@ -176,9 +160,9 @@ def linear_int8(
     """See kernels.linear.reference.linear_int8."""
     if not on_triton(x):
         return reference.linear_int8(x, values, largest, bias)
-    if x.dtype in (torch.bfloat16, torch.float16) and x.shape[0] <= triton_quant_bnb.MAX_ROWS:
-        return triton_quant_bnb.linear_int8(x, values, largest, bias, pdl=has_pdl(x.device))
-    return functional.linear(x, triton_quant_bnb.dequantize_int8(values, largest, x.dtype), bias)
+    if x.dtype in (torch.bfloat16, torch.float16) and x.shape[0] <= triton_bitsandbytes.MAX_ROWS:
+        return triton_bitsandbytes.linear_int8(x, values, largest, bias, pdl=has_pdl(x.device))
+    return functional.linear(x, triton_bitsandbytes.dequantize_int8(values, largest, x.dtype), bias)
 
 
 @functools.cache

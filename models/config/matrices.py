@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from models.errors import ModelError
-from models.quantization.config import Scheme
+from models.quantization.config import Scheme, check_share
 from models.registry import find_architecture
 
 if TYPE_CHECKING:
@@ -42,24 +41,6 @@ def check_shares(model: ModelConfig, tp_size: int) -> None:
         num_shares = min(tp_size, model.num_kv_heads) if matrix.is_of_kv_heads else tp_size
         whole = matrix.out_features if matrix.shared == "outputs" else matrix.in_features
         check_share(scheme, matrix.name, matrix.shared, whole=whole, num_shares=num_shares)
-
-
-def check_share(
-    scheme: Scheme, name: str, shared: Literal["outputs", "inputs"], *, whole: int, num_shares: int
-) -> None:
-    """Raise ModelError unless a share of a matrix's outputs or inputs ends where the scheme's blocks do.
-
-    name: of the matrix. whole: how many outputs or inputs it has; num_shares divides it.
-    """
-    if num_shares == 1:
-        return
-    multiple = scheme.output_multiple if shared == "outputs" else scheme.input_multiple
-    share = whole // num_shares
-    if share % multiple != 0:
-        raise ModelError(
-            f"{name}: {num_shares} ranks have {share} {shared} each, but {scheme.describe()}"
-            f" is split only at multiples of {multiple}: use fewer ranks"
-        )
 
 
 def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:

@@ -12,23 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import cast
 
 import torch
 
 from kernels.lora.reference import LoraWeights
+from kernels.ops import LoraTokens
+from models.build import build
 from models.config.model_config import ModelConfig
 from models.lora.adapter import Adapter, LowRank
 from models.parallel import TensorParallel
 from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
-from models.registry import build
-from models.weights.weights import Weights
-
-if TYPE_CHECKING:
-    from kernels.ops import LoraTokens
-    from models.quantization.linear_method import LinearPart
-    from models.weights.weights import Projection, Weights
-
+from models.weights.weights import Projection, Weights
 
 _LEAST_RANK = 16  # what matrix units take at once
 
@@ -117,7 +112,9 @@ class LoraLinear:
 
 def with_adapters(method: LinearMethod, w: Weights) -> LinearMethod:
     """The method itself where nothing is to be added to a layer's weights."""
-    return method if w.adapters is None else LoraLinear(method, w.adapters)
+    if w.adapters is None:
+        return method
+    return LoraLinear(method, cast("AdapterStack", w.adapters))  # Weights knows its companion by finish() alone
 
 
 def check_adapters(adapters: Sequence[Adapter], config: ModelConfig, *, dtype: torch.dtype, tp: TensorParallel) -> int:

@@ -13,20 +13,13 @@ from typing import Any
 
 import torch
 
-from models.config.matrices import check_share
-from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq
-from models.quantization.config import QuantizationConfig, Scheme
+from models.quantization.config import QuantizationConfig, Scheme, check_share
 from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
 from models.quantization.unquantized import Unquantized
 from models.weights.weights import Weights
-
-
-def make_linear_method(config: ModelConfig) -> LinearMethod:
-    """The method of all linear layers of a model; which scheme a layer has is decided when it is loaded."""
-    return Unquantized() if config.quantization is None else PerLayer(config.quantization)
 
 
 @dataclass(frozen=True)

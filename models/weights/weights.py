@@ -13,14 +13,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from models.weights.checkpoint import Progress, RandomReader, SafetensorsReader
 
-if TYPE_CHECKING:
-    from models.lora.linear import AdapterStack
+
+class Companion(Protocol):
+    """Weights of another source that the layers of one build read too, such as LoRA adapters."""
+
+    def finish(self) -> None:
+        """Say that the model is built. Raises ModelError naming tensors that no layer asked for."""
+        ...
 
 
 class SplitReader:
@@ -143,7 +148,7 @@ class Weights:
     adapters: what is added to the products of linear layers; None: nothing.
     """
 
-    def __init__(self, reader: TensorReader, prefix: str = "", *, adapters: AdapterStack | None = None) -> None:
+    def __init__(self, reader: TensorReader, prefix: str = "", *, adapters: Companion | None = None) -> None:
         self._reader = reader
         self._prefix = prefix
         self.adapters = adapters
@@ -159,7 +164,7 @@ class Weights:
         device: torch.device,
         dtype: torch.dtype,
         progress: Progress | None = None,
-        adapters: AdapterStack | None = None,
+        adapters: Companion | None = None,
     ) -> Weights:
         """Open model.safetensors, or the shards of model.safetensors.index.json. Raises ModelError.
 
@@ -170,7 +175,7 @@ class Weights:
 
     @classmethod
     def dummy(
-        cls, *, device: torch.device, dtype: torch.dtype, seed: int = 0, adapters: AdapterStack | None = None
+        cls, *, device: torch.device, dtype: torch.dtype, seed: int = 0, adapters: Companion | None = None
     ) -> Weights:
         """Random weights made on the device (--load-format dummy): the same tensors for any split over ranks."""
         return cls(RandomReader(device=device, dtype=dtype, seed=seed), adapters=adapters)

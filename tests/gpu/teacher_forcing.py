@@ -15,10 +15,10 @@ from engine.core.local_client import Generation
 from kernels import dispatch
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
+from models.build import build
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.parallel import TensorParallel
-from models.registry import build
 from models.weights.checkpoint import RandomReader
 from models.weights.weights import TensorReader, Weights
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from models.build import build
 from models.config.model_config import ModelConfig
 from models.parallel import TensorParallel
-from models.registry import build
 from models.weights.weights import Weights
 from tests.unit.models.checkpoints import make_configs
 from tests.unit.models.harness import PagedRunner, load

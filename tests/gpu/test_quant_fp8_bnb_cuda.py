@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from kernels.linear import reference
 from kernels.linear.ops import Linear4Bit, linear_int8
 from kernels.linear.reference import make_code_weight
+from models.build import build
 from models.config.model_config import ModelConfig
-from models.registry import build
 from models.weights.weights import Weights
 from server.config.model_source import DEMO_FOLDER
 from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens

@@ -14,16 +14,16 @@ import torch
 
 from kernels import ops
 from kernels.inputs.reference import DecodeInputs, MixedInputs, MixedPlan
-from kernels.linear import ops, reference
-from kernels.linear import ops as dense_linear
+from kernels.linear import ops as linear_ops
+from kernels.linear import reference
 from kernels.linear.reference import make_code_weight, make_int_weight
 from kernels.lora.reference import LoraWeights
+from models.build import build
 from models.config.model_config import ModelConfig
-from models.registry import build
 from models.weights.weights import Weights
 from tests.unit.models.harness import CPU, SINGLE, PagedRunner
 
-MODULES = (ops, dense_linear, int_ops, fp8_ops, bnb_ops)
+MODULES = (ops, linear_ops)
 # The Triton sampler itself, which engine/device/sampler.py makes on CUDA devices only
 CUDA_ONLY = {"TokenSampler"}
 
@@ -113,7 +113,7 @@ CASES: dict[str, Callable[[], object]] = {
     "penalize": penalize,
     "allow_only": lambda: ops.allow_only(torch.randn(1, 64), ROW, torch.ones(1, 2, dtype=torch.int32)),
     "LoraTokens": add_loras,
-    "DenseLinear": lambda: dense_linear.DenseLinear()(X, W, BIAS),
+    "DenseLinear": lambda: linear_ops.DenseLinear()(X, W, BIAS),
     "IntLinear": multiply_int,
     "quantize_rows": lambda: ops.quantize_rows(X),
     "quantize_by": lambda: ops.quantize_by(X, torch.tensor(0.1)),

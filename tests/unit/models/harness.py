@@ -10,11 +10,11 @@ import torch
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
 from kernels.ops import LoraTokens
+from models.build import build
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.lora.linear import AdapterStack
 from models.parallel import TensorParallel
-from models.registry import build
 from models.weights.weights import Weights
 
 CPU = torch.device("cpu")

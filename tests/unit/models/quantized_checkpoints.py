@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from models.build import build
 from models.config.model_config import ModelConfig
 from models.parallel import TensorParallel
-from models.registry import build
 from models.weights.weights import Weights
 from tests.unit.models.harness import CPU, SINGLE, PagedRunner
 

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import distributed
 
+from models.build import build
 from models.config.model_config import ModelConfig, ModelError
 from models.layers.moe import SparseMLP
 from models.parallel import TensorParallel
 from models.quantization.unquantized import Unquantized
-from models.registry import build
 from models.weights.weights import Weights
 from tests.unit.models.checkpoints import make_configs
 from tests.unit.models.harness import CPU, PagedRunner, load

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.build import build
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.quantization.bitsandbytes import NF4_ON_LOAD, Bnb4Bit, BnbInt8
@@ -16,7 +17,6 @@ from models.quantization.config import LayerNames, QuantizationConfig
 from models.quantization.fp8 import ON_LOAD as FP8_ON_LOAD
 from models.quantization.fp8 import Fp8, Fp8Block
 from models.quantization.schemes import FORMATS, ON_LOAD
-from models.registry import build
 from models.weights.weights import Weights
 from server.config.model_source import DEMO_FOLDER
 from server.config.value_types import QUANTIZATION_NAMES

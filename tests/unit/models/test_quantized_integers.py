@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, Phi3Config, Qwen3Config
 
+from models.build import build
 from models.config.model_config import ModelConfig, ModelError
+from models.layers.linear import make_linear_method
 from models.parallel import TensorParallel
 from models.quantization.gptq import Gptq
 from models.quantization.linear_method import LinearPart
-from models.quantization.schemes import make_linear_method
-from models.registry import build
 from models.weights.weights import Weights
 from tests.unit.models import int_checkpoints
 from tests.unit.models.checkpoints import TINY

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import distributed
 
+from models.build import build
 from models.config.matrices import quantized_matrices
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
 from models.quantization.config import QuantizationConfig
 from models.quantization.unquantized import Unquantized
-from models.registry import build
 from models.weights.weights import Weights
 from tests.unit.models.checkpoints import make_configs
 from tests.unit.models.harness import CPU

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
+from models.build import build
 from models.config.model_config import ModelConfig, ModelError
 from models.parallel import TensorParallel
-from models.registry import build
 from models.weights.weights import Weights
 from tests.unit.models.checkpoints import TINY
 from tests.unit.models.harness import CPU, PagedRunner, load

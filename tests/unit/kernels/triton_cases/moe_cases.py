@@ -11,10 +11,10 @@ from kernels.moe import reference as moe
 from kernels.moe import triton as triton_moe
 from kernels.moe.configs import GroupedConfig, PairsConfig, PairTile, Tile
 from kernels.moe.triton_route import lay_out, max_tiles, route
+from models.build import build
 from models.config.model_config import ModelConfig
 from models.layers import moe as moe_layer
 from models.parallel import TensorParallel
-from models.registry import build
 from models.weights.weights import Weights
 from tests.unit.kernels.triton_cases.moe_problem import make_problem
 from tests.unit.models.harness import CPU, PagedRunner
