@@ -2,7 +2,7 @@
 
 forward(plan) launches a step and returns at once; the step's tokens are asked for later, through its handle. A
 ModelRunner on one device is an Executor as it stands; RankedExecutor (tensor parallel) sends the same plan bytes to
-every rank. tests/fakes.py has one that computes tokens by arithmetic.
+every rank. tests/support/fakes.py has one that computes tokens by arithmetic.
 """
 
 from typing import Protocol

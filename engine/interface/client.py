@@ -1,7 +1,8 @@
 """EngineClient: the only door from the HTTP side to the engine. Plain asyncio; never torch.
 
 SocketEngineClient is the real one: one connection per HTTP worker, made again after the engine was restarted.
-tests/fakes.py has one without processes. A request's life here: submit() registers a mailbox under its request_id and
+tests/support/fakes.py has one without processes. A request's life here: submit() registers a mailbox under its
+request_id and
 sends AddRequest; StepEvents fill the mailbox, merging tokens while the reader is behind; the last delta, an error or
 the reader's leaving removes it.
 """

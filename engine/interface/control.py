@@ -143,7 +143,8 @@ FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys
 
 
 class Supervisor(Protocol):
-    """A worker's view of the launcher. The real one is server/http/launcher_link.py, a fake is in tests/fakes.py."""
+    """A worker's view of the launcher. The real one is server/http/launcher_link.py, a fake is in
+    tests/support/fakes.py."""
 
     @property
     def state(self) -> State:

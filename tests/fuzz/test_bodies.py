@@ -13,8 +13,8 @@ from server.api.responses.schema import ResponsesBody
 from server.api.schemas import ChatBody, CompletionBody, TokenizeBody
 from server.api.strict_json import parse_json
 from server.errors import MalformedBody
-from tests.fakes import FakeEngineClient, FakeSupervisor
 from tests.fuzz.conftest import seeds
+from tests.support.fakes import FakeEngineClient, FakeSupervisor
 from tests.unit.server.conftest import CHAT, COMPLETIONS, Harness, stream_chunks, write_model_folder
 
 SEEDS = [path.read_bytes() for path in seeds("bodies")]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks.online import write_model_folder
-from tests.integration.daemon import ROOT, Daemon, is_alive, wait_for
-from tests.integration.faulty_daemon import FaultyDaemon
+from tests.support.daemon import ROOT, Daemon, is_alive, wait_for
+from tests.support.faulty_daemon import FaultyDaemon
 
 pytestmark = pytest.mark.gpu
 

@@ -7,9 +7,9 @@ from models.build import build
 from models.config.model_config import ModelConfig
 from models.parallel import TensorParallel
 from models.weights.weights import Weights
-from tests.unit.models.checkpoints import make_configs
-from tests.unit.models.harness import PagedRunner, load
-from tests.unit.models.reference import reference_logits, save_checkpoint
+from tests.support.checkpoints import make_configs
+from tests.support.models_harness import PagedRunner, load
+from tests.support.reference import reference_logits, save_checkpoint
 
 pytestmark = pytest.mark.gpu
 

@@ -15,10 +15,10 @@ from models.build import build
 from models.config.model_config import ModelConfig
 from models.weights.weights import Weights
 from server.config.model_source import DEMO_FOLDER
+from tests.support.models_harness import SINGLE, PagedRunner
+from tests.support.quantized_checkpoints import PROMPT, logits_of
 from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
 from tests.unit.kernels.triton_cases.ragged import relative_error
-from tests.unit.models.harness import SINGLE, PagedRunner
-from tests.unit.models.quantized_checkpoints import PROMPT, logits_of
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16]

@@ -14,12 +14,12 @@ from engine.offline import OfflineEngine
 from kernels.linear.ops import IntLinear
 from kernels.linear.reference import dequantize_int
 from models.config.model_config import ModelConfig
+from tests.support.checkpoints import TINY
+from tests.support.int_checkpoints import FORMATS, save_quantized, with_groups_of
+from tests.support.models_harness import PagedRunner, load
+from tests.support.reference import reference_logits, save_checkpoint
 from tests.unit.kernels.triton_cases.int_problem import int_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
-from tests.unit.models.checkpoints import TINY
-from tests.unit.models.harness import PagedRunner, load
-from tests.unit.models.int_checkpoints import FORMATS, save_quantized, with_groups_of
-from tests.unit.models.reference import reference_logits, save_checkpoint
 
 pytestmark = pytest.mark.gpu
 

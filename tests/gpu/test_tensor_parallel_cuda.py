@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.gpu.test_engine_cuda import checkpoint  # noqa: F401  (a fixture)
-from tests.integration.daemon import Daemon, is_alive, wait_for
+from tests.support.daemon import Daemon, is_alive, wait_for
 
 pytestmark = [
     pytest.mark.gpu,

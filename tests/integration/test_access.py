@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import ROOT, Daemon, wait_for
+from tests.support.daemon import ROOT, Daemon, wait_for
 
 BODY = {"prompt": "A quire", "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 KEY = "sk-in-the-file"

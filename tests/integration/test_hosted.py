@@ -15,7 +15,7 @@ import pytest
 from engine.interface.errors import StartupError
 from server.hosted.app import HostedApp
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import ROOT, wait_for
+from tests.support.daemon import ROOT, wait_for
 
 FLAGS = ["--max-model-len=512", "--kv-cache-memory=64MiB"]
 pytestmark = needs_proc

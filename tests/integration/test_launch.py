@@ -10,7 +10,7 @@ import pytest
 
 from server.config.model_source import DEMO_FOLDER
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import Daemon, is_alive, wait_for
+from tests.support.daemon import Daemon, is_alive, wait_for
 
 pytestmark = needs_proc
 
@@ -19,7 +19,7 @@ def stub(tmp_path: Path, mode: str) -> Daemon:
     """Start the launcher around a stub engine that behaves as `mode` says."""
     folder = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "model"))
     (folder / "mode").write_text(mode)
-    command = (sys.executable, "-m", "tests.integration.stub_daemon", str(folder), "tests.integration.stub_engine")
+    command = (sys.executable, "-m", "tests.support.stub_daemon", str(folder), "tests.support.stub_engine")
     return Daemon(folder=tmp_path, command=command, env={"PYTHONPATH": str(Path(__file__).parents[2])})
 
 

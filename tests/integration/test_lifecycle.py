@@ -12,7 +12,7 @@ import httpx
 import openai
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import Daemon, is_alive, wait_for
+from tests.support.daemon import Daemon, is_alive, wait_for
 
 pytestmark = needs_proc
 

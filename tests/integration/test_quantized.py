@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from server.config.model_source import DEMO_FOLDER
-from tests.integration.daemon import Daemon
 from tests.integration.test_bad_start import start_fails
+from tests.support.daemon import Daemon
 
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 

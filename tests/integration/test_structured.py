@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
 
 MESSAGES = [{"role": "user", "content": "Which page is it?"}]
 CHAT = {"model": "quire-demo", "messages": MESSAGES, "temperature": 1.0}

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import ROOT, Daemon, is_alive, wait_for
-from tests.integration.terminal import Terminal
 from tests.integration.test_lifecycle import Start, Stream, post, ready_status
+from tests.support.daemon import ROOT, Daemon, is_alive, wait_for
+from tests.support.terminal import Terminal
 
 pytestmark = needs_proc
 

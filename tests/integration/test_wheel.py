@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.daemon import ROOT, Daemon
+from tests.support.daemon import ROOT, Daemon
 
 PACKAGES = ("server", "engine", "models", "kernels", "benchmarks", "deploy")
 

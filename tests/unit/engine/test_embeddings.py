@@ -11,8 +11,8 @@ from engine.core.local_client import Generation, generate
 from engine.interface.config import EngineConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from tests.unit.engine.harness import Harness
-from tests.unit.models.embedding_folder import write_embedding_files
+from tests.support.embedding_folder import write_embedding_files
+from tests.support.engine_harness import Harness
 
 VOCAB_SIZE = 320
 SHAPE = {

@@ -11,8 +11,8 @@ from engine.core.local_client import generate
 from engine.interface.config import EngineConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from tests.unit.models.checkpoints import make_configs
-from tests.unit.models.reference import save_checkpoint
+from tests.support.checkpoints import make_configs
+from tests.support.reference import save_checkpoint
 
 NUM_TOKENS = 100
 PROMPTS = [

@@ -21,8 +21,8 @@ from server.cli import main
 from server.config.model_source import DEMO_FOLDER
 from server.config.value_types import KV_CACHE_DTYPES
 from server.text.tokenizer import load_tokenizer
+from tests.support.tiny_llama import save_tiny_llama
 from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
-from tests.unit.engine.tiny_llama import save_tiny_llama
 
 LENGTHS = (5, 17, 30, 61, 12, 40, 23, 35)
 BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 4  # k and v, layers, KV heads, head_dim, tokens

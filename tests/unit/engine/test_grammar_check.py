@@ -5,7 +5,7 @@ import pytest
 from engine.grammar_check_process import _try
 from engine.interface.errors import GrammarError, UnsupportedFeature
 from engine.interface.protocol import GrammarSpec, GrammarVerdict
-from tests.unit.engine.grammar_tokens import compiler
+from tests.support.grammar_tokens import compiler
 
 SPEC = GrammarSpec('start: "ab"')
 

@@ -14,17 +14,9 @@ from engine.interface.config import EngineConfig, LoraSource
 from engine.interface.errors import StartupError
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
+from tests.support.lora_adapters import ATTENTION, MLP, adapter_config, make_tensors, modules, save_adapter, save_merged
+from tests.support.tiny_llama import save_tiny_llama
 from tests.unit.engine.test_real_model import make_engine, prompts, tokens
-from tests.unit.engine.tiny_llama import save_tiny_llama
-from tests.unit.models.lora_adapters import (
-    ATTENTION,
-    MLP,
-    adapter_config,
-    make_tensors,
-    modules,
-    save_adapter,
-    save_merged,
-)
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 

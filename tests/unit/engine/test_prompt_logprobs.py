@@ -10,7 +10,7 @@ from engine.core.local_client import Generation, generate
 from engine.device import prompt_outputs as prompt_logprobs
 from engine.device.prompt_outputs import score_tokens
 from engine.interface.protocol import SamplingParams, TokenLogprobs
-from tests.unit.engine.harness import Harness
+from tests.support.engine_harness import Harness
 from tests.unit.engine.test_real_model import (  # noqa: F401  (a fixture)
     KV_BYTES_PER_BLOCK,
     checkpoint,

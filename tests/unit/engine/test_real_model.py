@@ -12,7 +12,7 @@ from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from tests.unit.engine.tiny_llama import VOCAB_SIZE, save_tiny_llama
+from tests.support.tiny_llama import VOCAB_SIZE, save_tiny_llama
 
 KV_BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 4 * 4  # k and v, layers, KV heads, head_dim, float32, tokens
 

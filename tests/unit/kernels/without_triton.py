@@ -21,7 +21,7 @@ from kernels.lora.reference import LoraWeights
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.weights.weights import Weights
-from tests.unit.models.harness import CPU, SINGLE, PagedRunner
+from tests.support.models_harness import CPU, SINGLE, PagedRunner
 
 MODULES = (ops, linear_ops)
 # The Triton sampler itself, which engine/device/sampler.py makes on CUDA devices only

@@ -13,9 +13,9 @@ from models.layers.moe import SparseMLP
 from models.parallel import TensorParallel
 from models.quantization.unquantized import Unquantized
 from models.weights.weights import Weights
-from tests.unit.models.checkpoints import make_configs
-from tests.unit.models.harness import CPU, PagedRunner, load
-from tests.unit.models.reference import reference_logits, save_checkpoint
+from tests.support.checkpoints import make_configs
+from tests.support.models_harness import CPU, PagedRunner, load
+from tests.support.reference import reference_logits, save_checkpoint
 
 KINDS = ("mixtral", "qwen2_moe", "qwen3_moe")
 ARCHITECTURES = {

@@ -17,11 +17,11 @@ from models.parallel import TensorParallel
 from models.quantization.gptq import Gptq
 from models.quantization.linear_method import LinearPart
 from models.weights.weights import Weights
-from tests.unit.models import int_checkpoints
-from tests.unit.models.checkpoints import TINY
-from tests.unit.models.harness import CPU, PagedRunner, load
-from tests.unit.models.int_checkpoints import FORMATS, Integers, edit_config, save_quantized
-from tests.unit.models.reference import reference_logits, save_checkpoint
+from tests.support import int_checkpoints
+from tests.support.checkpoints import TINY
+from tests.support.int_checkpoints import FORMATS, Integers, edit_config, save_quantized
+from tests.support.models_harness import CPU, PagedRunner, load
+from tests.support.reference import reference_logits, save_checkpoint
 
 LLAMA = LlamaConfig(**TINY, num_key_value_heads=2)
 BIASED = LlamaConfig(**TINY, num_key_value_heads=2, attention_bias=True, mlp_bias=True)

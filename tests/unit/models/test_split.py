@@ -15,10 +15,10 @@ from models.parallel import TensorParallel
 from models.quantization.config import QuantizationConfig
 from models.quantization.unquantized import Unquantized
 from models.weights.weights import Weights
-from tests.unit.models.checkpoints import make_configs
-from tests.unit.models.harness import CPU
-from tests.unit.models.int_checkpoints import packed_config
-from tests.unit.models.test_model_config import parse
+from tests.support.checkpoints import make_configs
+from tests.support.int_checkpoints import packed_config
+from tests.support.models_harness import CPU
+from tests.unit.models.config.test_model_config import parse
 
 KINDS = make_configs()
 # Projections of 1376 inputs for each of eight ranks; 1376 is 43 times 32

@@ -20,8 +20,8 @@ from server.http.access_log import RequestTracer
 from server.http.app import create_app
 from server.http.h11_protocol import HttpProtocol
 from server.http.metrics import HttpMetrics
-from tests.fakes import FakeEngineClient, FakeSupervisor
-from tests.unit.server.templates import CHATML
+from tests.support.fakes import FakeEngineClient, FakeSupervisor
+from tests.support.templates import CHATML
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",

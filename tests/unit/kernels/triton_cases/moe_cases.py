@@ -16,8 +16,8 @@ from models.config.model_config import ModelConfig
 from models.layers import moe as moe_layer
 from models.parallel import TensorParallel
 from models.weights.weights import Weights
+from tests.support.models_harness import CPU, PagedRunner
 from tests.unit.kernels.triton_cases.moe_problem import make_problem
-from tests.unit.models.harness import CPU, PagedRunner
 
 # The interpreter truncates to bf16 instead of rounding: half precision stands for it here, bf16 is tested on the GPU
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3}
