@@ -2,7 +2,7 @@
 
 The registry is in the launcher alone (server/launcher/metrics_registry.py). Workers and engine record into a Metrics, and drain() it
 into small MetricsDelta messages; merging deltas is addition, so counts are exact with any number of processes.
-docs/observability.md has a row for each metric, which a test compares with the page.
+docs/reference/metrics.md is generated from this table; a test compares it with the page of a running server.
 """
 
 from bisect import bisect_left

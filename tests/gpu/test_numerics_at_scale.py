@@ -166,7 +166,7 @@ def test_512_concurrent_requests_with_random_aborts_leave_every_block_free() -> 
     generations = generate(engine, offline.transport, prompts, params)
     reasons = [generation.finish_reason for generation in generations]
     print(
-        f"{len(aborted)} aborts sent, {reasons.count('abort')} met, {engine.core.scheduler.num_preemptions} preemptions"
+        f"{len(aborted)} aborts sent, {reasons.count('abort')} met, {engine.scheduler.num_preemptions} preemptions"
     )
     assert reasons.count("abort") > 20
     assert engine.scheduler.num_preemptions > 0
