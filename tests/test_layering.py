@@ -1,4 +1,4 @@
-"""The house stays as docs/explanation/architecture.md says: server → engine → models → kernels, torch only below."""
+"""The house stays as docs/architecture.md draws it: server → engine → models → kernels, and torch only below."""
 
 import ast
 import subprocess
