@@ -207,6 +207,7 @@ class ModelRunner:
 
     def _run_layers(self, batch: InputBatch) -> torch.Tensor:
         """Return the hidden states [T, hidden_size] of all tokens of a batch."""
+        self._backend.prepare(batch.attention)
         ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_caches)
         return self._model(batch.input_ids, ctx)
 
