@@ -107,6 +107,10 @@ class ModelRunner:
         """How many tokens a step of `seconds` has here, as measured when graphs were captured; None: they were not."""
         return None if self._mixed_graphs is None else self._mixed_graphs.fitting_tokens(seconds)
 
+    def tokens_at_best_rate(self, seconds: float) -> int | None:
+        """How many tokens without context are computed in `seconds` at best; None: nothing was captured."""
+        return None if self._mixed_graphs is None else self._mixed_graphs.tokens_at_best_rate(seconds)
+
     @property
     def efficient_tokens(self) -> int | None:
         """The fewest tokens of a step that are computed at nearly the best rate; None: nothing was captured."""

@@ -97,13 +97,16 @@ class Scheduler:
         inits: list[RequestInit] = []
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
+        begun = [request for request in self.running if not request.is_decoding]
         if step.rows:  # prompts beside them make them wait
             num_decodes = len(step.rows)
             pending = self.waiting.num_tokens_of_first(self.num_free_rows)
-            most = mixed_step_tokens(self.config, num_decodes=num_decodes, num_pending=pending)
+            pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
+            context = max((request.num_computed_tokens for request in begun), default=0)
+            most = mixed_step_tokens(self.config, num_decodes=num_decodes, num_pending=pending, context=context)
             budget = max(min(budget, most - num_decodes), 0)
-        for request in self.running:
-            if budget and not request.is_decoding:
+        for request in begun:
+            if budget:
                 budget -= self._plan_chunk(step, request, budget, [])
         self._admit(step, inits, budget, now)
         if not step.rows:
