@@ -1,5 +1,5 @@
 # Two images: docker build --target cpu -t quire:cpu .     docker build --target gpu -t quire:gpu .
-# Layers, from what changes least to what changes most: Python, torch, the other packages, Quire. docs/deploy.md tells more.
+# Layers, from what changes least to what changes most: Python, torch, the other packages, Quire. docs/how-to/containers.md tells more.
 #   PYTHON_IMAGE      Python 3.11 or newer with venv, on Debian
 #   CPU_TORCH_INDEX   where torch without CUDA is: PyPI's build for x86-64 brings all of CUDA
 #   GPU_TORCH_INDEX   https://download.pytorch.org/whl/cu126, say, for drivers older than PyPI's build wants

@@ -1,7 +1,7 @@
 # make serve · make test · make lint: each sets itself up first, in .venv, on a machine with Python 3.11 or newer and pip.
 #   make serve ARGS="./my-model --port 8123"     make test ARGS="-k tokenizer"     PIP_ARGS: more flags for pip
-# make test-clients · make test-templates · make test-browser · make test-monitoring · make fuzz: slower, or with
-# downloads, and left out of make test. make test-deploy builds the container and runs proxies, systemd and more: as root,
+# make test-demo · make test-clients · make test-templates · make test-browser · make test-monitoring · make fuzz: slower,
+# with downloads, or of what is not shipped, and left out of make test. make test-deploy builds the container and runs proxies, systemd and more: as root,
 # on Debian or Ubuntu. The clients get environments of their own; the templates are those of two packages, of which
 # nothing is installed; the browser is an installed Chromium, Prometheus an installed one as well.
 
@@ -17,34 +17,67 @@ SUPPLY_CHAIN := .venv-supply-chain
 CLIENT_VENVS := .venv-clients .venv-clients-openai2
 ARGS ?=
 PIP_ARGS ?=
-# processes that run the tests, each some of the files; JOBS=0: one, in which a debugger works
+# processes that run the tests; each begins with its share, and takes of another's when it is done. JOBS=0: one, in which
+# a debugger works
 JOBS ?= 2
+SPREAD := -n $(JOBS) --dist worksteal
+# without optional packages: all that starts no server, and one test of each way to ask one
+BARE := .venv-bare
+BARE_TESTS := tests/unit $(addprefix tests/integration/test_,serving.py quantized.py metrics.py bench.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-clients test-templates models-page configuration-page test-browser test-monitoring test-deploy fuzz lint format supply-chain clean
+.PHONY: help serve test test-unit test-full test-bare coverage test-demo test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz lint format hooks supply-chain release clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
-	@echo 'make test    run the tests; ARGS="-k name" for some'
+	@echo 'make test    run the tests but the long tails; ARGS="-k name" for some'
+	@echo 'make test-unit   those that start no server, in a minute'
+	@echo 'make test-full   the long tails: full tables of cases, all examples of hypothesis, compilers'
+	@echo 'make test-bare   the tests without Triton, matplotlib and OpenTelemetry, in .venv-bare'
+	@echo 'make coverage   branch coverage of server, engine, models and kernels; engine/core needs 95 %'
+	@echo 'make test-demo   test how the demo model is taught: its corpus, its training, its examination'
 	@echo 'make test-clients   drive the server with other people'"'"'s clients, in Python and on Node'
 	@echo 'make test-templates   render published chat templates, and compare with transformers'
-	@echo 'make models-page   run what docs/models.md shows, and write it'
-	@echo 'make configuration-page   write the tables of docs/configuration.md'
+	@echo 'make models-page   run what docs/reference/models.md shows, and write it'
+	@echo 'make reference-pages   write the generated pages of docs/reference; make configuration-page: flags.md alone'
 	@echo 'make test-browser   look at the pages in an installed Chromium'
 	@echo 'make test-monitoring   ask an installed Prometheus every query of the dashboard, and test the alerts'
 	@echo 'make test-deploy   check what is in deploy/: the container, compose, systemd, proxies and more; and the life cycle'
 	@echo 'make supply-chain   pinned packages, SBOM in build/sbom, bandit, known vulnerabilities'
+	@echo 'make release VERSION=X.Y.Z   version, changelog, sdist and wheel in dist/, commit, tag; DRY_RUN=1 writes nothing to git'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
-	@echo 'make lint    check the style'
+	@echo 'make lint    check style and spelling'
 	@echo 'make format  apply the style'
+	@echo 'make hooks   have git check style, types and spelling before each commit'
 	@echo 'make clean   remove what make made'
 
 serve: $(STAMP)
 	@exec $(BIN)/python -m server serve $(ARGS)
 
-test: export PYTHONDONTWRITEBYTECODE :=  # some containers set it: each of hundreds of processes would compile us anew
+# some containers set it: each of hundreds of processes would compile us anew
+test test-unit test-full test-bare coverage test-demo: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
+
+test-unit: $(STAMP)
+	$(BIN)/python -m pytest $(SPREAD) tests/unit $(ARGS)
+
+test-full: $(STAMP)
+	$(BIN)/python -m pytest $(SPREAD) -m 'not gpu and (full or hypothesis)' --hypothesis-profile=full $(ARGS)
+
+test-bare: $(BARE)/.installed
+	$(BARE)/bin/python -m pytest $(SPREAD) $(BARE_TESTS) $(ARGS)
+
+coverage: $(STAMP)
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m coverage run -m pytest $(SPREAD) $(ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+	$(BIN)/python -m coverage report --include='engine/core/*' --fail-under=95
+
+test-demo: $(STAMP)
+	$(BIN)/python -m pytest $(SPREAD) tests/demo_model $(ARGS)
 
 test-clients: $(STAMP) $(CLIENT_VENVS:=/.installed) $(CLIENTS)/node/.installed
 	.venv-clients/bin/python -m pytest $(CLIENTS) --ignore $(CLIENTS)/openai2 $(ARGS)
@@ -56,11 +89,14 @@ test-templates: $(STAMP) $(TEMPLATES)/.installed
 models-page: $(STAMP) $(TEMPLATES)/.installed
 	$(BIN)/python -m tests.models_page
 
+reference-pages: $(STAMP)
+	$(BIN)/python -m tests.reference_pages
+
 configuration-page: $(STAMP)
 	$(BIN)/python -m tests.configuration_page
 
 test-browser: $(VENV)/.installed-browser
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/browser $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) tests/browser $(ARGS)
 
 test-monitoring: $(STAMP)
 	$(BIN)/python -m pytest tests/monitoring $(ARGS)
@@ -77,13 +113,21 @@ supply-chain: $(SUPPLY_CHAIN)/.installed
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+hooks: $(STAMP)
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test,dev]'
+	$(BIN)/pre-commit install
+
+release: $(STAMP)
+	$(BIN)/python deploy/release.py "$(VERSION)" $(if $(DRY_RUN),--dry-run)
+
 clean:
-	rm -rf $(VENV) $(TEMPLATES) $(SUPPLY_CHAIN) $(CLIENT_VENVS) $(CLIENTS)/node/node_modules $(CLIENTS)/node/.installed
+	rm -rf $(VENV) $(BARE) $(TEMPLATES) $(SUPPLY_CHAIN) $(CLIENT_VENVS) $(CLIENTS)/node/node_modules $(CLIENTS)/node/.installed
 
 # CUDA builds of torch bring their own triton; beside a CPU build it runs the kernels' small cases in its interpreter
 # a version manager's shim may exist for a Python that is not installed, so each candidate is asked
@@ -118,7 +162,13 @@ $(VENV)/.installed-deploy: $(STAMP) deploy/requirements-supply-chain.txt
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test,deploy,ray]' -r deploy/requirements-supply-chain.txt
 	touch $@
 
-# the interpreter that $(VENV) was made with makes these too
+# the interpreter that $(VENV) was made with makes these too. Some builds of torch bring Triton
+$(BARE)/.installed: pyproject.toml constraints.txt | $(STAMP)
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python install $(PIP_ARGS) -c constraints.txt -e . pytest pytest-xdist hypothesis openai anthropic trustme
+	$(BIN)/python -m pip --python $(@D)/bin/python uninstall --yes --quiet triton matplotlib opentelemetry-sdk opentelemetry-api
+	touch $@
+
 .venv-clients/.installed: $(CLIENTS)/requirements.txt | $(STAMP)
 .venv-clients-openai2/.installed: $(CLIENTS)/openai2/requirements.txt | $(STAMP)
 $(SUPPLY_CHAIN)/.installed: deploy/requirements-supply-chain.txt | $(STAMP)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.kernel_timing import TensorOptions
 from kernels.attention.base import AttentionMetadata
-from kernels.kv_write import to_fp8
+from kernels.elementwise.reference import to_fp8
 
 _NUM_CHECKED = 64  # queries at each end of a row
 _TABLE_PADDING = 16  # entries: what kernels read at once
@@ -89,8 +90,8 @@ def make_problem(
     """Draw the inputs; is_fp8: what the caches hold, with scales of 1. Raises torch.OutOfMemoryError."""
     num_blocks = -(-seq_len // block_size)
     shape = (num_rows * num_blocks, block_size, heads.num_kv_heads, heads.head_dim)
-    like = {"dtype": heads.dtype, "device": heads.device}
-    indices = {"dtype": torch.int32, "device": heads.device}
+    like: TensorOptions = {"dtype": heads.dtype, "device": heads.device}
+    indices: TensorOptions = {"dtype": torch.int32, "device": heads.device}
     table = torch.zeros(num_rows, -(-num_blocks // _TABLE_PADDING) * _TABLE_PADDING, **indices)
     table[:, :num_blocks] = torch.randperm(num_rows * num_blocks, **indices).view(num_rows, num_blocks)
 

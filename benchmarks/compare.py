@@ -86,10 +86,12 @@ def _alike(old: Report, new: Report) -> tuple[Report, Report]:
     """A single load beside a sweep is compared as a sweep of one."""
     if ("sweep" in old) == ("sweep" in new):
         return old, new
-    return tuple(report if "sweep" in report else _as_sweep(report) for report in (old, new))
+    return _as_sweep(old), _as_sweep(new)
 
 
 def _as_sweep(report: Report) -> Report:
+    if "sweep" in report:
+        return report
     shared = {name: report[name] for name in ("date", "host", "server") if name in report}
     return shared | {"sweep": [report]}
 

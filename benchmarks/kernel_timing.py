@@ -11,9 +11,19 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
+from typing import TypedDict
 
 import torch
 
+
+class TensorOptions(TypedDict):
+    """How torch's factories make a tensor."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+
+BF16_CUDA: TensorOptions = {"dtype": torch.bfloat16, "device": torch.device("cuda")}
 # Inputs of successive calls together exceed the H100's 50 MB of L2, so that each call reads device memory
 ROTATION_BYTES = 160_000_000
 MAX_COPIES = 48

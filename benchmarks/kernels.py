@@ -13,6 +13,7 @@ import torch
 
 from benchmarks import kernels_attention, kernels_int, kernels_layers, kernels_linear, kernels_lora
 from benchmarks.kernel_timing import compile_ahead, machine_facts
+from benchmarks.report import Report
 
 PARTS = ("elementwise", "decode", "prefill", "gemv", "int4", "layers", "lora")
 
@@ -57,9 +58,9 @@ def _run(part: str, *, sweep: bool) -> list[dict[str, object]]:
     return {"decode": kernels_attention.bench_decode, "prefill": kernels_attention.bench_prefill}[part](sweep=sweep)
 
 
-def _print_table(results: list[dict[str, object]]) -> None:
+def _print_table(results: list[Report]) -> None:
     """One line per case: the chosen configuration, the one it is compared with, and the best of the sweep."""
-    cases: dict[tuple[object, object], list[dict[str, object]]] = {}
+    cases: dict[tuple[str, str], list[Report]] = {}
     for result in results:
         cases.setdefault((result["kind"], result["case"]), []).append(result)
     for (kind, case), rows in cases.items():

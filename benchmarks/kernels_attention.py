@@ -27,6 +27,7 @@ PREFILL_CONFIGS = [
     PrefillConfig(64, 64, 4, 3, maxnreg=168), PrefillConfig(64, 32, 4, 3, maxnreg=160),
 ]  # fmt: skip
 HOPPER_CONFIGS = [HopperConfig(1, 64, 2, 2), HopperConfig(2, 64, 4, 1), HopperConfig(2, 128, 2, 1)]
+_PrefillVariant = tuple[Callable[..., torch.Tensor], PrefillConfig | HopperConfig | None]  # None: as is served
 
 
 def make_paged(
@@ -100,9 +101,9 @@ def bench_decode(*, sweep: bool) -> list[dict[str, object]]:
             splits = sorted({max(1, default_splits * f // 4) for f in (1, 2, 4, 6, 8)} | {1 if rows > 8 else 16})
             variants += [(c, s, True) for c in DECODE_CONFIGS for s in splits if rows * 8 * s <= 4 * 132]
         for config, num_splits, pdl in variants:
-            options = {"config": config, "num_splits": num_splits, "pdl": pdl}
-            error = check(problem, decode_call(problem, -1, **options))
-            us = time_graph([functools.partial(decode_call, problem, i, **options) for i in range(len(problem.caches))])
+            call = functools.partial(decode_call, problem, config=config, num_splits=num_splits, pdl=pdl)
+            error = check(problem, call(-1))
+            us = time_graph([functools.partial(call, i) for i in range(len(problem.caches))])
             results.append({"kind": "decode", "case": f"H{num_heads}/8 B{rows} ctx{seq_len}{' fp8' * is_fp8}",
                             "splits": num_splits,
                             "config": str(config), "pdl": pdl, "us": us, "tb_s": num_bytes / us * 1e-6,
@@ -124,7 +125,8 @@ def bench_prefill(*, sweep: bool) -> list[dict[str, object]]:
         flops = 4 * num_heads * HEAD_DIM * pairs
         default = _default_prefill(num_heads, rows * query_len, query_len)
         # The kernel for Hopper takes no fp8
-        variants = [(prefill_call, default)] if is_fp8 else [(hopper_prefill_call, None), (prefill_call, default)]
+        variants: list[_PrefillVariant] = [] if is_fp8 else [(hopper_prefill_call, None)]
+        variants.append((prefill_call, default))
         if sweep and num_heads == 32:
             variants += [] if is_fp8 else [(hopper_prefill_call, c) for c in HOPPER_CONFIGS]
             variants += [(prefill_call, c) for c in PREFILL_CONFIGS]
@@ -132,7 +134,7 @@ def bench_prefill(*, sweep: bool) -> list[dict[str, object]]:
         for call, config in variants:
             error = check(problem, call(problem, -1, config=config))
             us = time_graph([functools.partial(call, problem, layer, config=config) for layer in (0, 1)])
-            results.append({"kind": "prefill", 
+            results.append({"kind": "prefill",
                             "case": f"H{num_heads}/8 {rows}x{query_len}/{seq_len} bs{block_size}{' fp8' * is_fp8}",
                             "kernel": "Triton" if call is prefill_call else "Gluon", "config": str(config), "us": us,
                             "tflop_s": flops / us * 1e-6, "error": error})  # fmt: skip
@@ -164,10 +166,11 @@ def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
                 functools.partial(run, decode_call, num_heads, 16, 1, config=config, num_splits=splits, pdl=pdl)
             )
     defaults = {_default_prefill(16, tokens, tokens) for tokens in (512, 4096)}
-    kernels = [(prefill_call, config) for config in {*defaults, *(PREFILL_CONFIGS if sweep else [])}]
-    for call, config in kernels + [(hopper_prefill_call, config) for config in HOPPER_CONFIGS]:
+    prefills: list[_PrefillVariant] = [(prefill_call, c) for c in {*defaults, *(PREFILL_CONFIGS if sweep else [])}]
+    prefills += [(hopper_prefill_call, c) for c in HOPPER_CONFIGS]
+    for call, cut in prefills:
         for num_heads, block_size in ((16, 16), (32, 16), (16, 64), (32, 64)):
-            jobs.append(functools.partial(run, call, num_heads, block_size, 256, config=config))
+            jobs.append(functools.partial(run, call, num_heads, block_size, 256, config=cut))
     return jobs
 
 

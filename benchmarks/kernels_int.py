@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from benchmarks.kernel_timing import num_copies, time_graph
-from kernels import triton_int_dequantize
-from kernels.quant_int import IntWeight, dequantize, make_int_weight
-from kernels.triton_int_gemm import (
+from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
+from kernels.linear import triton_int as triton_int_dequantize
+from kernels.linear.reference import IntWeight, dequantize_int, make_int_weight
+from kernels.linear.triton_int import (
     MAX_ROWS,
     SCRATCH_SUMS,
     SCRATCH_TILES,
@@ -20,7 +20,7 @@ from kernels.triton_int_gemm import (
     int_gemm,
     int_gemm_config,
 )
-from kernels.triton_split_k import SplitKScratch
+from kernels.linear.triton_split_k import SplitKScratch
 
 # name → (N, K)
 INT_SHAPES = {
@@ -29,7 +29,6 @@ INT_SHAPES = {
 }  # fmt: skip
 INT_ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 513, 1024, 2048, 4096)
 _GROUP_SIZE = 128
-_BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
 
 
 def int_candidates(num_rows: int, n: int, num_tiles: int) -> list[IntGemmConfig]:
@@ -63,11 +62,11 @@ def bench_int(*, sweep: bool) -> list[dict[str, object]]:
     scratch = allocate_scratch(torch.device("cuda"))
     for name, (n, k) in INT_SHAPES.items():
         weights = _random_weights(n, k)
-        dense = dequantize(weights[-1], torch.bfloat16)
+        dense = dequantize_int(weights[-1], torch.bfloat16)
         copies = [dense.clone() for _ in range(num_copies(n * k * 2))]
         for num_rows in INT_ROWS:
-            x = torch.randn(num_rows, k, **_BF16)
-            facts = {"kind": "int4", "case": f"{name} M{num_rows}"}
+            x = torch.randn(num_rows, k, **BF16_CUDA)
+            facts: dict[str, object] = {"kind": "int4", "case": f"{name} M{num_rows}"}
             facts["cublas_us"] = time_graph([functools.partial(functional.linear, x, w) for w in copies])
             us = time_graph([functools.partial(_through_dense, x, weight) for weight in weights])
             found = _time_cuts(x, weights, scratch, sweep=sweep) if num_rows <= MAX_ROWS else []
@@ -82,14 +81,14 @@ def _time_cuts(
     """The chosen cut first."""
     num_tiles, n, _ = weights[0].packed.shape
     num_bytes = weights[0].packed.numel() * 2 + weights[0].groups.numel() * 4
-    expected = x.double() @ dequantize(weights[-1], torch.float64).T
+    expected = x.double() @ dequantize_int(weights[-1], torch.float64).T
     default = int_gemm_config(num_rows=len(x), n=n, num_tiles=num_tiles)
     results = []
     for config in dict.fromkeys([default, *(int_candidates(len(x), n, num_tiles) if sweep else [])]):
         try:
             out = int_gemm(x, weights[-1], None, scratch, config=config, pdl=True)
-        except Exception as error:  # this cut does not fit the device
-            print("int4", tuple(x.shape), n, config, type(error).__name__, flush=True)
+        except Exception as failure:  # this cut does not fit the device
+            print("int4", tuple(x.shape), n, config, type(failure).__name__, flush=True)
             continue
         error = float((out.double() - expected).norm() / expected.norm())
         assert error < 6e-3, (tuple(x.shape), n, config, error)
@@ -103,7 +102,7 @@ def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
 
     def run(config: IntGemmConfig) -> None:
         weight = _random_weight(256, 256 * config.splits)
-        x = torch.randn(config.block_m, weight.in_features, **_BF16)
+        x = torch.randn(config.block_m, weight.in_features, **BF16_CUDA)
         int_gemm(x, weight, None, allocate_scratch(x.device), config=config, pdl=True)
 
     wanted: dict[IntGemmConfig, None] = {}

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from benchmarks.kernel_timing import time_graph
-from kernels import triton_elementwise as ops
+from benchmarks.kernel_timing import BF16_CUDA, time_graph
 from kernels.attention.triton_decode import DecodeScratch, decode_attention
-from kernels.triton_gemv import allocate_scratch, gemv
+from kernels.elementwise import triton as ops
+from kernels.linear.triton_gemv import allocate_scratch, gemv
 
-_BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
 _CONTEXT = 512
 _HEAD_DIM = 128
 _NUM_KV_HEADS = 8
@@ -50,18 +49,20 @@ class Step:
         width, hidden = shape.num_heads * _HEAD_DIM, shape.hidden
         sizes = ((width + 2 * _NUM_KV_HEADS * _HEAD_DIM, hidden), (hidden, width),
                  (2 * shape.intermediate, hidden), (hidden, shape.intermediate))  # fmt: skip
-        self.layers = [[torch.randn(n, k, **_BF16) * k**-0.5 for n, k in sizes] for _ in range(shape.num_layers)]
-        self.lm_head = torch.randn(shape.vocab, hidden, **_BF16) * hidden**-0.5
+        self.layers = [[torch.randn(n, k, **BF16_CUDA) * k**-0.5 for n, k in sizes] for _ in range(shape.num_layers)]
+        self.lm_head = torch.randn(shape.vocab, hidden, **BF16_CUDA) * hidden**-0.5
         blocks = _CONTEXT // 64
         cache_shape = (num_rows * blocks, 64, _NUM_KV_HEADS, _HEAD_DIM)
-        self.caches = [[torch.randn(cache_shape, **_BF16) for _ in range(2)] for _ in self.layers]
+        self.caches = [
+            (torch.randn(cache_shape, **BF16_CUDA), torch.randn(cache_shape, **BF16_CUDA)) for _ in self.layers
+        ]
         self.table = torch.arange(num_rows * blocks, dtype=torch.int32, device="cuda").view(num_rows, blocks)
         self.seq_lens = torch.full((num_rows,), _CONTEXT, dtype=torch.int32, device="cuda")
         self.positions = torch.full((num_rows,), _CONTEXT - 1, device="cuda")
         self.slots = torch.arange(1, num_rows + 1, device="cuda") * _CONTEXT - 1
-        self.angles = torch.rand(_CONTEXT, _HEAD_DIM, **_BF16)
-        self.norm, self.head_norm = torch.ones(hidden, **_BF16), torch.ones(_HEAD_DIM, **_BF16)
-        self.hidden_states = torch.randn(num_rows, hidden, **_BF16)
+        self.angles = torch.rand(_CONTEXT, _HEAD_DIM, **BF16_CUDA)
+        self.norm, self.head_norm = torch.ones(hidden, **BF16_CUDA), torch.ones(_HEAD_DIM, **BF16_CUDA)
+        self.hidden_states = torch.randn(num_rows, hidden, **BF16_CUDA)
         self.gemv_scratch = allocate_scratch(torch.device("cuda"))
         self.scratch = DecodeScratch.allocate(
             num_heads=shape.num_heads, num_kv_heads=_NUM_KV_HEADS, head_dim=_HEAD_DIM, device=torch.device("cuda")

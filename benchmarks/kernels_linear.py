@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
 
-from benchmarks.kernel_timing import num_copies, time_graph
-from kernels import elementwise, triton_elementwise
-from kernels.triton_gemv import MAX_ROWS, GemvConfig, allocate_scratch, gemv, gemv_config
-from kernels.triton_split_k import SplitKScratch
+from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
+from kernels.elementwise import reference as elementwise
+from kernels.elementwise import triton as triton_elementwise
+from kernels.linear.triton_gemv import MAX_ROWS, GemvConfig, allocate_scratch, gemv, gemv_config
+from kernels.linear.triton_split_k import SplitKScratch
 
 # name → (N, K)
 GEMV_SHAPES = {
@@ -21,7 +22,6 @@ GEMV_SHAPES = {
 }  # fmt: skip
 GEMV_ROWS = (1, 2, 4, 8, 16, 32, 64)
 MANY_ROWS = (128, 192, 256)  # beyond what gemv takes by itself: with --sweep
-_BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
 
 
 def gemv_candidates(num_rows: int, n: int, k: int) -> list[GemvConfig]:
@@ -72,12 +72,12 @@ def bench_gemv(*, sweep: bool) -> list[dict[str, object]]:
     """µs of x @ w.T per shape and rows, for the chosen cut, cuBLAS, and with `sweep` every candidate."""
     results: list[dict[str, object]] = []
     scratch = SplitKScratch.allocate(torch.device("cuda"), capacity=1 << 22)
-    pool = torch.randn(128256 * 4096 * 2, **_BF16) * 0.05
+    pool = torch.randn(128256 * 4096 * 2, **BF16_CUDA) * 0.05
     for name, (n, k) in GEMV_SHAPES.items():
         copies = num_copies(n * k * 2)
         weights = pool[: copies * n * k].view(copies, n, k).unbind()
         for num_rows in (*GEMV_ROWS, *MANY_ROWS) if sweep else GEMV_ROWS:
-            x = torch.randn(num_rows, k, **_BF16)
+            x = torch.randn(num_rows, k, **BF16_CUDA)
             expected = x.double() @ weights[-1].double().T if n < 100_000 else (x @ weights[-1].T).double()
             cublas_us = time_graph([functools.partial(functional.linear, x, w) for w in weights])
             default = gemv_config(num_rows=num_rows, n=n, k=k)
@@ -86,8 +86,8 @@ def bench_gemv(*, sweep: bool) -> list[dict[str, object]]:
             for config, pdl in [*chosen, *((c, True) for c in candidates)]:
                 try:
                     out = gemv(x, weights[-1], None, scratch, config=config, pdl=pdl)
-                except Exception as error:  # this cut does not fit the device
-                    print("gemv", name, num_rows, config, type(error).__name__, flush=True)
+                except Exception as failure:  # this cut does not fit the device
+                    print("gemv", name, num_rows, config, type(failure).__name__, flush=True)
                     continue
                 error = float((out.double() - expected).norm() / expected.norm())
                 assert error < 6e-3, (name, num_rows, config, error)
@@ -116,7 +116,8 @@ def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
     def run(config: GemvConfig, num_rows: int, pdl: bool) -> None:
         k = config.block_k * config.splits * 2
         scratch = allocate_scratch(torch.device("cuda"))
-        gemv(torch.randn(num_rows, k, **_BF16), torch.randn(256, k, **_BF16), None, scratch, config=config, pdl=pdl)
+        x, w = torch.randn(num_rows, k, **BF16_CUDA), torch.randn(256, k, **BF16_CUDA)
+        gemv(x, w, None, scratch, config=config, pdl=pdl)
 
     wanted: dict[tuple[GemvConfig, int, bool], None] = {}
     for n, k in GEMV_SHAPES.values():
@@ -134,13 +135,13 @@ def _elementwise_cases(
 ) -> list[tuple[str, int, list[Callable[[], object]], list[Callable[[], object]]]]:
     """(name, bytes moved, our calls, the specification's calls), inputs rotated."""
     copies = num_copies(tokens * hidden * 4)
-    xs, residuals = ([torch.randn(tokens, hidden, **_BF16) for _ in range(copies)] for _ in range(2))
-    weight, head_weight = torch.randn(hidden, **_BF16), torch.randn(128, **_BF16)
-    gates = [torch.randn(tokens, 2 * inner, **_BF16) for _ in range(num_copies(tokens * inner * 4))]
+    xs, residuals = ([torch.randn(tokens, hidden, **BF16_CUDA) for _ in range(copies)] for _ in range(2))
+    weight, head_weight = torch.randn(hidden, **BF16_CUDA), torch.randn(128, **BF16_CUDA)
+    gates = [torch.randn(tokens, 2 * inner, **BF16_CUDA) for _ in range(num_copies(tokens * inner * 4))]
     width = (heads + 16) * 128
-    qkvs = [torch.randn(tokens, width, **_BF16) for _ in range(num_copies(tokens * width * 2))]
-    caches = [torch.zeros(512, 16, 8, 128, **_BF16) for _ in range(2)]
-    positions, angles = torch.arange(tokens, device="cuda"), torch.randn(8192, 128, **_BF16)
+    qkvs = [torch.randn(tokens, width, **BF16_CUDA) for _ in range(num_copies(tokens * width * 2))]
+    caches = (torch.zeros(512, 16, 8, 128, **BF16_CUDA), torch.zeros(512, 16, 8, 128, **BF16_CUDA))
+    positions, angles = torch.arange(tokens, device="cuda"), torch.randn(8192, 128, **BF16_CUDA)
     slots = torch.randperm(512 * 16, device="cuda")[:tokens]
 
     def fused(qkv: torch.Tensor) -> torch.Tensor:
@@ -155,7 +156,9 @@ def _elementwise_cases(
         caches[0].view(-1, 8, 128).index_copy_(0, slots, k)
         caches[1].view(-1, 8, 128).index_copy_(0, slots, v)
 
-    def calls(function: Callable[..., object], *columns: list[torch.Tensor], **options: bool) -> list:
+    def calls(
+        function: Callable[..., object], *columns: Sequence[object], **options: bool
+    ) -> list[Callable[[], object]]:
         return [functools.partial(function, *row, **options) for row in zip(*columns, strict=True)]
 
     weights, eps = [weight] * copies, [1e-6] * copies

@@ -7,9 +7,9 @@ import functools
 import torch
 from torch.nn import functional
 
-from benchmarks.kernel_timing import num_copies, time_graph
-from kernels.lora import LoraWeights
-from kernels.triton_lora import LoraTiles, add_lora, group_tokens
+from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
+from kernels.lora.reference import LoraWeights
+from kernels.lora.triton import LoraTiles, add_lora, group_tokens
 
 # name → (outputs of each part, K)
 _SHAPES = {
@@ -18,7 +18,6 @@ _SHAPES = {
 }  # fmt: skip
 _TOKENS = (1, 32, 256, 2048)
 _CASES = ((1, 16), (8, 16), (8, 64))  # adapters, rank
-_BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
 
 
 def bench_lora() -> list[dict[str, object]]:
@@ -55,18 +54,18 @@ def _add(
     num_bytes = 2 * (num_adapters * rank * (len(part_sizes) * k + num_outputs) + num_tokens * (k + num_outputs))
     layers = [
         LoraWeights(
-            torch.randn(num_adapters, len(part_sizes), rank, k, **_BF16) * k**-0.5,
-            torch.randn(num_adapters, num_outputs, rank, **_BF16),
+            torch.randn(num_adapters, len(part_sizes), rank, k, **BF16_CUDA) * k**-0.5,
+            torch.randn(num_adapters, num_outputs, rank, **BF16_CUDA),
             part_sizes,
         )
         for _ in range(num_copies(num_bytes))
     ]
-    x, out = torch.randn(num_tokens, k, **_BF16), torch.zeros(num_tokens, num_outputs, **_BF16)
+    x, out = torch.randn(num_tokens, k, **BF16_CUDA), torch.zeros(num_tokens, num_outputs, **BF16_CUDA)
     add_lora(out, x, layers[0], tiles, pdl=pdl)
     error = _error(out, x, layers[0], loras)
     assert error < 6e-3, (part_sizes, k, rank, num_tokens, error)
     us = time_graph([functools.partial(add_lora, out, x, layer, tiles, pdl=pdl) for layer in layers])
-    weights = [torch.randn(num_outputs, k, **_BF16) for _ in range(min(8, num_copies(2 * num_outputs * k)))]
+    weights = [torch.randn(num_outputs, k, **BF16_CUDA) for _ in range(min(8, num_copies(2 * num_outputs * k)))]
     return us, time_graph([functools.partial(functional.linear, x, weight) for weight in weights]), error
 
 

@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernel_timing import compile_ahead, machine_facts, num_copies, time_graph
-from kernels import batch_inputs, triton_batch_inputs
-from kernels.triton_sampling import SamplingConfig, SamplingScratch, sample
-from kernels.triton_truncation import SamplingState, find_cuts
+from kernels.inputs import reference as batch_inputs
+from kernels.inputs import triton as triton_batch_inputs
+from kernels.sampling.triton_draw import SamplingConfig, SamplingScratch, sample
+from kernels.sampling.triton_truncation import SamplingState, find_cuts
 
 ROWS = (1, 8, 64, 256)
 SIZES = (128256, 151936)
@@ -98,14 +99,17 @@ def _bench_gathering(num_rows: int) -> dict[str, object]:
     return {"case": f"gather inputs S{num_rows}", "us": time_graph([ours] * 8), "torch_us": time_graph([spec] * 8)}
 
 
-def _calls(num_rows: int, size: int, name: str, **options: object) -> list[Callable[[], object]]:
+def _calls(
+    num_rows: int, size: int, name: str, *, pdl: bool, config: SamplingConfig | None = None
+) -> list[Callable[[], object]]:
     temperature, top_k, top_p, spread = CASES[name]
     state, req_index, positions = _state(num_rows, name)
     # max_rows: room for the most splits that the sweep tries
     scratch = SamplingScratch.allocate(max_rows=4096, vocab_size=size, device=torch.device("cuda"))
     call = functools.partial(
         sample, req_index=req_index, positions=positions, state=state, scratch=scratch,
-        has_truncation=temperature > 0 and (top_k > 0 or top_p < 1), out=torch.empty_like(req_index), **options,
+        has_truncation=temperature > 0 and (top_k > 0 or top_p < 1), out=torch.empty_like(req_index),
+        config=config, pdl=pdl,
     )  # fmt: skip
     return [functools.partial(call, x) for x in _logits(num_rows, size, spread)]
 
@@ -137,15 +141,17 @@ def _sweep_jobs() -> list[tuple[int, str, SamplingConfig]]:
 def _compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
     """One launch of every kernel that is timed, the slow ones to compile first."""
     cases = [(num_rows, size, name) for name in ("top-k 50", "sampled") for size in SIZES for num_rows in ROWS]
-    jobs = [functools.partial(_launch, *case, pdl=pdl) for case in cases for pdl in (True, False)]
+    jobs: list[Callable[[], object]] = [
+        functools.partial(_launch, *case, pdl=pdl) for case in cases for pdl in (True, False)
+    ]
     if sweep:
         drawn = [job for job in _sweep_jobs() if job[1] == "sampled"]
         jobs += [functools.partial(_launch, job[0], SIZES[1], job[1], pdl=True, config=job[2]) for job in drawn]
     return jobs
 
 
-def _launch(num_rows: int, size: int, name: str, **options: object) -> None:
-    _calls(num_rows, size, name, **options)[0]()
+def _launch(num_rows: int, size: int, name: str, *, pdl: bool, config: SamplingConfig | None = None) -> None:
+    _calls(num_rows, size, name, pdl=pdl, config=config)[0]()
 
 
 if __name__ == "__main__":

@@ -174,10 +174,11 @@ class StreamConnection(asyncio.Protocol):
 def _message_of(error: object) -> str:
     """The words of an error: OpenAI's body, its inner object, or whatever text there is. Shortened."""
     if isinstance(error, bytes):
+        body = error
         try:
-            error = json.loads(error)
+            error = json.loads(body)
         except ValueError:
-            error = error.decode(errors="replace")
+            error = body.decode(errors="replace")
     while isinstance(error, dict):
         error = error.get("error") or error.get("message") or error.get("detail") or json.dumps(error)
     return " ".join(str(error).split())[:300]

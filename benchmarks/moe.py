@@ -1,7 +1,7 @@
 """Checks, then times, the mixture of experts: python -m benchmarks.moe [--tokens 1,64] [--sweep] [--json FILE].
 
 Beside each time stand torch's ways and the least that the device's memory or its tensor cores allow. --sweep times
-every cut worth a place in kernels/moe_configs.py and prints the best. Prints a table; writes every number as JSON.
+every cut worth a place in kernels/moe/configs.py and prints the best. Prints a table; writes every number as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kernel_timing import compile_ahead, machine_facts, time_calls, time_graph
+from benchmarks.kernel_timing import BF16_CUDA, compile_ahead, machine_facts, time_calls, time_graph
 from benchmarks.moe_problem import (
     H100_TB_S,
     H100_TFLOP_S,
@@ -31,14 +31,13 @@ from benchmarks.moe_problem import (
     specification,
     torch_grouped,
 )
-from benchmarks.report import format_table
-from kernels.moe_configs import grouped_config, uses_pairs
+from benchmarks.report import Report, format_table
+from kernels.moe.configs import grouped_config, uses_pairs
 
 TOKENS = (1, 8, 64, 256, 1024, 8192)
 NUM_STEPS = 8  # sets of inputs in turn: each chooses other experts
 MAX_ERROR = 1.3  # of torch's own, from the same tensors in fp32
-_BF16_CUDA = {"dtype": torch.bfloat16, "device": torch.device("cuda")}
-Result = dict[str, object]
+Result = Report
 
 
 def main() -> None:
@@ -61,7 +60,7 @@ def main() -> None:
     torch.manual_seed(0)
     results: list[Result] = []
     for name in options.shapes:
-        weights = make_weights(SHAPES[name], **_BF16_CUDA)
+        weights = make_weights(SHAPES[name], **BF16_CUDA)
         for num_tokens in map(int, options.tokens.split(",")):
             results.append(bench(name, weights, num_tokens, options))
             if options.json:
@@ -73,10 +72,10 @@ def main() -> None:
 
 def bench(name: str, weights: MoeWeights, num_tokens: int, options: argparse.Namespace) -> Result:
     """Check one number of tokens, then time it. Raises AssertionError if a result is wrong."""
-    from kernels.triton_moe import mix_experts
+    from kernels.moe.triton import mix_experts
 
     shape = SHAPES[name]
-    steps = [make_inputs(shape, num_tokens, **_BF16_CUDA) for _ in range(NUM_STEPS)]
+    steps = [make_inputs(shape, num_tokens, **BF16_CUDA) for _ in range(NUM_STEPS)]
 
     def run(step: MoeInputs) -> torch.Tensor:
         return mix_experts(

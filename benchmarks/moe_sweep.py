@@ -1,4 +1,4 @@
-"""What kernels/moe_configs.py could hold: every cut worth timing for a number of tokens, and the best of them."""
+"""What kernels/moe/configs.py could hold: every cut worth timing for a number of tokens, and the best of them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import asdict
 
 import torch
 
-from benchmarks.kernel_timing import time_graph
+from benchmarks.kernel_timing import BF16_CUDA, time_graph
 from benchmarks.moe_problem import SHAPES, MoeInputs, MoeShape, MoeWeights
-from kernels.moe_configs import PAIRS_MAX_TOKENS, PairTile, Tile
-from kernels.triton_moe_grouped import grouped_gemm
-from kernels.triton_moe_pairs import pairs_down, pairs_gate_up
-from kernels.triton_moe_route import Routing, RowTiles, lay_out, route
+from benchmarks.report import Report
+from kernels.moe.configs import PAIRS_MAX_TOKENS, PairTile, Tile
+from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
+from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 
 _SHARED_BYTES = 227 * 1024  # of an H100's SM
 _BLOCKS_M = {16: (True, False), 32: (True,), 64: (False,), 128: (False,)}  # → whether the product is transposed
-Result = dict[str, object]
+Result = Report
 
 
 def tile_candidates(block_m: int, *, is_gated: bool) -> list[Tile]:
@@ -141,9 +141,8 @@ def _launch_grouped(shape: MoeShape, block_m: int, swaps: bool, is_gated: bool, 
 
 def _launch_pairs(shape: MoeShape, tile: PairTile) -> None:
     n, k, top_k = shape.intermediate_size, shape.hidden_size, shape.top_k
-    bf16 = {"dtype": torch.bfloat16, "device": "cuda"}
     experts = torch.zeros(1, top_k, dtype=torch.int32, device="cuda")
     weights = torch.zeros(1, top_k, dtype=torch.bfloat16 if shape.round_weights else torch.float32, device="cuda")
     routing = Routing(weights, experts, experts, experts, 1)
-    pairs_gate_up(torch.zeros(1, k, **bf16), torch.zeros(1, 2 * n, k, **bf16), routing, tile, pdl=True)
-    pairs_down(torch.zeros(top_k, n, **bf16), torch.zeros(1, k, n, **bf16), routing, tile, pdl=True)
+    pairs_gate_up(torch.zeros(1, k, **BF16_CUDA), torch.zeros(1, 2 * n, k, **BF16_CUDA), routing, tile, pdl=True)
+    pairs_down(torch.zeros(top_k, n, **BF16_CUDA), torch.zeros(1, k, n, **BF16_CUDA), routing, tile, pdl=True)

@@ -15,7 +15,7 @@ from benchmarks.fleet import Fleet, Load
 from benchmarks.report import BenchError, Report, check_outputs, format_table, now, write_report
 from benchmarks.saved import read_sources
 from benchmarks.step_times import StepTimes, read_step_times
-from engine.errors import RequestError
+from engine.interface.errors import RequestError
 
 _MOST_REPLICAS = 256
 
@@ -166,8 +166,8 @@ def _read_measured(path: str) -> Report:
         raise BenchError(f"--against {path} is of quire bench {source.kind}, not serve.", exit_code=2)
     runs = source.report.get("sweep", [source.report])
     if len(runs) > 1:
-        names = ", ".join(run.name for run in source.runs)
-        raise BenchError(f"--against {path} has {len(runs)} loads ({names}): it takes a report of one.", exit_code=2)
+        loads = ", ".join(run.name for run in source.runs)
+        raise BenchError(f"--against {path} has {len(runs)} loads ({loads}): it takes a report of one.", exit_code=2)
     for place, names in (("load", ("num_requests", "seed")), ("report", ("num_input_tokens", "num_output_tokens"))):
         for name in names:
             if name not in (runs[0]["load"] if place == "load" else runs[0]):

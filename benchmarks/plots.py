@@ -4,18 +4,26 @@ A Plot draws into any figure of matplotlib: one of its own for a page, a part of
 while it draws and is saved, and no longer. Text from outside is never read as mathematics.
 """
 
+from __future__ import annotations
+
 import io
 import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, FigureBase
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.report import BenchError
+
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
+
+AnyFigure = Figure | SubFigure
 
 # Okabe and Ito's colours, which colour-blind readers tell apart
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -31,7 +39,7 @@ VARIABLES = {
 }
 _WIDTH_IN = 10.0
 _DPI = 120
-_STYLE = {
+_STYLE: dict[RcKeyType, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "quire",  # the same plot is the same bytes
     "text.parse_math": False,
@@ -66,7 +74,7 @@ class Plot:
     title: str
     words: str
     height_in: float
-    draw: Callable[[FigureBase], None]
+    draw: Callable[[AnyFigure], None]
 
 
 def write_picture(path: str, headline: str, plots: Sequence[Plot]) -> None:

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.figure import FigureBase
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from benchmarks.compare import Change
-from benchmarks.plots import BETTER, COLOURS, INK, SAME, WORSE, Plot, plain
+from benchmarks.plots import BETTER, COLOURS, INK, SAME, WORSE, AnyFigure, Plot, plain
 from benchmarks.saved import OfflineResult
 
 _MAX_SHARE = 1.0  # a bar ends here, its number tells the rest
@@ -22,7 +21,7 @@ def plot_changes(title: str, changes: Sequence[Change], names: Sequence[str]) ->
     """A bar per figure, to the right where it grew; its words say whether that is better. names: of the figures."""
     words = "; ".join(f"{name} {_percent(change)}" for name, change in zip(names, changes, strict=True))
 
-    def draw(figure: FigureBase) -> None:
+    def draw(figure: AnyFigure) -> None:
         axes = figure.subplots()
         for i, change in enumerate(changes):
             share = max(-_MAX_SHARE, min(_MAX_SHARE, change.share or 0.0))
@@ -49,7 +48,7 @@ def plot_offline(title: str, sources: Mapping[str, Mapping[str, OfflineResult]])
     last = list(sources.values())[-1]
     words = "; ".join(f"{name}: {result.output_tok_per_s:,.0f} tok/s out" for name, result in last.items())
 
-    def draw(figure: FigureBase) -> None:
+    def draw(figure: AnyFigure) -> None:
         height = 0.8 / len(sources)
         for axes, (field, panel) in zip(figure.subplots(1, 3, sharey=True), _PANELS.items(), strict=True):
             for i, (colour, (label, results)) in enumerate(zip(COLOURS, sources.items(), strict=False)):

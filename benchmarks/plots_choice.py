@@ -79,7 +79,9 @@ def _histograms(sources: Sequence[Source], remarks: list[str]) -> Iterable[Plot]
     elif all(len(source.runs) == 1 for source in sources):
         groups = {"Latencies": {source.label: source.runs[0] for source in sources if source.runs[0].histograms}}
     else:
-        by_name = {_legend(run): {} for source in reversed(sources) for run in source.runs}
+        by_name: dict[str, dict[str, ServeRun]] = {
+            _legend(run): {} for source in reversed(sources) for run in source.runs
+        }
         for source in sources:
             for run in source.runs:
                 if run.histograms:

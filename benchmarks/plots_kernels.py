@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.figure import FigureBase
 
-from benchmarks.plots import COLOURS, SAME, Plot, log_axis
+from benchmarks.plots import COLOURS, SAME, AnyFigure, Plot, log_axis
 from benchmarks.saved import KernelResult
 
 # each implementation keeps its own in every panel
@@ -30,7 +29,7 @@ def plot_prefill(results: Sequence[KernelResult]) -> Plot:
     if any(result.memory_mib is not None for result in results):
         panels["memory beside the inputs, MiB"] = "memory_mib"
 
-    def draw(figure: FigureBase) -> None:
+    def draw(figure: AnyFigure) -> None:
         for axes, (title, value) in zip(
             figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True
         ):
@@ -46,7 +45,7 @@ def plot_decode(results: Sequence[KernelResult]) -> Plot:
     """Time over the context, a panel per number of rows."""
     batches = sorted({result.num_rows for result in results})
 
-    def draw(figure: FigureBase) -> None:
+    def draw(figure: AnyFigure) -> None:
         for axes, batch in zip(figure.subplots(1, len(batches), sharey=True, squeeze=False).flat, batches, strict=True):
             _curves(axes, [result for result in results if result.num_rows == batch], "us")
             axes.set_title(f"{batch} row{'s' * (batch != 1)}{', µs' * (batch == batches[0])}")
@@ -62,10 +61,10 @@ def _curves(axes: Axes, results: Sequence[KernelResult], value: str) -> None:
         points = [(r.num_tokens, r.us if value == "us" else r.memory_mib) for r in results if r.implementation == name]
         points = [point for point in points if point[1]]
         if points:
-            style = {"marker": "o", "markersize": 4, "linewidth": _WIDTHS.get(name, 1.5)}
             axes.plot(
-                *zip(*points, strict=True), color=_COLOUR_OF.get(name, SAME), label=_LABELS.get(name, name), **style
-            )
+                *zip(*points, strict=True), color=_COLOUR_OF.get(name, SAME), label=_LABELS.get(name, name),
+                marker="o", markersize=4, linewidth=_WIDTHS.get(name, 1.5),
+            )  # fmt: skip
     log_axis(axes, "y")
     ticks = sorted({result.num_tokens for result in results})
     log_axis(axes, "x")

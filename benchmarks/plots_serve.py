@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import FigureBase
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from benchmarks.histogram import Histogram, to_bars
-from benchmarks.plots import COLOURS, INK, MUTED, Plot, log_axis, plain
+from benchmarks.plots import COLOURS, INK, MUTED, AnyFigure, Plot, log_axis, plain
 from benchmarks.saved import ServeRun
 
 TITLES = {
@@ -29,7 +29,7 @@ def plot_histograms(title: str, runs: Runs) -> Plot:
         for run in list(runs.values())[-1:]
     )
 
-    def draw(figure: FigureBase) -> None:
+    def draw(figure: AnyFigure) -> None:
         for axes, metric in zip(figure.subplots(2, 2).flat, TITLES, strict=True):
             _draw_histogram(axes, metric, runs)
         entries = {
@@ -47,7 +47,7 @@ def plot_sweep(title: str, sweeps: Mapping[str, Sequence[ServeRun]]) -> Plot:
     last = list(sweeps.values())[-1]
     words = "; ".join(f"{run.name}: {run.output_throughput_tok_per_s:,.0f} tok/s" for run in last)
 
-    def draw(figure: FigureBase) -> None:
+    def draw(figure: AnyFigure) -> None:
         panels = figure.subplots(2, 2).flat
         concurrencies = sorted({run.load.concurrency for runs in sweeps.values() for run in runs})
         for axes, metric in zip(panels, ("", "ttft_ms", "itl_ms", "e2el_ms"), strict=True):
@@ -111,14 +111,14 @@ def _draw_line(axes: Axes, metric: str, runs: Sequence[ServeRun], colour: str, *
         axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, label=label)
         return
     for statistic, style in (("median", "-"), ("p99", "--")):
-        points = [(run.load.concurrency, run.statistic(f"{statistic}_{metric}")) for run in runs]
-        points = [point for point in points if point[1] is not None]
+        values = [(run.load.concurrency, run.statistic(f"{statistic}_{metric}")) for run in runs]
+        points = [(concurrency, value) for concurrency, value in values if value is not None]
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, marker="o", markersize=4)
 
 
 def _scale(axes: Axes, concurrencies: Sequence[int], *, is_latency: bool) -> None:
-    values = [value for line in axes.lines for value in line.get_ydata() if value > 0]
+    values = [value for line in axes.lines for value in np.asarray(line.get_ydata(), float).tolist() if value > 0]
     if is_latency and values and max(values) > 30 * min(values):
         log_axis(axes, "y")
     else:

@@ -12,18 +12,19 @@ import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.offline import versions
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.load import load_engine
+from engine.core.engine import Engine
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import AddRequest, SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import AddRequest, SamplingParams
-from engine.setup import LoadedEngine
+from engine.startup.load import load_engine
+from engine.startup.setup import LoadedEngine
 
 _SHAPES = Path(__file__).parent / "shapes"
 _STEPS = 20
@@ -130,7 +131,7 @@ def _profile(engine: Engine) -> dict:
         if event.device_type == torch.autograd.DeviceType.CUDA:
             totals[event.name][0] += 1
             totals[event.name][1] += event.device_time
-    kernels = [
+    kernels: list[dict[str, Any]] = [
         {"name": name, "calls_per_step": calls / _STEPS, "us_per_step": us / _STEPS}
         for name, (calls, us) in sorted(totals.items(), key=lambda item: -item[1][1])
     ]

@@ -7,12 +7,14 @@
 
 A scheme is a row of SCHEMES. Each runs in a process of its own, so that none meets another's memory. The error is that
 of each layer's product for normal inputs, relative to the product in the model's dtype; random weights are normal, so
-it says nothing of outliers; --trained does (benchmarks/quantization_trained.py), of a model's own logits too.
+it says nothing of outliers. --trained measures them, and the logits of a trained model: its code and questions are in
+benchmarks/demo_model, which only a checkout has.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -24,22 +26,22 @@ import torch
 
 from benchmarks.offline import versions
 from benchmarks.quantization_schemes import SCHEMES
-from benchmarks.quantization_trained import MAX_ANSWERS, choose_questions, format_trained, measure_trained
 from benchmarks.report import Report, format_table, now, write_report
-from engine.config import EngineConfig
-from engine.device import resolve_device, resolve_dtype
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from models.config import ModelConfig
-from models.quantization.base import LinearPart
-from models.quantization.registry import make_linear_method
+from engine.startup.device_choice import resolve_device, resolve_dtype
+from models.config.model_config import ModelConfig
+from models.layers.linear import make_linear_method
+from models.quantization.linear_method import LinearPart
 from models.quantization.unquantized import Unquantized
-from models.weights import Weights
-from server.resolve import DEMO_FOLDER
+from models.weights.weights import Weights
+from server.config.model_source import DEMO_FOLDER
 
 _SHAPES = Path(__file__).parent / "shapes"
 _GIB = 1024**3
 _ERROR_ROWS = 64  # of normal inputs
+_MAX_ANSWERS = 150  # fewer than the demo's corpus has kinds of questions
 _SHORT, _LONG = 8, 136  # tokens generated in the two runs whose difference is timed
 
 
@@ -57,19 +59,23 @@ def main() -> int:
     parser.add_argument(
         "--trained", nargs="?", type=Path, const=DEMO_FOLDER, help="compare on this folder's weights, and time nothing"
     )
-    parser.add_argument("--answers", type=int, default=100, help=f"with --trained: how many, 1 to {MAX_ANSWERS}")
+    parser.add_argument("--answers", type=int, default=100, help=f"with --trained: how many, 1 to {_MAX_ANSWERS}")
     parser.add_argument("--max-tokens", type=int, default=96, help="with --trained: of an answer")
     parser.add_argument("--json", default="")
     parser.add_argument("--inner", default="", help=argparse.SUPPRESS)  # where a child puts what it measured
     args = parser.parse_args()
-    if not 1 <= args.answers <= MAX_ANSWERS:
-        parser.error(f"--answers must be 1 to {MAX_ANSWERS}, found {args.answers}")
+    if not 1 <= args.answers <= _MAX_ANSWERS:
+        parser.error(f"--answers must be 1 to {_MAX_ANSWERS}, found {args.answers}")
+    if args.trained and importlib.util.find_spec("benchmarks.demo_model") is None:
+        parser.error("--trained asks the questions of benchmarks/demo_model, which only a checkout of Quire has")
     if args.inner:
         results = measure(args.schemes[0], Path(args.model), batches=args.batches, device=args.device)
         Path(args.inner).write_text(json.dumps(results))
         return 0
     report: Report = {"benchmark": "quantization", "date": now(), "versions": versions()}
     if args.trained:
+        from benchmarks.demo_model.quantization import choose_questions, format_trained, measure_trained
+
         report |= {"benchmark": "quantization-trained", "model": _name(args.trained)}
         questions, others = choose_questions(args.answers)
         report |= measure_trained(

@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from engine.device import resolve_dtype
+from engine.startup.device_choice import resolve_dtype
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
-from models.config import ModelConfig
+from models.build import Model, build
+from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.errors import ModelError
 from models.parallel import TensorParallel
-from models.registry import build
-from models.weights import Weights
+from models.weights.weights import Weights
 
 _LAYER_ROWS = 8  # first tokens of each answer, at which layers are compared
 _BLOCK = 16
@@ -54,7 +54,7 @@ class Reference:
     device: torch.device
     dtype: torch.dtype
     conversations: Sequence[Conversation]
-    model: nn.Module
+    model: Model
     # [tokens of the answer, vocab_size] each
     logits: list[torch.Tensor] = field(default_factory=list)
     # layer → [rows, in], its inputs at the beginnings of the answers
@@ -98,14 +98,14 @@ class Reference:
         raise ModelError(f"{projection}: no layer of the model has it")
 
 
-def load(folder: Path, flag: str, *, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def load(folder: Path, flag: str, *, device: torch.device, dtype: torch.dtype) -> Model:
     """Build a model as the flag --quantization says. Raises ModelError."""
     config = ModelConfig.from_folder(folder).quantized(flag)
     with torch.inference_mode():
         return build(config, Weights.from_folder(folder, device=device, dtype=dtype), TensorParallel())
 
 
-def layers_of(model: nn.Module) -> Mapping[str, nn.Module]:
+def layers_of(model: Model) -> Mapping[str, nn.Module]:
     """The layers that a scheme may have, by name."""
     return {name: module for name, module in model.named_modules() if name.endswith("_proj")}
 
@@ -115,7 +115,7 @@ def is_last(projection: str) -> bool:
     return projection in ("o_proj", "down_proj")
 
 
-def read(model: nn.Module, config: ModelConfig, token_ids: list[int], reference: Reference) -> Reading:
+def read(model: Model, config: ModelConfig, token_ids: list[int], reference: Reference) -> Reading:
     """Run a model over a conversation, as one prefill."""
     inputs: dict[str, torch.Tensor] = {}
 
@@ -124,7 +124,7 @@ def read(model: nn.Module, config: ModelConfig, token_ids: list[int], reference:
 
     handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers_of(model).items()]
     with torch.inference_mode():
-        logits = model.compute_logits(model.forward(*_plan(token_ids, config, reference)))
+        logits = model.compute_logits(model(*_plan(token_ids, config, reference)))
     for handle in handles:
         handle.remove()
     return Reading(logits, inputs)
@@ -136,7 +136,10 @@ def _plan(token_ids: list[int], config: ModelConfig, reference: Reference) -> tu
     num_blocks = -(-num_tokens // _BLOCK)
     shape = (num_blocks, _BLOCK, config.num_kv_heads_per_rank(1), config.head_dim)
     caches = [
-        tuple(torch.zeros(shape, dtype=reference.dtype, device=device) for _ in range(2))
+        (
+            torch.zeros(shape, dtype=reference.dtype, device=device),
+            torch.zeros(shape, dtype=reference.dtype, device=device),
+        )
         for _ in range(config.num_layers)
     ]
     places = torch.arange(num_tokens, device=device)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from kernels.quant_fp8 import FP8_MAX, quantize_blocks, quantize_rows
+from kernels.linear.reference import FP8_MAX, quantize_blocks, quantize_rows
 
 # A projection's name without ".weight", and its matrix → its tensors, by what they are called below that name
 Store = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
@@ -99,7 +99,7 @@ def quantize(
     group_of = np.arange(num_inputs) // size
     if order_seed is not None:
         group_of = np.random.default_rng(order_seed).permutation(group_of)
-    scales, zeros = [], []
+    group_scales, group_zeros = [], []
     for group in range(num_inputs // size):
         members = values[:, group_of == group]
         low, high = members.min(1).clip(max=0), members.max(1).clip(min=0)
@@ -109,9 +109,9 @@ def quantize(
         else:
             scale = (high - low) / top
             zero = np.rint(-low / scale.clip(min=_MIN_SCALE)).clip(0, top).astype(int)
-        scales.append(scale.clip(min=_MIN_SCALE).astype(np.float16))
-        zeros.append(zero)
-    scales, zeros = np.stack(scales), np.stack(zeros)
+        group_scales.append(scale.clip(min=_MIN_SCALE).astype(np.float16))
+        group_zeros.append(zero)
+    scales, zeros = np.stack(group_scales), np.stack(group_zeros)
     codes = np.rint(values / scales[group_of].T.astype(np.float32) + zeros[group_of].T).clip(0, top).astype(int)
     return Integers(codes, torch.from_numpy(scales), zeros, group_of, bits)
 

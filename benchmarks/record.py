@@ -1,4 +1,4 @@
-"""Every figure of docs/performance.md that one GPU gives, measured in one go: `python -m benchmarks.record FOLDER`.
+"""One GPU measures every figure of docs/explanation/performance.md: `python -m benchmarks.record FOLDER`.
 
 Starts, attention kernels, and for both shapes offline workloads, loads over HTTP and a step's profile: each by its own
 script in a process of its own, with its JSON in FOLDER. About seven minutes on an H100. A script that fails is named,

@@ -115,18 +115,19 @@ def read_sources(paths: Sequence[str]) -> list[Source]:
 
 def to_source(report: object, label: str, path: str) -> Source:
     """Check the shape of a report. path: what errors call it. Raises BenchError."""
-    if isinstance(report, dict) and "online" in report and "benchmark" not in report:
-        report = {**report, "benchmark": "serve", "sweep": _values(report["online"])}  # of benchmarks.online
-    kind = report.get("benchmark") if isinstance(report, dict) else None
+    whole: Report = report if isinstance(report, dict) else {}
+    if "online" in whole and "benchmark" not in whole:
+        whole = {**whole, "benchmark": "serve", "sweep": _values(whole["online"])}  # of benchmarks.online
+    kind = whole.get("benchmark")
     try:
         if kind == "serve":
-            runs = report.get("sweep", [report])
-            return Source(label, kind, report, msgspec.convert(runs, Annotated[list[ServeRun], _SOME]), {}, [])
+            runs = whole.get("sweep", [whole])
+            return Source(label, kind, whole, msgspec.convert(runs, Annotated[list[ServeRun], _SOME]), {}, [])
         if kind == "offline":
-            workloads = msgspec.convert(report["workloads"], Annotated[dict[_Name, OfflineResult], _SOME])
-            return Source(label, kind, report, [], workloads, [])
+            workloads = msgspec.convert(whole["workloads"], Annotated[dict[_Name, OfflineResult], _SOME])
+            return Source(label, kind, whole, [], workloads, [])
         if kind == "kernels":
-            return Source(label, kind, report, [], {}, msgspec.convert(report["results"], _Cells))
+            return Source(label, kind, whole, [], {}, msgspec.convert(whole["results"], _Cells))
     except (msgspec.ValidationError, KeyError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
         raise BenchError(f"{path} is not a whole report of quire bench {kind}: {reason}.", exit_code=2) from error

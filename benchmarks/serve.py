@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = settle_prompts(config, arguments.prompt_format)
     about = {"command": command_line(sys.argv[1:]), "server": server_facts(config)}
     runs: list[Report] = []
+    report: Report = {}
     for concurrency in arguments.concurrency:
         runs.append(about | _measure_step(config, concurrency, step=len(runs), arguments=arguments))
         print(format_report(runs[-1]), flush=True)

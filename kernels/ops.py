@@ -1,98 +1,45 @@
 """The ops that models call. Each picks its Triton twin on a CUDA device where Triton is installed, else torch.
 
-Specifications: kernels/elementwise.py and kernels/kv_write.py; tests/gpu shows the twins equal. Under Hopper's
-programmatic dependent launch (pdl) a kernel starts while the one before it drains.
+Specifications: kernels/elementwise/reference.py and kernels/elementwise/reference.py; tests/gpu shows the twins equal.
+Under Hopper's programmatic dependent launch (pdl) a kernel starts while the one before it drains.
 """
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
-from kernels import batch_inputs, elementwise, moe, sampling
-from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
-from kernels.kv_write import UNSCALED, KVScales, write_kv
-from kernels.lora import LoraWeights, add_lora, gather_loras
+from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
+from kernels.elementwise import reference as elementwise
+from kernels.elementwise.reference import UNSCALED, KVScales, write_kv
+from kernels.inputs import reference as batch_inputs
+from kernels.inputs.reference import MixedInputs, MixedPlan
+from kernels.lora.reference import LoraWeights, add_lora, gather_loras
+from kernels.moe import reference as moe
+from kernels.sampling import reference as sampling
 
-try:
-    from kernels import (
-        triton_adjust,
-        triton_batch_inputs,
-        triton_elementwise,
-        triton_lora,
-        triton_moe,
-        triton_sampling,
-    )
-    from kernels.triton_lora import LoraTiles
-    from kernels.triton_sampling import SamplingScratch
-    from kernels.triton_truncation import SamplingState
+if HAS_TRITON:
+    from kernels.elementwise import triton as triton_elementwise
+    from kernels.inputs import triton as triton_batch_inputs
+    from kernels.lora import triton as triton_lora
+    from kernels.lora.triton import LoraTiles
+    from kernels.moe import triton as triton_moe
+    from kernels.sampling import triton_draw, triton_logits
+    from kernels.sampling.triton_draw import SamplingScratch
+    from kernels.sampling.triton_truncation import SamplingState
 
-    HAS_TRITON = True
-except ImportError:
-    HAS_TRITON = False
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See kernels.elementwise.rms_norm."""
-    if HAS_TRITON and x.is_cuda:
-        return triton_elementwise.rms_norm(x, weight, eps, pdl=has_pdl(x.device))
-    return elementwise.rms_norm(x, weight, eps)
-
-
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See kernels.elementwise.add_rms_norm."""
-    if HAS_TRITON and x.is_cuda:
-        return triton_elementwise.add_rms_norm(x, residual, weight, eps, pdl=has_pdl(x.device))
-    return elementwise.add_rms_norm(x, residual, weight, eps)
+rms_norm = op(elementwise.rms_norm, lambda: triton_elementwise.rms_norm)
+add_rms_norm = op(elementwise.add_rms_norm, lambda: triton_elementwise.add_rms_norm)
+silu_and_mul = op(elementwise.silu_and_mul, lambda: triton_elementwise.silu_and_mul)
+gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: triton_elementwise.gelu_tanh_and_mul)
+mix_experts = op(moe.mix_experts, lambda: triton_moe.mix_experts)
+gather_decode_inputs = op(
+    batch_inputs.gather_decode_inputs, lambda: triton_batch_inputs.gather_decode_inputs, takes_pdl=False
+)
+penalize = op(sampling.penalize, lambda: triton_logits.penalize, takes_pdl=False)
+allow_only = op(sampling.allow_only, lambda: triton_logits.allow_only, takes_pdl=False)
 
 
-def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """See kernels.elementwise.silu_and_mul."""
-    if HAS_TRITON and x.is_cuda:
-        return triton_elementwise.silu_and_mul(x, pdl=has_pdl(x.device))
-    return elementwise.silu_and_mul(x)
-
-
-def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """See kernels.elementwise.gelu_tanh_and_mul."""
-    if HAS_TRITON and x.is_cuda:
-        return triton_elementwise.gelu_tanh_and_mul(x, pdl=has_pdl(x.device))
-    return elementwise.gelu_tanh_and_mul(x)
-
-
-def mix_experts(
-    x: torch.Tensor,
-    logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    *,
-    top_k: int,
-    renormalize: bool,
-    round_weights: bool,
-    shared: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """See kernels.moe.mix_experts."""
-    if HAS_TRITON and x.is_cuda:
-        return triton_moe.mix_experts(
-            x, logits, gate_up, down, top_k=top_k, renormalize=renormalize, round_weights=round_weights, shared=shared,
-            pdl=has_pdl(x.device),
-        )  # fmt: skip
-    return moe.mix_experts(
-        x,
-        logits,
-        gate_up,
-        down,
-        top_k=top_k,
-        renormalize=renormalize,
-        round_weights=round_weights,
-        shared=shared,
-    )
-
-
-def norm_rope_write_kv(
+def _norm_rope_write_kv(
     qkv: torch.Tensor,
     q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None,
@@ -109,14 +56,9 @@ def norm_rope_write_kv(
     """Split qkv, normalise each head of q and k (unless the weights are None), rotate them, store k and v.
 
     qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; weights: [head_dim], both of one dtype (see
-    kernels.elementwise.rms_norm); positions, slot_mapping: [T] int64;
+    kernels.elementwise.reference.rms_norm); positions, slot_mapping: [T] int64;
     cos_sin_cache: [max_positions, rotary_dim]; caches, kv_scales: as write_kv, which writes them. Returns q [T, H, D].
     """
-    if HAS_TRITON and qkv.is_cuda:
-        return triton_elementwise.norm_rope_write_kv(
-            qkv, q_weight, k_weight, eps, positions, cos_sin_cache, k_cache, v_cache, slot_mapping,
-            num_heads=num_heads, kv_scales=kv_scales, pdl=has_pdl(qkv.device),
-        )  # fmt: skip
     num_kv_heads, head_dim = k_cache.shape[2:]
     q, k, v = qkv.unflatten(-1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_weight is not None and k_weight is not None:
@@ -126,27 +68,7 @@ def norm_rope_write_kv(
     return q
 
 
-def gather_decode_inputs(
-    req_index: torch.Tensor,
-    *,
-    last_token: torch.Tensor,
-    num_computed: torch.Tensor,
-    block_table: torch.Tensor,
-    block_size: int,
-    padding_row: int,
-    out: DecodeInputs,
-) -> None:
-    """See kernels.batch_inputs.gather_decode_inputs."""
-    gather = triton_batch_inputs if HAS_TRITON and req_index.is_cuda else batch_inputs
-    gather.gather_decode_inputs(
-        req_index,
-        last_token=last_token,
-        num_computed=num_computed,
-        block_table=block_table,
-        block_size=block_size,
-        padding_row=padding_row,
-        out=out,
-    )
+norm_rope_write_kv = op(_norm_rope_write_kv, lambda: triton_elementwise.norm_rope_write_kv)
 
 
 def gather_mixed_inputs(
@@ -158,8 +80,8 @@ def gather_mixed_inputs(
     block_size: int,
     out: MixedInputs,
 ) -> None:
-    """See kernels.batch_inputs.gather_mixed_inputs."""
-    gather = triton_batch_inputs if HAS_TRITON and last_token.is_cuda else batch_inputs
+    """See kernels.inputs.reference.gather_mixed_inputs."""
+    gather = triton_batch_inputs if on_triton(last_token) else batch_inputs
     gather.gather_mixed_inputs(
         plan,
         last_token=last_token,
@@ -170,39 +92,9 @@ def gather_mixed_inputs(
     )
 
 
-def penalize(
-    logits: torch.Tensor,
-    rows: torch.Tensor,
-    req_index: torch.Tensor,
-    *,
-    output_counts: torch.Tensor,
-    in_prompt: torch.Tensor,
-    presence: torch.Tensor,
-    frequency: torch.Tensor,
-    repetition: torch.Tensor,
-) -> None:
-    """See kernels.sampling.penalize."""
-    adjust = triton_adjust if HAS_TRITON and logits.is_cuda else sampling
-    adjust.penalize(
-        logits,
-        rows,
-        req_index,
-        output_counts=output_counts,
-        in_prompt=in_prompt,
-        presence=presence,
-        frequency=frequency,
-        repetition=repetition,
-    )
-
-
-def allow_only(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
-    """See kernels.sampling.allow_only."""
-    adjust = triton_adjust if HAS_TRITON and logits.is_cuda else sampling
-    adjust.allow_only(logits, rows, bitmask)
-
-
 class TokenSampler:
-    """The Triton sampler over one device state; see kernels.triton_sampling.sample. Owns its scratch: one stream."""
+    """The Triton sampler over one device state; see kernels.sampling.triton_draw.sample. Owns its scratch: one
+    stream."""
 
     def __init__(
         self,
@@ -225,7 +117,7 @@ class TokenSampler:
     ) -> torch.Tensor:
         """Return [S] int64 token ids, also written to last_token[req_index]; logits: [S, V]."""
         out = torch.empty_like(req_index)
-        triton_sampling.sample(
+        triton_draw.sample(
             logits,
             req_index=req_index,
             positions=positions,
@@ -251,21 +143,15 @@ class LoraTokens:
     def gather(
         self, lora_indices: torch.Tensor, req_index: torch.Tensor, token_rows: torch.Tensor | None = None
     ) -> None:
-        """Say whose the tokens of the next step are; see kernels.lora.gather_loras."""
+        """Say whose the tokens of the next step are; see kernels.lora.reference.gather_loras."""
         if self._tiles is not None:
             triton_lora.group_tokens(lora_indices, req_index, token_rows, self._tiles)
         else:
             gather_loras(lora_indices, req_index, token_rows, self._loras)
 
     def add(self, out: torch.Tensor, x: torch.Tensor, weights: LoraWeights) -> None:
-        """Add to out what the adapters make of x, of all tokens gathered last; see kernels.lora.add_lora."""
+        """Add to out what the adapters make of x, of all tokens gathered last; see kernels.lora.reference.add_lora."""
         if self._tiles is not None:
             triton_lora.add_lora(out, x, weights, self._tiles, pdl=has_pdl(x.device))
         else:
             add_lora(out, x, weights, self._loras[: x.shape[0]])
-
-
-@functools.cache
-def has_pdl(device: torch.device) -> bool:
-    """True if a kernel may begin before the one before it ends (programmatic dependent launch: Hopper on)."""
-    return torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,4 +1,5 @@
-"""The errors that exist only in HTTP, beside engine/errors.py's tree; server/error_replies.py makes answers of both.
+"""The errors that exist only in HTTP, beside engine/interface/errors.py's tree; server/api/error_replies.py makes
+answers of both.
 
 HttpError(ServiceError)
 ├── MissingKey            no API key, or an unknown one
@@ -12,7 +13,7 @@ HttpError(ServiceError)
 └── ClientGone            nobody reads the answer any more
 """
 
-from engine.errors import ServiceError
+from engine.interface.errors import ServiceError
 
 
 class HttpError(ServiceError):
@@ -27,7 +28,7 @@ class HttpError(ServiceError):
 
 
 class MissingKey(HttpError):
-    """No API key, or an unknown one."""
+    """The server has API keys, and the request brings none of them."""
 
     status = 401
     code = "invalid_api_key"
@@ -39,28 +40,28 @@ class MissingKey(HttpError):
 
 
 class NotFound(HttpError):
-    """No such route."""
+    """There is no such route."""
 
     status = 404
     code = "not_found"
 
 
 class RequestNotFound(HttpError):
-    """No such request is running here."""
+    """No such request is running."""
 
     status = 404
     code = "request_not_found"
 
 
 class ModelNotFound(HttpError):
-    """The model asked for is not served here."""
+    """The server does not serve this model."""
 
     status = 404
     code = "model_not_found"
 
 
 class MethodNotAllowed(HttpError):
-    """The route exists, the method does not."""
+    """The route does not take this method."""
 
     status = 405
     code = "method_not_allowed"
@@ -76,28 +77,28 @@ class MethodNotAllowed(HttpError):
 
 
 class MalformedHttp(HttpError):
-    """The bytes are not HTTP."""
+    """The bytes are not HTTP/1.1; the connection closes."""
 
     status = 400
     code = "malformed_http"
 
 
 class HeadersTooLarge(HttpError):
-    """The headers are over the limit (RFC 6585, §5)."""
+    """The headers exceed a limit (RFC 6585, §5); the connection closes."""
 
     status = 431
     code = "headers_too_large"
 
 
 class SlowClient(HttpError):
-    """A request that has begun does not come to its end (RFC 9110, §15.5.9)."""
+    """The request did not arrive in time (RFC 9110, §15.5.9); the connection closes."""
 
     status = 408
     code = "slow_client"
 
 
 class BodyTooLarge(HttpError):
-    """The body is over the limit; the rest of it is not read."""
+    """The body exceeds the limit; the server does not read the rest, and the connection closes."""
 
     status = 413
     code = "body_too_large"
@@ -109,21 +110,21 @@ class BodyTooLarge(HttpError):
 
 
 class UnsupportedMediaType(HttpError):
-    """The body is not declared as JSON."""
+    """The content type is not JSON, or the body is compressed."""
 
     status = 415
     code = "unsupported_media_type"
 
 
 class MalformedBody(HttpError):
-    """The body is not a JSON object within the limits."""
+    """The body is not a JSON object, is nested too deeply, or contains a lone surrogate."""
 
     status = 400
     code = "malformed_json"
 
 
 class DeadlineExceeded(HttpError):
-    """The request's time is over."""
+    """The request took longer than its `timeout` or `--request-timeout`."""
 
     status = 408
     code = "deadline_exceeded"
@@ -133,7 +134,7 @@ class DeadlineExceeded(HttpError):
 
 
 class NotReady(HttpError):
-    """The model is not serving yet."""
+    """The model loads, or the engine restarts."""
 
     status = 503
     code = "not_ready"
@@ -145,7 +146,7 @@ class NotReady(HttpError):
 
 
 class Draining(HttpError):
-    """The daemon is stopping."""
+    """The daemon shuts down and takes no new requests."""
 
     status = 503
     code = "draining"
@@ -157,7 +158,7 @@ class Draining(HttpError):
 
 
 class TooManyConnections(HttpError):
-    """A worker has as many connections as it has file descriptors for."""
+    """An HTTP worker has no file descriptors for more connections; the connection closes."""
 
     status = 503
     code = "too_many_connections"
@@ -169,7 +170,7 @@ class TooManyConnections(HttpError):
 
 
 class ClientGone(HttpError):
-    """The client left before its answer was complete; the status is for the log only."""
+    """The client left before its answer was complete; the status appears in the log only."""
 
     status = 499
     code = "client_gone"

@@ -1,20 +1,20 @@
-"""Makes the tables of docs/configuration.md of the flags themselves: make configuration-page; --check only compares."""
+"""Makes the tables of docs/reference/flags.md from the flags: make configuration-page; --check only compares."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from server.cli import serve_parser
-from server.settings import Setting
+from server.config.setting import Setting
 
-PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "flags.md"
 _START, _END = "<!-- settings -->", "<!-- end of settings -->"
 _TITLES = {"http": "HTTP"}
 _HEAD = ["| flag | variable | YAML key | default | meaning | limits |", "|---|---|---|---|---|---|"]
 
 
 def page() -> str:
-    """Return what docs/configuration.md should be."""
+    """Return what docs/reference/flags.md should be."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     start, end = lines.index(_START), lines.index(_END)
     lines[start + 1 : end] = _tables(serve_parser({}).settings)

@@ -1,4 +1,4 @@
-"""Makes docs/models.md of what the tests see and the GPU measured: make models-page (it runs them, some minutes)."""
+"""Makes docs/reference/models.md of what the tests see and the GPU measured: make models-page (some minutes)."""
 
 import json
 import re
@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks.quantization_schemes import SCHEMES
 
-PAGE = Path("docs/models.md")
+PAGE = Path("docs/reference/models.md")
 RESULTS = Path("benchmarks/results")
 MISSING = "**not measured**"
 TEST_FILES = (
-    "tests/unit/models/test_logits.py",
+    "tests/unit/models/config/test_logits.py",
     "tests/unit/engine/test_families.py",
     "tests/unit/models/test_tensor_parallel.py",
     "tests/templates/test_published_templates.py",
@@ -172,7 +172,7 @@ def percent(share: float) -> str:
 
 
 def page(seen: Recorder) -> str:
-    """Return docs/models.md."""
+    """Return docs/reference/models.md."""
     lines = PAGE.read_text().splitlines()
     tables = {"families": family_rows(seen), "schemes": scheme_rows()}
     for name, rows in tables.items():

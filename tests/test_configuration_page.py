@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the flags say."""
+"""docs/reference/flags.md is what the flags say."""
 
 from server.cli import serve_parser
 from tests.configuration_page import PAGE, page

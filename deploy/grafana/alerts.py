@@ -1,4 +1,4 @@
-"""The alerts, as rules of Prometheus. Runbook: docs/observability.md; tests: deploy/prometheus/alerts_test.yml.
+"""The alerts, as rules of Prometheus. Runbook: docs/how-to/alerts.md; tests: deploy/prometheus/alerts_test.yml.
 
 Each is about one server (job, instance, model_name). Windows are for scrapes every 15 s or faster.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy.grafana.slo import ERROR_RATIO, TTFT_S
 
-RUNBOOK = "docs/observability.md"
+RUNBOOK = "docs/how-to/alerts.md"
 PREFIX = "Quire"
 _SERVER = "job, instance, model_name"
 _WHO = "{{ $labels.instance }}"

@@ -23,7 +23,7 @@ ROWS: tuple[Row, ...] = (OVERVIEW, LATENCY, THROUGHPUT, SATURATION, CACHING, WOR
 
 _DASHBOARD = Path("deploy/grafana/dashboards/quire.json")
 _ALERTS = Path("deploy/prometheus/alerts.yml")
-_RUNBOOK = Path("docs/observability.md")
+_RUNBOOK = Path("docs/how-to/alerts.md")
 
 
 def quire_dashboard() -> Json:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deploy.ray.edge import CALLBACK, CALLBACK_VARIABLE
 from deploy.ray.metrics import export
 from deploy.ray.settings import read_arguments
-from server.hosted import HostedApp
+from server.hosted.app import HostedApp
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,8 @@ def build(arguments: dict[str, Any]) -> serve.Application:
         request_router_kwargs={"max_imbalance": settings.max_imbalance},
         request_routing_stats_period_s=_ROUTING_STATS_PERIOD_S,
     )
-    deployment = QuireReplica.options(
+    replica: Any = QuireReplica  # a serve.Deployment: type checkers pass over decorators of classes
+    deployment = replica.options(
         ray_actor_options={"num_cpus": reservation.cpus, "num_gpus": reservation.gpus},
         placement_group_bundles=[reservation.bundle()] if reservation.is_split else None,
         placement_group_strategy="STRICT_PACK" if reservation.is_split else None,

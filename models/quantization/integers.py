@@ -1,7 +1,7 @@
 """Checkpoints of 4- or 8-bit integers with scales by group of inputs: what their formats share.
 
 A format is a Scheme that reads its tensors as an IntPart: awq.py, gptq.py, pack_quantized.py. All are repacked once to
-the layout of kernels/quant_int.py, and multiplied from there.
+the layout of kernels/linear/reference.py, and multiplied from there.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import Protocol
 
 import torch
 
-from kernels.dense_linear import DenseLinear
-from kernels.int_ops import IntLinear
-from kernels.quant_int import BITS, IntWeight, int_weight_bytes, make_int_weight
-from models.config_fields import Fields
+from kernels.linear.ops import DenseLinear, IntLinear
+from kernels.linear.reference import BITS, IntWeight, int_weight_bytes, make_int_weight
 from models.errors import ModelError
-from models.quantization.base import LinearPart
-from models.quantization.stored import StoredPart, read_dense
-from models.weights import Weights
+from models.fields import Fields
+from models.quantization.linear_method import LinearPart
+from models.quantization.shards import StoredPart, read_dense
+from models.weights.weights import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +46,20 @@ class IntPart:
 class IntScheme(Protocol):
     """A Scheme whose matrices are read as integers."""
 
-    bits: int
-    group_size: int | None  # inputs of one group; None: all
-    has_model_scales: bool  # scales have the model's dtype, as a rule; else fp16
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        ...
+
+    @property
+    def group_size(self) -> int | None:
+        """Inputs of one group; None: all."""
+        ...
+
+    @property
+    def has_model_scales(self) -> bool:
+        """Whether scales have the model's dtype, as a rule; else fp16."""
+        ...
 
     def describe(self) -> str:
         """See Scheme.describe."""
@@ -107,7 +117,9 @@ class IntMethod:
         return out if bias is None else out + bias
 
     def _multiply(self, block: IntWeight | torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return (self._linear if isinstance(block, IntWeight) else self._dense_linear)(x, block, bias)
+        if isinstance(block, IntWeight):
+            return self._linear(x, block, bias)
+        return self._dense_linear(x, block, bias)
 
 
 def int_matrix_bytes(scheme: IntScheme, out_features: int, in_features: int) -> int:

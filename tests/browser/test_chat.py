@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.fake_server import FakeServer, Reply, called, delta, serving, told
-from tests.integration.daemon import wait_for
+from tests.support.daemon import wait_for
 
 TOOLS = '[{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]'
 
@@ -39,6 +39,8 @@ def roles(body: dict) -> list[str]:
     return [message["role"] for message in body["messages"]]
 
 
+# rule: Endpoints: The chat page streams, stops, tries again, keeps its chats in the browser, and waits for a server
+#     that starts
 def test_an_answer_grows_while_it_streams_and_ends_with_its_figures(chat, fake):
     fake.replies = [Reply(told("Lima is the **capital** of Peru."), pause_s=0.05)]
     say(chat, "What is the capital of Peru?")
@@ -74,6 +76,8 @@ def test_shift_enter_is_a_new_line(chat, fake):
     assert fake.requests[0]["messages"][0]["content"] == "one\ntwo"
 
 
+# rule: Endpoints: The chat page streams, stops, tries again, keeps its chats in the browser, and waits for a server
+#     that starts
 @pytest.mark.parametrize("way", ["button", "escape"])
 def test_stopping_ends_the_request_and_keeps_what_came(chat, fake, way):
     fake.replies = [Reply(told("So far so good")[:-2], is_held=True)]
@@ -90,6 +94,7 @@ def test_stopping_ends_the_request_and_keeps_what_came(chat, fake, way):
     expect(chat.get_by_role("button", name="Send")).to_be_visible()
 
 
+# rule: Endpoints: Markup that a model writes does not run, and text shown of a growing answer is not taken back
 def test_markup_in_an_answer_is_shown_and_not_run(chat, fake):
     text = "<script>window.hacked=1</script> <img src=x onerror='window.hacked=1'>"
     fake.replies = [Reply(told(text, size=1), pause_s=0)]
@@ -179,6 +184,8 @@ def test_an_edited_message_is_answered_anew_and_an_answer_can_be_had_again(chat,
     expect(chat.get_by_role("button", name="Answer again")).to_have_count(1)  # the last: what follows is not lost
 
 
+# rule: Endpoints: The chat page streams, stops, tries again, keeps its chats in the browser, and waits for a server
+#     that starts
 def test_chats_survive_a_reload_and_can_be_deleted(chat, fake):
     fake.replies = [Reply(told("Lima, **of course**."))]
     say(chat, "Capital of Peru?")

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.test_chat import finished, say
-from tests.integration.daemon import wait_for
+from tests.support.daemon import wait_for
 
 
 def test_a_newcomer_clicks_a_question_and_gets_an_answer(daemon, open_page):
@@ -134,6 +134,8 @@ def test_the_example_tool_is_called_and_its_result_read(daemon, open_page):
     expect(page.locator(".assistant .text").last).to_contain_text("21")
 
 
+# rule: Endpoints: The chat page streams, stops, tries again, keeps its chats in the browser, and waits for a server
+#     that starts
 @pytest.mark.parametrize("path", ["/quire/", "/quire"])
 def test_behind_a_prefix_and_with_a_key(start, open_page, path):
     daemon = start("--root-path", "/quire", "--api-key", "secret").wait_ready()

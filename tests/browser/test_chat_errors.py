@@ -25,6 +25,8 @@ def chat(open_page: Callable[..., Page], fake: FakeServer) -> Page:
     return page
 
 
+# rule: Endpoints: The chat page streams, stops, tries again, keeps its chats in the browser, and waits for a server
+#     that starts
 @pytest.mark.parametrize(
     ("reply", "sentence", "kept"),
     [
@@ -70,6 +72,8 @@ def test_an_error_survives_a_reload(chat, fake):
     expect(chat.get_by_role("alert")).to_contain_text("The prompt has 5000 tokens")
 
 
+# rule: Endpoints: The chat page streams, stops, tries again, keeps its chats in the browser, and waits for a server
+#     that starts
 def test_a_server_that_starts_is_waited_for_with_its_stage(open_page, fake):
     fake.stage, fake.done = "weights", 0.25
     fake.replies = [Reply(told("Here I am."))]

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tests.browser.large_pool import NUM_REQUESTS, LargePoolClient
-from tests.fakes import FakeSupervisor
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
+from tests.support.fakes import FakeSupervisor
 from tests.unit.server.conftest import Harness, serving, write_model_folder
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -134,6 +134,7 @@ def test_a_click_highlights_and_columns_sort(daemon, generate, open_page):
     expect(row_of(page, ids[2])).to_have_attribute("aria-selected", "false")
 
 
+# rule: Endpoints: The KV page is public and empty, runs its own script alone, and its data need the key
 def test_a_server_with_keys_asks_for_one_and_keeps_it_in_the_tab(start, open_page, tmp_path):
     (tmp_path / "keys").write_text("the-right-key\nanother-key\n")
     daemon: Daemon = start("--api-key-file", str(tmp_path / "keys"), "--root-path", "/llm").wait_ready()

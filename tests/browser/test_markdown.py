@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from tests.integration.daemon import ROOT
+from tests.support.daemon import ROOT
 
 PAGE = ROOT / "server" / "pages" / "chat"
 ANSWER = """\
@@ -80,6 +80,7 @@ def drawn(open_page: Callable[..., Page]) -> Page:
     return page
 
 
+# rule: Endpoints: Markup that a model writes does not run, and text shown of a growing answer is not taken back
 def test_markup_of_a_model_is_text(drawn):
     drawn.evaluate("(text) => markdown.show(text, true)", HOSTILE)
     assert drawn.evaluate("() => window.hacked") is None
@@ -117,6 +118,7 @@ def test_an_answer_is_drawn_as_what_it_means(drawn):
     assert "with & in it" in drawn.evaluate("() => root.firstChild.textContent")
 
 
+# rule: Endpoints: Markup that a model writes does not run, and text shown of a growing answer is not taken back
 def test_what_is_shown_of_a_growing_answer_does_not_change_its_mind(drawn):
     """After every character, a beginning of the whole is shown: no mark flashes up, no block becomes another."""
     drawn.evaluate("(text) => markdown.show(text, true)", ANSWER)

@@ -1,4 +1,4 @@
-"""The snippets of docs/clients.md, run as they stand but for the address."""
+"""The snippets of docs/how-to/clients.md, run as they stand but for the address."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.integration.daemon import ROOT
+from tests.support.daemon import ROOT
 
 _BLOCK = re.compile(r"^## (?P<heading>[^\n]+)$|^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _ADDRESS = "http://127.0.0.1:8000"
@@ -15,7 +15,7 @@ _ADDRESS = "http://127.0.0.1:8000"
 def snippets(heading: str, language: str) -> list[str]:
     """Return the blocks of one language under one heading."""
     found, current = [], ""
-    for match in _BLOCK.finditer((ROOT / "docs" / "clients.md").read_text(encoding="utf-8")):
+    for match in _BLOCK.finditer((ROOT / "docs" / "how-to" / "clients.md").read_text(encoding="utf-8")):
         current = match["heading"] or current
         if current == heading and match["language"] == language:
             found.append(match["code"])

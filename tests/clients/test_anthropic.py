@@ -32,6 +32,7 @@ def ask(messages, **more):
     return {"model": MODEL, "max_tokens": 200, "messages": messages, "extra_body": body, **more}
 
 
+# rule: Endpoints: Messages and their count answer in Anthropic's form
 def test_chat(claude):
     answer = claude.messages.create(**ask(CAPITAL, system="Answer shortly."))
     (block,) = answer.content

@@ -29,11 +29,13 @@ def ask(text: str, **more):
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
 
 
+# rule: Endpoints: Models are listed, and each is there by its id
 def test_models(client):
     assert MODEL in [model.id for model in client.models.list()]
     assert client.models.retrieve(MODEL).id == MODEL
 
 
+# rule: Endpoints: Chat completions answer in OpenAI's form
 def test_chat(client):
     answer = client.chat.completions.create(**ask(CAPITAL))
     assert PARIS in answer.choices[0].message.content
@@ -77,6 +79,7 @@ def test_async(base_url):
     asyncio.run(run())
 
 
+# rule: Endpoints: Completions answer in OpenAI's form
 def test_completion(client):
     answer = client.completions.create(model=MODEL, prompt=["A quire is", "Once upon a time"], max_tokens=8, logprobs=2)
     assert [choice.index for choice in answer.choices] == [0, 1]
@@ -100,6 +103,7 @@ def test_several_choices_with_logprobs(client):
     assert {choice.index for chunk in chunks for choice in chunk.choices} == {0, 1}
 
 
+# rule: Fields: `response_format` and `structured_outputs` are enforced
 def test_parse(client):
     answer = client.chat.completions.parse(**ask(PERSON, response_format=Person))
     assert answer.choices[0].message.parsed == GEORGE
@@ -145,6 +149,7 @@ def test_a_streamed_tool_call_is_the_whole_one(client):
     assert final.message.tool_calls[0].function.arguments == whole.message.tool_calls[0].function.arguments
 
 
+# rule: Streams: Deltas of tool calls have index always, id, type and name once, arguments as strings
 def test_tool_deltas_have_openais_form(client):
     deltas = [
         call
@@ -159,6 +164,7 @@ def test_tool_deltas_have_openais_form(client):
     assert all("name" not in call.function.model_fields_set for call in later)
 
 
+# rule: Tools and reasoning: `required` and named choices are forced by a grammar
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_a_forced_tool_is_called_whatever_is_asked(client, choice):
     answer = client.chat.completions.create(**ask(CAPITAL, tools=[WEATHER_TOOL], tool_choice=choice)).choices[0]
@@ -184,6 +190,7 @@ def test_strict_tools_are_parsed(client):
     assert answer.choices[0].message.tool_calls[0].function.parsed_arguments == GetWeather(city=PARIS)
 
 
+# rule: Streams: Reasoning has both names, and none of it is in the content
 def test_thoughts_stay_out_of_the_content(client):
     message = client.chat.completions.create(**ask(CAPITAL, extra_body=THINK)).choices[0].message
     assert message.reasoning_content

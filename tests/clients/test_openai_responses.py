@@ -27,6 +27,7 @@ def ask(text, **more):
     return {"model": MODEL, "input": text, "temperature": 0, "store": False, **more}
 
 
+# rule: Endpoints: Responses answer in OpenAI's form and store nothing
 def test_text(client):
     answer = client.responses.create(**ask(CAPITAL, instructions="Answer shortly."))
     assert PARIS in answer.output_text

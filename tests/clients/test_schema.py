@@ -18,6 +18,7 @@ positive_data_acceptance.expected-statuses = ["2xx", "400", "404", "408"]
 """
 
 
+# rule: Endpoints: The OpenAPI document names every answer, status and header, and is kept
 @pytest.mark.parametrize("key", [None, "a-key-of-the-test"], ids=["open", "with-key"])
 def test_every_answer_is_as_documented(start, tmp_path, key):
     flags = ["--max-model-len", "512", "--request-timeout", "3"]

@@ -1,4 +1,4 @@
-"""The snippets of docs/clients.md work: those of this environment's packages, of Node and of the shell."""
+"""The snippets of docs/how-to/clients.md work: those of this environment's packages, of Node and of the shell."""
 
 import shutil
 
@@ -9,6 +9,7 @@ from tests.clients.test_node import FOLDER
 from tests.clients.test_node import pytestmark as needs_node
 
 
+# rule: Tools and reasoning: The clients of docs/how-to/clients.md work unchanged
 @pytest.mark.parametrize("heading", ["OpenAI for Python", "LangChain", "pydantic-ai", "OpenAI Agents", "Anthropic"])
 def test_python(daemon, tmp_path, heading):
     check_python(heading, url=daemon.base_url, cwd=tmp_path)

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from engine.metrics import METRICS
-from server import launch
+from engine.interface.control import STALL_AFTER_S
+from engine.interface.metrics import METRICS
 from server.cli import _parser
-from server.heartbeat import STALL_AFTER_S
+from server.launcher import launcher as launch
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
@@ -41,7 +41,7 @@ def one(manifests: list[Manifest], kind: str, name: str = "quire") -> Manifest:
 
 def exported_names() -> set[str]:
     """Every metric name of the /metrics page, ours and the aliases."""
-    page = (ROOT / "docs/observability.md").read_text()  # which a test compares with the real page
+    page = (ROOT / "docs/reference/metrics.md").read_text()  # which a test compares with the real page
     names = {f"quire_{metric.name}" for metric in METRICS.values()} | {metric.alias for metric in METRICS.values()}
     return (names | set(re.findall(r"`((?:quire_|vllm:)[a-z_]+)", page))) - {""}
 

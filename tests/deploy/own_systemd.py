@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.integration.daemon import ROOT, wait_for
+from tests.support.daemon import ROOT, wait_for
 
 PYTHON = Path("/usr/bin/python3")
 _UNIT = ROOT / "deploy/systemd/quire.service"
@@ -103,7 +103,7 @@ class OwnSystemd:
     @property
     def _first(self) -> int:
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        wait_for(lambda: children.read_text(), timeout_s=10, what="systemd")
+        wait_for(children.read_text, timeout_s=10, what="systemd")
         return int(children.read_text().split()[0])
 
 

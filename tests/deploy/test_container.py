@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.conftest import need, needs_root
-from tests.integration.daemon import ROOT, wait_for
+from tests.support.daemon import ROOT, wait_for
 
 # buildah build's flags for networks where PyPI, say, is reached in another way
 BUILD_FLAGS = shlex.split(os.environ.get("BUILDAH_FLAGS", ""))
@@ -68,7 +68,7 @@ def test_the_first_process_of_a_container_can_be_stopped_while_it_looks_for_a_mo
             hub.settimeout(60)
             connection, _ = hub.accept()
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-            wait_for(lambda: children.read_text(), timeout_s=10, what="a first process")
+            wait_for(children.read_text, timeout_s=10, what="a first process")
             os.kill(int(children.read_text().split()[0]), signal.SIGTERM)
             assert process.wait(10) == 128 + signal.SIGTERM
             connection.close()

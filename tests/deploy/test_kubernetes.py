@@ -16,7 +16,7 @@ from tests.deploy.conftest import need
 from tests.deploy.manifests import KUBERNETES, ROOT, Manifest, check_arguments, check_server, load, one
 
 OVERLAYS = ("cpu", "gpu", "llm-d")
-OLDEST = "1.30"  # as docs/scaling.md says
+OLDEST = "1.30"  # as docs/how-to/kubernetes.md says
 SELECTORS = {
     "Service": "selector",
     "PodDisruptionBudget": "selector.matchLabels",
@@ -117,7 +117,7 @@ def test_the_oldest_version_knows_a_sleep_before_the_stop() -> None:
     kubernetes_validate.validate(deployment, OLDEST, strict=True)
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(deployment, "1.28", strict=True)
-    assert f"Kubernetes {OLDEST} or newer" in (ROOT / "docs/scaling.md").read_text()
+    assert f"Kubernetes {OLDEST} or newer" in (ROOT / "docs/how-to/kubernetes.md").read_text()
 
 
 def test_a_gpu_replica_asks_for_one_gpu_and_needs_no_spare() -> None:
@@ -130,7 +130,7 @@ def test_a_gpu_replica_asks_for_one_gpu_and_needs_no_spare() -> None:
 
 
 def test_the_patches_of_the_guide_give_a_pod_as_many_gpus_as_share_its_model(tmp_path: Path) -> None:
-    (patches,) = re.findall(r"```yaml\n(patches:.*?)```", (ROOT / "docs/scaling.md").read_text(), re.DOTALL)
+    (patches,) = re.findall(r"```yaml\n(patches:.*?)```", (ROOT / "docs/how-to/kubernetes.md").read_text(), re.DOTALL)
     shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/kustomization.yaml").write_text(f"resources: [../kubernetes/overlays/gpu]\n{patches}")
@@ -208,7 +208,9 @@ def test_the_scraper_has_a_key_where_requests_need_one(tmp_path: Path) -> None:
 
 
 def test_the_overlay_of_the_guide_serves_its_model(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```yaml\n(apiVersion: kustomize.*?)```", (ROOT / "docs/scaling.md").read_text(), re.DOTALL)
+    (text,) = re.findall(
+        r"```yaml\n(apiVersion: kustomize.*?)```", (ROOT / "docs/how-to/kubernetes.md").read_text(), re.DOTALL
+    )
     shutil.copytree(KUBERNETES, tmp_path / "deploy/kubernetes")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/kustomization.yaml").write_text(text)

@@ -1,4 +1,4 @@
-"""The recipe of docs/scaling.md: vllm-router in front of two Quire servers, all of them real processes.
+"""The recipe of docs/how-to/several-gpus.md: vllm-router in front of two Quire servers, all of them real processes.
 
 Needs the PyPI package vllm-router, beside this Python or as the program that VLLM_ROUTER names.
 """
@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from tests.deploy.conftest import need
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
 
 MODEL = "quire-demo"
 MESSAGES = [{"role": "user", "content": "What is a quire?"}]
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running_router(daemons: list[Daemon], policy: str, folder: Path) -> Iterator[str]:
-    """The router as docs/scaling.md starts it, but watching more often; yields its URL."""
+    """The router as docs/how-to/several-gpus.md starts it, but watching more often; yields its URL."""
     port = free_port()
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port()), "--policy", policy]
     arguments += ["--worker-urls", *(daemon.base_url for daemon in daemons), "--worker-startup-check-interval", "1"]

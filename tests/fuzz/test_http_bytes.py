@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes import FakeEngineClient, FakeSupervisor
 from tests.fuzz.conftest import seeds
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
+from tests.support.fakes import FakeEngineClient, FakeSupervisor
 from tests.unit.server.conftest import Harness, serving, write_model_folder
 
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
@@ -30,7 +30,7 @@ PARTS = [
     b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: chunked, chunked\r\n", b"Transfer-Encoding:\x00chunked\r\n",
     b"Content-Type: application/json\r\n", b"Connection: close\r\n", b"Connection: upgrade\r\nUpgrade: websocket\r\n",
     b"Expect: 100-continue\r\n", b"X-Request-Id: a\x7fb\r\n", b"Authorization: Bearer x\r\n", b" folded\r\n",
-    b"\r\n", b"\n", b"\r", b"\x00", b"0\r\n\r\n", b"2\r\n{}\r\n", b"2;x=\"\r\n{}\r\n", b"{}", b'{"prompt": "a"}',
+    b"\r\n", b"\n", b"\r", b"\x00", b"0\r\n\r\n", b"2\r\n{}\r\n", b'2;x="\r\n{}\r\n', b"{}", b'{"prompt": "a"}',
     b'{"messages": [{"role": "user", "content": "hi"}], "stream": true}', b"fffffffff\r\n",
 ]  # fmt: skip
 
@@ -91,6 +91,8 @@ def check_healthy(address: tuple[str, int]) -> None:
     assert reply.startswith(b"HTTP/1.1 200 ")
 
 
+# rule: Limits: No bytes lead to a 5xx, a hang or an error in the log
+# rule: Security: A body that is framed in two ways is refused (request smuggling)
 @pytest.mark.parametrize("path", seeds("http"), ids=lambda path: path.name)
 def test_the_corpus_gets_its_answers(address, errors, path):
     expected = [status for status in path.name.split(".")[-2].split("-") if status != "none"]
@@ -114,6 +116,7 @@ def connections(draw: st.DrawFn) -> list[bytes]:
     return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
+# rule: Limits: No bytes lead to a 5xx, a hang or an error in the log
 @given(connections())
 def test_any_bytes_are_answered_below_500_or_closed(address, errors, pieces):
     received = exchange(address, pieces)
@@ -123,6 +126,7 @@ def test_any_bytes_are_answered_below_500_or_closed(address, errors, pieces):
     assert not errors
 
 
+# rule: Limits: No bytes lead to a 5xx, a hang or an error in the log
 def test_a_real_daemon_survives_them(tmp_path):
     @settings(max_examples=min(settings.default.max_examples, 300))
     @given(connections())
@@ -140,6 +144,7 @@ def test_a_real_daemon_survives_them(tmp_path):
         assert " ERROR " not in daemon.log
 
 
+# rule: Limits: Sending a request has its time: headers 30 s, body 300 s
 def test_many_half_requests_hold_up_nobody(address):
     held = [socket.create_connection(address, timeout=END_S) for _ in range(200)]
     try:

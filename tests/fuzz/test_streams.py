@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.resolve import resolve_model
-from tests.fakes import READY, FakeEngineClient, FakeSupervisor
+from server.config.model_source import resolve_model
 from tests.fuzz.conftest import seeds
+from tests.support.fakes import READY, FakeEngineClient, FakeSupervisor
 from tests.unit.server.conftest import Harness, chat_text, stream_chunks, write_model_folder
 
 TEXTS = [path.read_bytes().decode() for path in seeds("texts")]
@@ -37,6 +37,7 @@ def answers(app: Harness, ids: list[int], size: int, **fields: object) -> tuple[
 STOPS = st.lists(st.text(alphabet="abe <|>\n😀", min_size=1, max_size=4), max_size=4)
 
 
+# rule: Streams: The chunks joined are the whole answer
 @given(st.lists(st.integers(3, 420), max_size=40), st.integers(1, 7), STOPS, st.booleans(), st.booleans())
 def test_any_tokens_are_one_answer_whole_or_streamed(app, ids, size, stops, shown, skipped):
     fields = {"include_stop_str_in_output": shown, "skip_special_tokens": skipped} | ({"stop": stops} if stops else {})
@@ -62,6 +63,7 @@ TAGS = [
 WRITTEN = st.lists(st.sampled_from([*TAGS, *TEXTS]) | st.text(max_size=6), max_size=8).map("".join)
 
 
+# rule: Tools and reasoning: A stream with tools joins to the whole answer, however the text is cut
 @given(WRITTEN, st.integers(1, 9), st.booleans())
 def test_any_text_with_tools_is_one_answer_whole_or_streamed(app, text, size, is_thinking):
     ids = [id_ for id_ in app.ids(text) if id_ > 2][:200]

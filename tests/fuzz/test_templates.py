@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.resolve import resolve_model
-from server.tokenizer import Tokenizer, load_tokenizer
+from server.config.model_source import resolve_model
+from server.text.tokenizer import Tokenizer, load_tokenizer
 from tests.fuzz.conftest import seeds
 from tests.unit.server.conftest import write_model_folder
 
@@ -50,6 +50,7 @@ def control_tokens(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     return [id_ for id_ in ids if id_ in tokenizer.special_ids]
 
 
+# rule: Security: Text of users never becomes a control token
 @given(st.lists(TEXT, min_size=1, max_size=2))
 def test_users_and_systems_write_no_control_token(tokenizer, texts):
     ids = encode(tokenizer, texts)

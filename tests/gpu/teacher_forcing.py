@@ -11,16 +11,16 @@ from unittest import mock
 
 import torch
 
-from engine.generate import Generation
-from kernels import ops
+from engine.core.local_client import Generation
+from kernels import dispatch
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
-from models.checkpoint import RandomReader
-from models.config import ModelConfig
+from models.build import build
+from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.parallel import TensorParallel
-from models.registry import build
-from models.weights import TensorReader, Weights
+from models.weights.checkpoint import RandomReader
+from models.weights.weights import TensorReader, Weights
 
 _MAX_TOKENS = 8192  # per forward pass
 
@@ -99,7 +99,7 @@ class Reference:
 
     def _score(self, batch: list[tuple[list[int], Generation]]) -> Scores:
         sequences = [prompt + generation.token_ids[:-1] for prompt, generation in batch]
-        with torch.inference_mode(), mock.patch.object(ops, "HAS_TRITON", False):
+        with torch.inference_mode(), mock.patch.object(dispatch, "HAS_TRITON", False):
             hidden = self._forward(sequences).split([len(sequence) for sequence in sequences])
             scores = [
                 self._score_one(states[len(prompt) - 1 :], generation)

@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
-from tests.integration.daemon import ROOT, Daemon, wait_for
-from tests.integration.fake_openai import fake_openai
+from tests.support.daemon import ROOT, Daemon, wait_for
+from tests.support.fake_openai import fake_openai
 
 LOAD = ("--num-requests", "12", "--input-len", "16", "--output-len", "8")
 TIMEOUT_S = 120
@@ -79,7 +79,7 @@ def test_poisson_arrivals_and_a_comparison_with_an_earlier_run(daemon: Daemon, t
     assert "(Poisson)" in result.stderr
     assert "median_ttft_ms" in result.stdout
     assert "not the same load.path: /v1/completions → /v1/chat/completions" in result.stdout
-    assert xml.etree.ElementTree.parse(plot_path).getroot().tag.endswith("svg")
+    assert ET.parse(plot_path).getroot().tag.endswith("svg")
 
 
 def test_ctrl_c_shows_what_was_measured_until_then(daemon: Daemon) -> None:

@@ -7,11 +7,12 @@ import openai
 import pytest
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
 
 pytestmark = needs_proc
 
 
+# rule: Endpoints: A running request can be cancelled
 def test_any_worker_ends_a_stream_of_any_other(start) -> None:
     daemon: Daemon = start("--http-workers", "2", "--max-model-len", "2048").wait_ready()
     client = openai.OpenAI(base_url=f"{daemon.base_url}/v1", api_key="none", max_retries=0, timeout=60)

@@ -9,8 +9,8 @@ import torch
 from tokenizers import processors
 from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
 
-from tests.integration.daemon import Daemon
-from tests.unit.models.embedding_folder import PROMPTS, write_embedding_files
+from tests.support.daemon import Daemon
+from tests.support.embedding_folder import PROMPTS, write_embedding_files
 from tests.unit.server.conftest import train_byte_level, write_model_folder
 
 TEXTS = ["The quick brown fox.", "Schöne Grüße aus Köln, naïve café. " * 20, "日本語", ""]
@@ -50,6 +50,7 @@ def reference(folder: Path, texts: list[str]) -> list[np.ndarray]:
     return [torch.nn.functional.normalize(vector, dim=0).numpy() for vector in hidden]
 
 
+# rule: Endpoints: Embeddings answer in OpenAI's form, as numbers and in base64
 def test_the_client_gets_the_embeddings_of_transformers(folder: Path, tmp_path: Path) -> None:
     with Daemon("--device", "cpu", "--max-num-batched-tokens", "100", str(folder), folder=tmp_path) as daemon:
         daemon.wait_ready()
@@ -86,6 +87,7 @@ def test_the_client_gets_the_embeddings_of_transformers(folder: Path, tmp_path: 
         assert 'quire_requests_finished_total{finished_reason="stop"' in page
 
 
+# rule: Fields: Only embedding models and `--pooling` give embeddings; only models with a head give text
 def test_the_demo_model_generates_and_embeds_with_pooling(tmp_path: Path) -> None:
     with Daemon("--device", "cpu", "--pooling", "mean", folder=tmp_path) as daemon:
         daemon.wait_ready()

@@ -11,7 +11,7 @@ import httpx
 import openai
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
 
 Start = Callable[..., Daemon]
 PROMPT = "The quire is a gathering of leaves, folded once and sewn through the fold. " * 8
@@ -58,6 +58,8 @@ class Watcher:
         wait_for(lambda: name in [event for event, _ in self.events[after:]], timeout_s=40, what=name)
 
 
+# rule: Endpoints: A KV snapshot matches the engine's state, names requests by their answers' ids, and contains no
+#     text
 def test_requests_their_shared_prefix_and_what_is_left_of_it_are_seen(daemon: Daemon, client: openai.OpenAI) -> None:
     assert snapshot(daemon)["pool"]["num_used"] == 0
     first = stream(client, PROMPT)
@@ -92,6 +94,8 @@ def test_choices_of_one_request_are_told_apart(daemon: Daemon, client: openai.Op
     streams.close()
 
 
+# rule: Endpoints: The KV stream sends at most four snapshots a second for all viewers, costs nothing without viewers,
+#     ends at the drain, and reports an engine's death
 @needs_proc
 def test_any_worker_answers_and_each_stream_ends_at_the_drain(start: Start) -> None:
     daemon = start("--http-workers", "2", "--drain-timeout", "20").wait_ready()
@@ -112,6 +116,8 @@ def test_any_worker_answers_and_each_stream_ends_at_the_drain(start: Start) -> N
         assert watcher.events[-1][0] == "end"
 
 
+# rule: Endpoints: The KV stream sends at most four snapshots a second for all viewers, costs nothing without viewers,
+#     ends at the drain, and reports an engine's death
 @needs_proc
 def test_a_stream_shows_the_engines_death_and_its_successor(start: Start) -> None:
     daemon = start().wait_ready()

@@ -12,7 +12,7 @@ import httpx
 import openai
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import Daemon, is_alive, wait_for
+from tests.support.daemon import Daemon, is_alive, wait_for
 
 pytestmark = needs_proc
 
@@ -84,6 +84,8 @@ def post(daemon: Daemon, **more: object) -> httpx.Response:
     return httpx.post(daemon.base_url + "/v1/chat/completions", json=body, timeout=30)
 
 
+# rule: Endpoints: `/ready` is 503 with stage and progress until the self-test has given its first token
+# rule: Endpoints: The port is bound before the model is loaded
 def test_the_port_answers_while_the_model_loads(start: Start) -> None:
     daemon = start()
     early = daemon.get("/ready")
@@ -115,6 +117,7 @@ def test_sigterm_lets_streams_finish_and_takes_nothing_new(start: Start) -> None
     assert [event["choices"][0]["finish_reason"] for event in events if event["choices"]][-1] == "length"
 
 
+# rule: Streams: A failure after the first byte is an event, then `[DONE]`; a stream is never just closed
 def test_what_does_not_finish_in_the_drain_time_gets_an_error_event(start: Start) -> None:
     daemon = start("--drain-timeout", "0.5").wait_ready()
     stream = Stream(daemon, max_tokens=4000).wait_started()
@@ -158,6 +161,7 @@ def test_a_killed_launcher_leaves_no_orphans(start: Start) -> None:
         daemon.process.kill()
 
 
+# rule: Streams: A failure after the first byte is an event, then `[DONE]`; a stream is never just closed
 def test_a_killed_engine_is_told_to_every_stream_and_comes_back(start: Start) -> None:
     daemon = start().wait_ready()
     assert post(daemon).status_code == 200
@@ -185,7 +189,7 @@ def test_a_killed_worker_comes_back(start: Start) -> None:
     daemon = start().wait_ready()
     assert post(daemon).status_code == 200
     tokens = daemon.metrics()["quire_generation_tokens_total"]
-    first = daemon.child("server.worker")
+    first = daemon.child("server.http.worker")
     os.kill(first, signal.SIGKILL)
     wait_for(lambda: not is_alive(first), timeout_s=5, what="worker ended")
     wait_for(lambda: ready_status(daemon) == 200, timeout_s=20, what="ready again")
@@ -225,9 +229,9 @@ def test_two_workers_share_the_streams_and_count_exactly(start: Start) -> None:
         assert metrics["vllm:request_success_total{finished_reason=length}"] == 10
 
     streams = [Stream(daemon, max_tokens=100) for _ in range(24)]
-    wait_for(lambda: len(daemon.connections("server.worker")) == 2, timeout_s=5, what="two workers")
-    wait_for(lambda: sum(daemon.connections("server.worker")) >= 24, timeout_s=10, what="connections")
-    assert all(num > 0 for num in daemon.connections("server.worker"))
+    wait_for(lambda: len(daemon.connections("server.http.worker")) == 2, timeout_s=5, what="two workers")
+    wait_for(lambda: sum(daemon.connections("server.http.worker")) >= 24, timeout_s=10, what="connections")
+    assert all(num > 0 for num in daemon.connections("server.http.worker"))
     for stream in streams:
         events = stream.wait_end()
         assert [event["choices"][0]["finish_reason"] for event in events if event["choices"]][-1] == "length"

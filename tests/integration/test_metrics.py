@@ -14,10 +14,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import ROOT, Daemon, wait_for
+from tests.support.daemon import ROOT, Daemon, wait_for
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs quire[otel]")
-from tests.otlp_collector import Collector
+from tests.support.otlp_collector import Collector
 
 MODEL = "quire-demo"
 SECRET = "xyzzy-plugh"
@@ -60,9 +60,9 @@ def samples(http: httpx.Client) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def documented() -> dict[str, tuple[str, frozenset[str]]]:
-    """Return {name: (kind, labels)} of docs/observability.md."""
+    """Return {name: (kind, labels)} of docs/reference/metrics.md."""
     found = {}
-    for line in (ROOT / "docs" / "observability.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if len(cells) == 5 and cells[1] in ("counter", "gauge", "histogram"):
             own, alias = CELL.fullmatch(cells[0]), CELL.fullmatch(cells[3])

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
 
 MODEL = "quire-demo"
 
@@ -47,6 +47,7 @@ def waiting(daemon: Daemon) -> float:
     return daemon.metrics()["quire_num_requests_waiting"]
 
 
+# rule: Fields: `priority` and `cache_salt` act
 def test_priority_orders_who_is_served_first(narrow: Daemon) -> None:
     ends: list[int] = []
 
@@ -65,6 +66,7 @@ def test_priority_orders_who_is_served_first(narrow: Daemon) -> None:
     assert ends == [-5, 0, 5]
 
 
+# rule: Limits: The queue is bounded by requests and tokens, and refuses at once
 def test_a_queue_full_of_tokens_refuses_at_once_and_serves_what_it_took(narrow: Daemon) -> None:
     replies: list[int] = []
     threads = [
@@ -86,6 +88,7 @@ def test_a_queue_full_of_tokens_refuses_at_once_and_serves_what_it_took(narrow: 
     assert narrow.metrics()["quire_requests_rejected_total{reason=overloaded}"] >= 1
 
 
+# rule: Fields: `priority` and `cache_salt` act
 def test_only_requests_of_the_same_salt_share_a_prefix(narrow: Daemon) -> None:
     prompt = list(range(50, 90))
 
@@ -98,6 +101,7 @@ def test_only_requests_of_the_same_salt_share_a_prefix(narrow: Daemon) -> None:
     assert cached(prompt_logprobs=0) == 0
 
 
+# rule: Limits: A request has a deadline, also in the queue
 def test_a_deadline_in_the_queue_is_a_408_and_frees_the_place(narrow: Daemon) -> None:
     with Busy(narrow):
         start_s = time.monotonic()

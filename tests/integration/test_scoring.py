@@ -32,6 +32,7 @@ def test_generated_tokens_are_scored_as_they_were_generated(client: openai.OpenA
             assert value == max(tops.values())  # as lm-eval asks whether a token was the greedy one
 
 
+# rule: Fields: Log-probabilities have both of OpenAI's forms
 def test_a_chosen_tokens_logprob_is_its_entry_among_the_top_ones(client: openai.OpenAI) -> None:
     made = generate(client)
     for token, value, tops in zip(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import Daemon, wait_for
 from tests.integration.test_lifecycle import post
+from tests.support.daemon import Daemon, wait_for
 
 pytestmark = needs_proc
 
@@ -76,6 +76,7 @@ def test_ready_comes_after_the_stages_and_when_requests_are_answered(daemon: Dae
     assert daemon.process.wait(30) == 0
 
 
+# rule: Endpoints: `/health` is 503 only if the engine makes no progress or does not come back
 def test_an_engine_that_hangs_is_unhealthy_and_starves_the_watchdog_until_it_goes_on(
     daemon: Daemon, manager: Manager
 ) -> None:

@@ -11,8 +11,8 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from server.resolve import DEMO_FOLDER
-from tests.integration.daemon import Daemon, wait_for
+from server.config.model_source import DEMO_FOLDER
+from tests.support.daemon import Daemon, wait_for
 
 MODEL = "quire-demo"
 TOKENIZER = Tokenizer.from_file(str(DEMO_FOLDER / "tokenizer.json"))
@@ -46,6 +46,7 @@ def test_ready_health_version_and_models_answer(daemon: Daemon, client: openai.O
         client.models.retrieve("nobody")
 
 
+# rule: Streams: The chunks joined are the whole answer
 def test_chat_stream_is_the_plain_answer_in_pieces(client: openai.OpenAI) -> None:
     plain = client.chat.completions.create(**chat("What is a page?"))
     chunks = list(
@@ -79,6 +80,7 @@ def test_completion_stream_is_the_plain_answer_in_pieces(client: openai.OpenAI) 
     assert plain.usage.completion_tokens == 10
 
 
+# rule: Fields: A seed gives the same answer again
 def test_a_seed_gives_the_same_answer_again(client: openai.OpenAI) -> None:
     answers = {
         client.chat.completions.create(**chat("Say something", temperature=1.0, seed=seed)).choices[0].message.content
@@ -125,12 +127,14 @@ def test_sixty_four_streams_at_once_have_exact_usage_and_their_own_text(daemon: 
         assert alone.choices[0].message.content == answers[index][0]
 
 
+# rule: Fields: `n` gives as many choices, each drawn on its own
 def test_several_choices_are_answered_and_counted(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**chat("Hello", max_tokens=5, n=3))
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert answer.usage.completion_tokens == 15
 
 
+# rule: Fields: `stop` ends an answer, also where it spans chunks
 def test_a_stop_string_ends_the_answer_before_itself(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(**chat("Tell me", max_tokens=24)).choices[0].message.content
     stop = whole[len(whole) // 2 :][:3]
@@ -157,6 +161,7 @@ def test_a_stop_string_is_counted_before_its_answer_can_be_followed_by_a_scrape(
             assert float(line.split()[-1]) - before == i
 
 
+# rule: Errors: A client that leaves ends its request, stream or not
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_every_block(daemon: Daemon, stream: bool) -> None:
     body = {
@@ -180,6 +185,7 @@ def test_a_client_that_leaves_frees_every_block(daemon: Daemon, stream: bool) ->
     assert metrics["quire_requests_finished_total{finished_reason=abort}"] >= 1
 
 
+# rule: Fields: Usage always counts cached tokens
 def test_the_prefix_cache_is_hit_by_a_repeated_prompt(daemon: Daemon, client: openai.OpenAI) -> None:
     text = "A long question that fills more than one block. " * 8
     first = client.chat.completions.create(**chat(text, max_tokens=4))
@@ -190,6 +196,7 @@ def test_the_prefix_cache_is_hit_by_a_repeated_prompt(daemon: Daemon, client: op
     assert daemon.metrics()["quire_prefix_cache_hits_total"] - hits == second.usage.prompt_tokens_details.cached_tokens
 
 
+# rule: Errors: 400 for a wrong field, with its name
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.integration.daemon import Daemon
+from tests.support.daemon import Daemon
 
 MODEL = "quire-demo"
 FLAGS = ("--device", "cpu", "--dtype", "float32")

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
 
 MESSAGES = [{"role": "user", "content": "Which page is it?"}]
 CHAT = {"model": "quire-demo", "messages": MESSAGES, "temperature": 1.0}
@@ -39,6 +39,7 @@ def so(**constraint: object) -> dict[str, object]:
     return {"extra_body": {"structured_outputs": constraint}}
 
 
+# rule: Fields: `response_format` and `structured_outputs` are enforced
 def test_parse_gives_a_pydantic_object(client: openai.OpenAI) -> None:
     for seed in range(3):
         reply = client.chat.completions.parse(**CHAT, seed=seed, response_format=Page, max_completion_tokens=400)
@@ -70,6 +71,7 @@ def test_a_json_object_is_one_up_to_its_end(client: openai.OpenAI) -> None:
             assert isinstance(json.loads(text), dict)
 
 
+# rule: Fields: `response_format` and `structured_outputs` are enforced
 def test_regex_choice_grammar_and_schema_for_both_endpoints(client: openai.OpenAI) -> None:
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3}
     lark = 'start: "f(" NUMBER ("," NUMBER){2} ")"\nNUMBER: /[0-9]{1,2}/'
@@ -130,6 +132,7 @@ def test_what_cannot_be_enforced_is_a_400_that_says_why(client: openai.OpenAI) -
     assert "look-around" in str(error.body)
 
 
+# rule: Limits: A grammar compiles within 5 s, in a process that can be killed
 @needs_proc
 def test_a_grammar_over_the_deadline_holds_up_nobody_and_leaves_no_process(
     daemon: Daemon, client: openai.OpenAI
@@ -154,7 +157,7 @@ def test_the_daemons_end_is_the_end_of_the_checking_process(start: Callable[...,
     daemon = start().wait_ready()
     with openai.OpenAI(base_url=f"{daemon.base_url}/v1", api_key="unused", max_retries=0) as client:
         client.chat.completions.create(**CHAT, **so(choice=["yes"]))
-    checkers = [pid for pid in _descendants(daemon.process.pid) if "engine.grammar_check" in _command(pid)]
+    checkers = [pid for pid in _descendants(daemon.process.pid) if "engine.grammar_check_process" in _command(pid)]
     assert len(checkers) == 1
     daemon.__exit__()
     wait_for(lambda: not Path(f"/proc/{checkers[0]}").exists(), timeout_s=10, what="the end of the checking process")

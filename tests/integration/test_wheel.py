@@ -1,5 +1,6 @@
 """The package as users get it: built, installed elsewhere, and served from there by its console script."""
 
+import ast
 import importlib.util
 import shutil
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.daemon import ROOT, Daemon
+from tests.support.daemon import ROOT, Daemon
+
+PACKAGES = ("server", "engine", "models", "kernels", "benchmarks", "deploy")
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools to build")
 
@@ -21,7 +24,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
-    for name in ("server", "engine", "models", "kernels", "benchmarks", "deploy"):
+    for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
@@ -34,7 +37,7 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for name in (
         "server/cli.py",
-        "server/routes/chat.py",
+        "server/http/routes/generate.py",
         "server/pages/docs.html",
         "server/pages/chat/page.html",
         "server/pages/chat/vendor/marked.js",
@@ -52,14 +55,37 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
         "deploy/ray/quire.yaml",
     ):
         assert name in names
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
-        "server",
-        "engine",
-        "models",
-        "kernels",
-        "benchmarks",
-        "deploy",
-    }
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == set(PACKAGES)
+
+
+def test_the_wheel_has_the_demo_checkpoint_without_its_corpus_and_training(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert sorted(name for name in names if "demo" in name) == [
+        f"models/demo/checkpoint/{name}"
+        for name in (
+            "chat_template.jinja",
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "training.json",
+        )
+    ]
+
+
+def test_every_module_of_the_wheel_finds_its_own_packages_there(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in archive.namelist()}
+    missing = [
+        f"{name} imports {node.module}"
+        for name in archive.namelist()
+        if name.endswith(".py")
+        for node in ast.parse(archive.read(name)).body
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES
+        if node.module not in modules
+    ]
+    assert missing == []
 
 
 def test_the_installed_console_script_serves_the_demo(wheel: Path, tmp_path: Path) -> None:

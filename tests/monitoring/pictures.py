@@ -1,4 +1,4 @@
-"""Draw the dashboard for docs: `python -m tests.monitoring.pictures docs`, from a daemon under three minutes of load.
+"""Draw the dashboard: `python -m tests.monitoring.pictures docs/images`, from a daemon under three minutes of load.
 
 The load grows from a few readers to more than the KV pool holds, with one burst, and shrinks again.
 """
@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 from deploy.grafana.panels import Json
-from tests.integration.daemon import ROOT, Daemon
 from tests.monitoring.draw import draw_row
 from tests.monitoring.load import FLAGS, burst, running
 from tests.monitoring.prometheus import Prometheus
+from tests.support.daemon import ROOT, Daemon
 
 _PHASES = ((3, 40), (8, 45), (16, 60), (3, 35))  # readers, seconds
 _DASHBOARD = ROOT / "deploy/grafana/dashboards/quire.json"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.clients.questions import MODEL
-from tests.integration.daemon import ROOT
+from tests.support.daemon import ROOT
 
 CAPITALS = {"France": "Paris", "Spain": "Madrid", "Italy": "Rome", "Japan": "Tokyo"}
 PROMPT = (
@@ -65,6 +65,7 @@ def evaluate(request, base_url, tmp_path):
     return run
 
 
+# rule: Fields: `echo` acts, also with `logprobs`
 def test_right_answers_score_higher_than_wrong_ones(evaluate):
     assert evaluate("quire_choice")["acc,none"] == 1
 

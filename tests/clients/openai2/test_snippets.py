@@ -1,4 +1,4 @@
-"""The snippets of docs/clients.md work: those of the packages that want openai 2."""
+"""The snippets of docs/how-to/clients.md work: those of the packages that want openai 2."""
 
 import pytest
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from benchmarks.fleet import POLICIES, Fleet, Load
 from benchmarks.step_times import StepTimes
-from engine.config import SchedulerConfig
-from engine.errors import PromptTooLong
+from engine.interface.config import SchedulerConfig
+from engine.interface.errors import PromptTooLong
 
 BLOCK_SIZE = 16
 STEP_S, ROW_S, PROMPT_S = 0.010, 0.001, 0.0001  # of a step with one row, each further one, a prompt token
@@ -48,7 +48,7 @@ loads = st.builds(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=settings.default.max_examples)
 @given(load=loads, depth=st.sampled_from([1, 2]), num_replicas=st.integers(1, 3), policy=st.sampled_from(POLICIES))
 def test_every_request_ends_with_all_its_tokens_in_order(
     load: Load, depth: int, num_replicas: int, policy: str

@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 import warnings
-import xml.etree.ElementTree
+import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ def test_two_runs_are_compared_in_words_and_bars(tmp_path: Path) -> None:
     assert ("class", "worse") in page.attributes
 
 
+@pytest.mark.full
 def test_sweeps_are_compared_load_by_load(tmp_path: Path) -> None:
     page = draw(tmp_path, sweep_report(1, 8), sweep_report(8, 64, slowness=0.5), serve_report())
     assert "Latencies, 8 at once" in page.headings
@@ -94,6 +95,7 @@ def test_other_kinds_are_drawn_alone_and_compared(make: Any, tmp_path: Path) -> 
     assert "Change from old to new" in draw(tmp_path, make(), make()).headings
 
 
+@pytest.mark.full
 def test_a_file_without_histograms_says_so(tmp_path: Path) -> None:
     old = serve_report()
     del old["histograms"]
@@ -109,6 +111,7 @@ def test_a_file_without_histograms_says_so(tmp_path: Path) -> None:
     assert "Latencies" not in page.headings
 
 
+@pytest.mark.full
 def test_a_load_of_which_nothing_was_completed_is_a_report_too(tmp_path: Path) -> None:
     empty = dict.fromkeys([name for name in serve_report() if name.endswith("_ms")])
     failed = serve_report(num_completed=0, num_failed=9, histograms={}, warnings=["9 × HTTP 500: boom"], **empty)
@@ -116,6 +119,7 @@ def test_a_load_of_which_nothing_was_completed_is_a_report_too(tmp_path: Path) -
     assert "8 at once: 9 × HTTP 500: boom" in page.text
 
 
+@pytest.mark.full
 def test_what_comes_from_outside_stays_text(tmp_path: Path) -> None:
     load = serve_report()["load"] | {"model": HOSTILE}
     one = serve_report(load=load, warnings=[HOSTILE], server={HOSTILE: HOSTILE}, command=HOSTILE, date=HOSTILE)
@@ -144,9 +148,10 @@ def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
 def test_a_picture_may_be_svg(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(serve_report()))
     run(argparse.Namespace(files=[str(tmp_path / "a.json")], html=None, plot=str(tmp_path / "a.svg")))
-    assert xml.etree.ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
+    assert ET.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
 
 
+@pytest.mark.full
 def test_more_than_fits_is_said(tmp_path: Path) -> None:
     page = draw(tmp_path, sweep_report(*range(1, 11)))
     assert "Without a histogram of their own, for want of room:" in page.text
@@ -159,6 +164,7 @@ def test_kernels_without_a_single_time_are_a_table(tmp_path: Path) -> None:
     assert "prefill 1 × 128" in Page((tmp_path / "page.html").read_text()).text
 
 
+@pytest.mark.full
 def test_decode_of_many_batches_is_thinned_out(tmp_path: Path) -> None:
     report = kernels_report()
     page = draw(

@@ -8,20 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.quantization import SCHEMES, format_report, main, measure_errors
-from benchmarks.quantization_reference import Conversation, Reference
-from benchmarks.quantization_schemes import Candidate
-from benchmarks.quantization_trained import (
+from benchmarks.demo_model.corpus.base import Question
+from benchmarks.demo_model.quantization import (
     fitted,
     format_trained,
     measure_scheme,
     measure_trained,
 )
-from engine.config import EngineConfig
-from models.config import ModelConfig
-from models.demo.corpus.base import Question
+from benchmarks.quantization import SCHEMES, format_report, main, measure_errors
+from benchmarks.quantization_reference import Conversation, Reference
+from benchmarks.quantization_schemes import Candidate
+from engine.interface.config import EngineConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
-from server.resolve import DEMO_FOLDER
+from server.config.model_source import DEMO_FOLDER
 
 PROMPTS = ([5, 9, 300, 41, 7], [8, 1000, 12, 77, 500, 6, 3])
 GATE_UP = "decoder.layers.1.mlp.gate_up_proj"

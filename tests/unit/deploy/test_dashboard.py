@@ -9,7 +9,7 @@ import yaml
 
 from deploy.grafana import check, generate, slo
 from deploy.grafana.alerts import ALERTS, rules
-from engine.metrics import METRICS
+from engine.interface.metrics import METRICS
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,8 +22,8 @@ def test_a_stale_and_a_missing_file_are_named(tmp_path: Path) -> None:
     for path, text in generate.files().items():
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_text(text)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/observability.md").write_text((ROOT / "docs/observability.md").read_text())
+    (tmp_path / "docs/how-to").mkdir(parents=True)
+    (tmp_path / "docs/how-to/alerts.md").write_text((ROOT / "docs/how-to/alerts.md").read_text())
     assert list(generate.faults(tmp_path)) == []
     dashboard = tmp_path / "deploy/grafana/dashboards/quire.json"
     dashboard.write_text(dashboard.read_text().replace("Overview", "Review"))
@@ -71,13 +71,13 @@ def test_each_fault_of_a_panel_is_one_sentence(spoil: Callable[[check.Json], Non
         (lambda rule: rule["annotations"].pop("runbook"), "has no runbook"),
         (lambda rule: rule["labels"].clear(), "has no severity"),
         (lambda rule: rule.update(expr="quire_reddy == 0"), "asks for quire_reddy"),
-        (lambda rule: rule["annotations"].update(runbook="docs/observability.md#x"), "there is no such heading"),
+        (lambda rule: rule["annotations"].update(runbook="docs/how-to/alerts.md#x"), "there is no such heading"),
     ],
 )
 def test_each_fault_of_an_alert_is_one_sentence(spoil: Callable[[check.Json], None], said: str) -> None:
     spoiled = yaml.safe_load(yaml.safe_dump(rules()))
     spoil(spoiled["groups"][0]["rules"][0])
-    (fault,) = check.rule_faults(spoiled, check.exported(), (ROOT / "docs/observability.md").read_text())
+    (fault,) = check.rule_faults(spoiled, check.exported(), (ROOT / "docs/how-to/alerts.md").read_text())
     assert said in fault
     assert fault.startswith("Alert QuireDown ")
 

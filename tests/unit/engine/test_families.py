@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers
 
-from engine.config import EngineConfig
-from engine.generate import generate
+from engine.core.local_client import generate
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from tests.unit.models.checkpoints import make_configs
-from tests.unit.models.reference import save_checkpoint
+from tests.support.checkpoints import make_configs
+from tests.support.reference import save_checkpoint
 
 NUM_TOKENS = 100
 PROMPTS = [
@@ -58,6 +58,7 @@ def their_greedy_text(folder: Path, prompt: list[int], *, attention: str) -> lis
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.table(most=12)
 def test_greedy_text_equals_transformers(kind: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, config_of(kind))
     # Prompts longer than a step are cut
@@ -86,6 +87,7 @@ def test_longrope_turns_by_the_short_factors_where_only_short_requests_are_serve
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.table(most=6)
 def test_random_weights_of_a_config_run_in_bf16(kind: str, tmp_path: Path) -> None:
     config = config_of(kind)
     config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]

@@ -27,7 +27,7 @@ driver.set_active(
 )
 
 from kernels import triton_elementwise
-from kernels.compile_ahead import Compilation, collect_kernels
+from kernels.precompile import Compilation, collect_kernels
 
 
 def launch(size, *, pdl=False):
@@ -61,6 +61,7 @@ assert Compilation([*others, kernels[0]]).wait(lambda done, total: None) is Fals
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@pytest.mark.full
 def test_what_was_noted_is_compiled_elsewhere_and_then_found_in_the_cache(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT],

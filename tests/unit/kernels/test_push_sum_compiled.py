@@ -26,8 +26,8 @@ driver.set_active(
     )
 )
 
-from kernels.compile_ahead import collect_kernels
-from kernels.triton_push_sum import PushSum
+from kernels.precompile import collect_kernels
+from kernels.all_reduce.triton import PushSum
 
 NUM_RANKS, WIDTH = 4, 1024
 inboxes = [torch.empty(64, dtype=torch.int16) for _ in range(NUM_RANKS)]
@@ -56,6 +56,7 @@ for kernel in kernels:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@pytest.mark.full
 def test_all_ranks_and_row_counts_share_a_kernel_that_moves_16_bytes_at_once(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT],

@@ -1,7 +1,8 @@
 """Runs triton_cases/ through Triton's interpreter, in a process of its own.
 
 TRITON_INTERPRET must be set before the first import of triton, which another test of this process may have done. One
-process takes all the files, as importing torch costs more than most of them; conftest.py seeds each case anew.
+process takes all the files that are asked for, one after the other, as importing torch costs more than most of them;
+conftest.py seeds each case anew.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -25,34 +26,65 @@ def _has_known_interpreter() -> bool:
     return importlib.util.find_spec("triton") is not None and importlib.metadata.version("triton").startswith("3.6.")
 
 
+RUN = """
+import sys
+import pytest
+for line in sys.stdin:
+    code = pytest.main(line.rstrip("\\n").split("\\t"))
+    print(f"\\nended {int(code)}", flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
-def outcomes(request, tmp_path_factory):
-    """By file of those that this session asks for: what became of each of its cases, "" if all went well."""
-    asked = {item.callspec.params["name"] for item in request.session.items if item.path == request.path}
-    report = tmp_path_factory.mktemp("triton") / "report.xml"
-    files = [str(CASES / f"{name}.py") for name in NAMES if name in asked]
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *files],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+def interpreter():
+    """A process that runs pytest with the arguments of each line it is sent, and says how it ended."""
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN],
+        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTEST_ADDOPTS": ""},
         cwd=CASES.parents[3],
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
-        check=False,
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+def outcomes(interpreter: subprocess.Popen[str], name: str, marked: str, folder: Path) -> list[str]:
+    """Run the cases of a file; return what became of each, "" if all went well."""
+    report = folder / "report.xml"
+    print(
+        "-q", "-m", marked, f"--junitxml={report}", CASES / f"{name}.py", sep="\t", file=interpreter.stdin, flush=True
     )
-    assert report.is_file(), run.stdout[-6000:] + run.stderr[-2000:]
-    found = {name: [] for name in asked}
-    for case in ElementTree.parse(report).iter("testcase"):
-        file = (case.get("classname") or case.get("name")).rpartition(".")[2]  # without a class: it was not collected
+    output = []
+    for line in interpreter.stdout:
+        if line.startswith("ended "):
+            break
+        output.append(line)
+    said = "".join(output)[-6000:]
+    assert report.is_file(), said
+    found = []
+    for case in ET.parse(report).iter("testcase"):
         troubles = [*case.iter("failure"), *case.iter("error")]
-        found[file].append("".join(f"{case.get('name')}\n{trouble.text}\n" for trouble in troubles))
-    assert run.returncode == 0 or any(map(any, found.values())), run.stdout[-6000:] + run.stderr[-2000:]
+        found.append("".join(f"{case.get('name')}\n{trouble.text}\n" for trouble in troubles))
+    assert line in ("ended 0\n", "ended 5\n") or any(found), said  # 5: no case has the mark
     return found
 
 
-@pytest.mark.skipif(not _has_known_interpreter(), reason="needs triton 3.6, whose interpreter the cases know")
+pytestmark = pytest.mark.skipif(not _has_known_interpreter(), reason="needs triton 3.6, for which the cases are")
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_triton_kernels_equal_their_specifications(name, outcomes):
-    assert outcomes[name], "no case of the file ran"
-    trouble = "".join(outcomes[name])
+def test_triton_kernels_equal_their_specifications(name, interpreter, tmp_path):
+    found = outcomes(interpreter, name, "not full", tmp_path)
+    assert found, "no case of the file ran"
+    trouble = "".join(found)
+    assert not trouble, trouble[-6000:]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rest_of_the_tables_equals_the_specifications(name, interpreter, tmp_path):
+    trouble = "".join(outcomes(interpreter, name, "full", tmp_path))
     assert not trouble, trouble[-6000:]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.config_fields import Fields
 from models.errors import ModelError
-from models.quantization.parse import FORMATS, parse_quantization
-from tests.unit.models import int_checkpoints
+from models.fields import Fields
+from models.quantization.schemes import FORMATS, parse_quantization
+from tests.support import int_checkpoints
 
 FIELDS = (
     *("bits", "w_bit", "group_size", "q_group_size", "version", "format", "zero_point", "modules_to_not_convert"),
@@ -53,7 +53,7 @@ def check(raw: object) -> None:
             hash(scheme)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(
     st.sampled_from([int_checkpoints.AWQ, int_checkpoints.gptq_config(), int_checkpoints.packed_config()])
     | st.builds(lambda method: {"quant_method": method}, st.sampled_from(sorted(FORMATS))),
@@ -63,7 +63,7 @@ def test_fields_of_any_value(base, changes):
     check(base | changes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(
     st.dictionaries(st.sampled_from(GROUP_FIELDS), VALUES, max_size=2),
     st.dictionaries(st.sampled_from(WEIGHT_FIELDS), VALUES, max_size=3),

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from deploy.ray.settings import RayArguments, RaySettings, Reservation, read_arguments
-from engine.errors import StartupError
-from server.hosted_daemon import parse_flags
+from engine.interface.errors import StartupError
+from server.hosted.daemon import parse_flags
 
 ROOT = Path(__file__).parents[3]
 
@@ -139,6 +139,6 @@ def test_the_shipped_yaml_is_accepted() -> None:
 
 
 def test_the_page_of_docs_has_every_key() -> None:
-    page = (ROOT / "docs" / "ray.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "ray.md").read_text()
     for name in RaySettings.__struct_fields__:
         assert f"`{name}`" in page

@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.config import EngineConfig, LaunchConfig, LoraSource, ServerConfig, SpeculativeConfig
-from engine.errors import StartupError
-from server import launch, listener
+from engine.interface.config import EngineConfig, LaunchConfig, LoraSource, ServerConfig, SpeculativeConfig
+from engine.interface.errors import StartupError
 from server.cli import main
-from server.flags import size
-from server.own_server import served_name_flags
+from server.commands.child_server import served_name_flags
+from server.config.value_types import size
+from server.launcher import launcher as launch
+from server.launcher import listener
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,6 +46,7 @@ def test_names_from_a_file_are_served_whatever_they_look_like(launched: list[Lau
     assert launched[0].server.served_model_names == names
 
 
+# rule: Security: The address is loopback unless asked otherwise
 def test_serve_without_flags_has_the_documented_defaults(launched: list[Launched]) -> None:
     assert main(["serve"]) == 0
     (config,) = launched

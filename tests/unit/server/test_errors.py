@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from engine.errors import EngineDead, EngineError, OutOfMemory, Overloaded, ShuttingDown
-from server.tokenizer import Tokenizer
+from engine.interface.errors import EngineDead, EngineError, OutOfMemory, Overloaded, ShuttingDown
+from server.text.tokenizer import Tokenizer
 from tests.unit.server.conftest import (
     CHAT,
     USER_HI,
@@ -20,6 +20,10 @@ TEXT = "Schöne Grüße, 日本語 😀👍🏽!"
 JSON_TYPE = {"content-type": "application/json"}
 
 
+# rule: Fields: `model` is a served name, or absent
+# rule: Errors: Every path answers errors in OpenAI's form as JSON; Anthropic's paths in Anthropic's
+# rule: Errors: 404 for models and routes, 405 with `Allow`, 413, 415
+# rule: Errors: `x-should-retry: false` where another try would fail as well
 def test_errors_have_openais_form_on_every_path(harness):
     app = harness(max_body_bytes=1000)
     check_error(app.get("/nothing"), 404, "not_found")
@@ -49,6 +53,7 @@ def test_errors_have_openais_form_on_every_path(harness):
     assert app.client.submitted == []
 
 
+# rule: Errors: A prompt that is too long is a 400 before any stream
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_too_long_is_a_400_also_for_a_stream(harness, stream):
     error = check_error(harness().chat(max_tokens=4000, stream=stream), 400, "context_length_exceeded")
@@ -71,6 +76,8 @@ def test_a_hopelessly_long_prompt_is_not_encoded_whole(harness, monkeypatch):
     assert max(encoded) == 16 * 256
 
 
+# rule: Errors: 404 for models and routes, 405 with `Allow`, 413, 415
+# rule: Limits: Body 8 MiB, refused while it arrives
 def test_a_body_without_length_is_refused_while_it_is_read(harness):
     async def chunks():
         for _ in range(100):
@@ -81,6 +88,7 @@ def test_a_body_without_length_is_refused_while_it_is_read(harness):
     check_error(app.post(CHAT, content=chunks(), headers=JSON_TYPE), 413, "body_too_large")
 
 
+# rule: Errors: An error body is under 4 KB, whatever it quotes
 @pytest.mark.parametrize("text", ["x" * 10_000, "\x00\x1b" * 600, "😀" * 2000, '"\\' * 2000])
 def test_error_bodies_stay_small_whatever_they_quote(harness, text):
     check_error(harness().chat(messages=[{"role": "user", "content": [{"type": text}]}]), 400, "unsupported_feature")
@@ -89,6 +97,7 @@ def test_error_bodies_stay_small_whatever_they_quote(harness, text):
     check_error(harness().chat(model=text[:500]), 404, "model_not_found")
 
 
+# rule: Errors: 429 and 503 with `Retry-After`
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("failure", "status", "retry_after"),
@@ -106,6 +115,7 @@ def test_failures_before_the_first_byte_are_statuses(harness, stream, failure, s
     assert reply.headers.get("retry-after") == retry_after
 
 
+# rule: Streams: A failure after the first byte is an event, then `[DONE]`; a stream is never just closed
 def test_a_failure_after_the_first_byte_is_an_event_before_done(harness):
     reply = harness(engine={"fail": EngineDead("gone"), "fail_after": 3}).chat(stream=True)
     chunks = stream_chunks(reply.text)
@@ -119,6 +129,7 @@ def chunk_error(chunk):
     return chunk["error"]
 
 
+# rule: Errors: 500 says no more than the request's id
 def test_an_unexpected_error_is_generic_and_names_the_request(harness, caplog):
     app = harness(engine={"script": lambda request: 1 / 0})
     for reply in (app.chat(), app.chat(stream=True)):
@@ -127,6 +138,7 @@ def test_an_unexpected_error_is_generic_and_names_the_request(harness, caplog):
         assert "division" not in reply.text
 
 
+# rule: Errors: 500 says no more than the request's id
 def test_an_unexpected_error_in_a_stream_is_an_event(harness):
     app = harness(engine={"fail": ZeroDivisionError("secret"), "fail_after": 2})
     text = app.chat(stream=True).text
@@ -144,6 +156,7 @@ class _OneTokenThenSilence:
         self._has_passed = True
 
 
+# rule: Errors: 408 when the request's time is over, or its sender is too slow
 def test_the_requests_own_deadline(harness):
     app = harness(engine={"delay_s": 5})
     assert "0.05 s" in check_error(app.chat(timeout=0.05), 408, "deadline_exceeded")["message"]
@@ -154,6 +167,7 @@ def test_the_requests_own_deadline(harness):
     assert chunk_error(chunks[-1])["code"] == "deadline_exceeded"
 
 
+# rule: Errors: `x-request-id` comes back if it is safe, else a new one
 def test_request_ids_are_echoed_if_safe(harness):
     app = harness()
     assert (

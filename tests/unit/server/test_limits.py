@@ -31,6 +31,7 @@ EDGES = [
 ]
 
 
+# rule: Limits: n 128, stop 4 × 1 KiB, top_logprobs 20, logit_bias 1,024, prompts 1,024
 @pytest.mark.parametrize(("path", "field", "edge", "beyond"), EDGES, ids=[f"{edge[1]}" for edge in EDGES])
 def test_the_edge_is_let_in_and_one_more_is_not(harness, path, field, edge, beyond):
     app = harness(text="Hi")
@@ -41,12 +42,14 @@ def test_the_edge_is_let_in_and_one_more_is_not(harness, path, field, edge, beyo
     assert check_error(app.post(path, {**body, field: beyond}), 400, "invalid_parameter")["param"].startswith(field)
 
 
+# rule: Limits: Messages 8,192, tools 128
 def test_a_message_more_than_the_limit_is_refused(harness):
     error = check_error(harness().chat(messages=USER_HI * 8193), 400, "invalid_parameter")
     assert error["param"] == "messages"
     assert "8192" in error["message"]
 
 
+# rule: Limits: Every number has two bounds in the schema
 def test_every_number_of_every_body_has_two_bounds(harness):
     schemas = harness().get("/openapi.json").json()["components"]["schemas"]
     unbounded = [

@@ -50,6 +50,11 @@ else:
     interpreter._patch_lang = _patch_once
 
 
+def pytest_itemcollected(item):
+    """What is interpreted is slow, so make test runs a few rows of each table."""
+    item.add_marker(pytest.mark.table(most=2))
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     """The same numbers for a case whatever ran before it."""

@@ -1,0 +1,58 @@
+"""Chooses between an op's torch specification and its Triton twin: the twin on a CUDA device where Triton is installed.
+
+HAS_TRITON is read at each call, so that a test can run the specifications on a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+
+try:
+    import triton  # noqa: F401
+
+    HAS_TRITON = True
+except ImportError:
+    HAS_TRITON = False
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def on_triton(x: torch.Tensor) -> bool:
+    """True if ops on x are Triton's."""
+    return HAS_TRITON and x.is_cuda
+
+
+@functools.cache
+def has_pdl(device: torch.device) -> bool:
+    """True if a kernel may begin before the one before it ends (programmatic dependent launch: Hopper on)."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def op(
+    reference: Callable[Concatenate[torch.Tensor, P], R],
+    twin: Callable[[], Callable[..., R]],
+    *,
+    can_run: Callable[[torch.Tensor], bool] = on_triton,
+    takes_pdl: bool = True,
+) -> Callable[Concatenate[torch.Tensor, P], R]:
+    """Make an op of reference's name, signature and docstring that runs the twin where can_run(its first tensor).
+
+    twin: names the Triton function, whose module is imported only where Triton is; it has reference's parameters and,
+    if takes_pdl, `pdl`. can_run: implies on_triton.
+    """
+    if not HAS_TRITON:
+        return reference
+    kernel = twin()
+
+    @functools.wraps(reference)
+    def run(x: torch.Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
+        if can_run(x):
+            return kernel(x, *args, pdl=has_pdl(x.device), **kwargs) if takes_pdl else kernel(x, *args, **kwargs)
+        return reference(x, *args, **kwargs)
+
+    return run

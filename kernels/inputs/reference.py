@@ -1,0 +1,171 @@
+"""The inputs of a step, gathered by req_index from the device state: the torch specification. Any device.
+
+Nothing here syncs. All outputs are fixed buffers, so a CUDA graph can hold the gathering and whatever reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class DecodeInputs:
+    """The tensors of decode rows, one token each; a step of R rows fills the first R entries."""
+
+    # [max_rows] int64: each row's newest token, and its place in the request
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    # [max_rows] int32: tokens attended to, positions + 1
+    seq_lens: torch.Tensor
+    # [max_rows] int64: where the token's key and value go
+    slot_mapping: torch.Tensor
+    # [max_rows, max_blocks] int32: defined as far as seq_lens needs
+    block_table: torch.Tensor
+
+    @classmethod
+    def allocate(cls, *, max_rows: int, max_blocks: int, device: torch.device) -> DecodeInputs:
+        """Allocate zeros: valid ids everywhere, also where no step has written yet."""
+        return cls(
+            input_ids=torch.zeros(max_rows, dtype=torch.int64, device=device),
+            positions=torch.zeros(max_rows, dtype=torch.int64, device=device),
+            seq_lens=torch.zeros(max_rows, dtype=torch.int32, device=device),
+            slot_mapping=torch.zeros(max_rows, dtype=torch.int64, device=device),
+            block_table=torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device),
+        )
+
+
+def gather_decode_inputs(
+    req_index: torch.Tensor,
+    *,
+    last_token: torch.Tensor,
+    num_computed: torch.Tensor,
+    block_table: torch.Tensor,
+    block_size: int,
+    padding_row: int,
+    out: DecodeInputs,
+) -> None:
+    """Fill the first R rows of out, and advance num_computed of the rows by one; the padding row stays at 0.
+
+    req_index: [R] int64, distinct but for the padding row; last_token, num_computed: [rows] int64; block_table: [rows,
+    max_blocks] int32. Nothing else of the step may read num_computed: it already counts this step's token.
+    """
+    num_rows = req_index.shape[0]
+    positions = num_computed[req_index]
+    tables = block_table[req_index]
+    blocks = tables.gather(1, (positions // block_size)[:, None]).squeeze(1).to(torch.int64)
+    out.input_ids[:num_rows] = last_token[req_index]
+    out.positions[:num_rows] = positions
+    out.seq_lens[:num_rows] = positions + 1
+    out.slot_mapping[:num_rows] = blocks * block_size + positions % block_size
+    out.block_table[:num_rows] = tables
+    num_computed[req_index] = torch.where(req_index == padding_row, 0, positions + 1)
+
+
+@dataclass(frozen=True)
+class MixedPlan:
+    """What the host knows of a step of T tokens in R rows, as views of one int32 buffer that one copy fills."""
+
+    # [T] token ids; -1: the newest token of the row's request, which only the device knows
+    token_ids: torch.Tensor
+    # [T] row of each token
+    token_rows: torch.Tensor
+    # [R] request of each row; the padding row's for rows that are none
+    req_index: torch.Tensor
+    # [R] tokens of each request including this step's; 0: the row's tokens are padding
+    seq_lens: torch.Tensor
+    # [R] the row of each position that is sampled, in the order of the results, and its token; the rest is 0
+    sample_rows: torch.Tensor
+    sample_tokens: torch.Tensor
+    # [R + 1] first token of each row
+    query_start_loc: torch.Tensor
+
+    @staticmethod
+    def num_values(num_tokens: int, num_rows: int) -> int:
+        """Length of the buffer of T tokens in R rows."""
+        return sum(_mixed_sections(num_tokens, num_rows))
+
+    @classmethod
+    def view(cls, buffer: torch.Tensor, num_tokens: int, num_rows: int) -> MixedPlan:
+        """The sections of buffer, at least [num_values(T, R)] int32."""
+        sections = buffer[: cls.num_values(num_tokens, num_rows)].split(_mixed_sections(num_tokens, num_rows))
+        token_ids, token_rows, req_index, seq_lens, sample_rows, sample_tokens, starts = sections
+        return cls(
+            token_ids=token_ids[:num_tokens],
+            token_rows=token_rows[:num_tokens],
+            req_index=req_index[:num_rows],
+            seq_lens=seq_lens[:num_rows],
+            sample_rows=sample_rows[:num_rows],
+            sample_tokens=sample_tokens[:num_rows],
+            query_start_loc=starts[: num_rows + 1],
+        )
+
+
+def _mixed_sections(num_tokens: int, num_rows: int) -> list[int]:
+    """Lengths of the sections: in fours, since kernels load 16 bytes at once where they may, and compile for either."""
+    return [(num_tokens + 3) // 4 * 4] * 2 + [(num_rows + 4) // 4 * 4] * 5
+
+
+@dataclass(frozen=True)
+class MixedInputs:
+    """The tensors of a step of any rows that are not in its MixedPlan as they stand."""
+
+    # [max_tokens] int64
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    # [max_rows, max_blocks] int32: defined as far as seq_lens needs
+    block_table: torch.Tensor
+    # [max_rows] int64: of positions that are sampled: request, place in it of the token to be chosen, token
+    sample_req_index: torch.Tensor
+    sample_positions: torch.Tensor
+    sample_tokens: torch.Tensor
+
+    @classmethod
+    def allocate(cls, *, max_tokens: int, max_rows: int, max_blocks: int, device: torch.device) -> MixedInputs:
+        """Allocate zeros: valid ids everywhere, also where no step has written yet."""
+        tokens = torch.zeros(3, max_tokens, dtype=torch.int64, device=device)
+        rows = torch.zeros(3, max_rows, dtype=torch.int64, device=device)
+        return cls(
+            input_ids=tokens[0],
+            positions=tokens[1],
+            slot_mapping=tokens[2],
+            block_table=torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device),
+            sample_req_index=rows[0],
+            sample_positions=rows[1],
+            sample_tokens=rows[2],
+        )
+
+
+def gather_mixed_inputs(
+    plan: MixedPlan,
+    *,
+    last_token: torch.Tensor,
+    num_computed: torch.Tensor,
+    block_table: torch.Tensor,
+    block_size: int,
+    out: MixedInputs,
+) -> None:
+    """Fill the first T tokens and R rows of out, and set num_computed of the plan's requests to their seq_lens.
+
+    State tensors as in gather_decode_inputs. Tokens of padding stand at position 0 and go to slot 0.
+    """
+    num_tokens, num_rows = plan.token_ids.shape[0], plan.req_index.shape[0]
+    token_rows, req_index, seq_lens = plan.token_rows.long(), plan.req_index.long(), plan.seq_lens.long()
+    token_requests = req_index[token_rows]
+    before_end = plan.query_start_loc[1:][token_rows] - torch.arange(num_tokens, device=token_rows.device)
+    token_lens = seq_lens[token_rows]
+    positions = torch.where(token_lens > 0, token_lens - before_end, 0)
+    blocks = block_table[token_requests, positions // block_size].long()
+    is_known = plan.token_ids >= 0
+    out.input_ids[:num_tokens] = torch.where(is_known, plan.token_ids.long(), last_token[token_requests])
+    out.positions[:num_tokens] = positions
+    out.slot_mapping[:num_tokens] = blocks * block_size + positions % block_size
+    out.block_table[:num_rows] = block_table[req_index]
+    sample_rows = plan.sample_rows.long()
+    out.sample_req_index[:num_rows] = req_index[sample_rows]
+    num_after = plan.query_start_loc[1:][sample_rows] - 1 - plan.sample_tokens
+    out.sample_positions[:num_rows] = seq_lens[sample_rows] - num_after
+    out.sample_tokens[:num_rows] = plan.sample_tokens
+    num_computed[req_index] = seq_lens

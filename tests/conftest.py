@@ -1,0 +1,48 @@
+"""Tiers: which tests are left to make test-full, and how many examples hypothesis tries.
+
+A test marked `full` runs in make test-full alone. A test marked `table` has a long table of parameters: make test runs
+so many of its rows that each value of each parameter is in one of them, or `most` of those, make test-full the rest.
+Hypothesis tries a quarter of the examples in make test, and all of them in make test-full (`-m "full or hypothesis"`).
+"""
+
+import contextlib
+
+import pytest
+
+with contextlib.suppress(ImportError):  # some environments of the clients are without it
+    from hypothesis import HealthCheck, settings
+
+    # nothing is timed here: on a busy machine a slow example is no fault
+    UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("full", max_examples=100, **UNTIMED)
+    settings.register_profile("quick", max_examples=25, **UNTIMED)
+    settings.load_profile("quick")  # --hypothesis-profile, which is read later, wins
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what each table has beyond the rows that show every value."""
+    tables: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("table") and hasattr(item, "callspec"):
+            tables.setdefault((str(item.path), item.originalname), []).append(item)
+    for rows in tables.values():
+        kept = sorted(covering([row.callspec._idlist for row in rows]))  # one for each parametrize
+        most = rows[0].get_closest_marker("table").kwargs.get("most", len(kept))
+        if len(kept) > most:
+            kept = [kept[i * (len(kept) - 1) // (most - 1)] for i in range(most)]  # the first, the last, some between
+        for place, row in enumerate(rows):
+            if place not in kept:
+                row.add_marker("full")
+
+
+def covering(rows: list[list[str]]) -> set[int]:
+    """Return the places of a few rows that have every value of every column. Greedy, the first of equals."""
+    left = {place: set(enumerate(row)) for place, row in enumerate(rows)}
+    missing = set().union(*left.values())
+    kept = set()
+    while missing:
+        best = max(left, key=lambda place: len(left[place] & missing))
+        missing -= left.pop(best)
+        kept.add(best)
+    return kept

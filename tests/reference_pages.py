@@ -1,0 +1,200 @@
+"""Writes the generated pages of docs/reference: make reference-pages; with --check it only compares.
+
+Generated: the tables of flags.md (tests/configuration_page.py), metrics.md (METRICS) and errors.md (the error
+classes) between their markers, and all of api-rules.md (the comments `# rule: …` of the tests).
+"""
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from engine.interface.errors import RequestError, ServiceError, StartupError
+from engine.interface.metrics import METRICS, Metric
+from server.api.error_replies import anthropic_body, error_body, error_reply, error_status
+from server.errors import ClientGone, DeadlineExceeded, HttpError, MethodNotAllowed
+from tests import configuration_page
+
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+
+_METRIC_HEAD = ["| name | kind | unit | also as | meaning |", "|---|---|---|---|---|"]
+_GROUPS = {  # the first pattern that a name matches decides; what matches none belongs to the daemon
+    "request": r"time_to_first|inter_token|e2e_|request_",
+    "outcome": r"requests_|http_",
+    "engine": r"prompt_|generation_|num_|spec_|iteration_|step_",
+    "memory": r"kv_|prefix_|gpu_",
+    "daemon": "",
+}
+_UNITS = {  # the first pattern that is found in a name decides
+    r"_seconds": "s",
+    r"_bytes": "bytes",
+    r"_ratio": "0 to 1",
+    r"tokens|prefix_cache_(queries|hits)": "tokens",
+    r"blocks|evictions": "blocks",
+    r"restarts": "restarts",
+    r"_fds": "files",
+    r"connections": "connections",
+    r"^(ready|engine_up)$": "0 or 1",
+    r"": "requests",
+}
+
+_ERROR_HEAD = ["| status | `code` | `type` | Anthropic's `type` | when | headers |", "|---|---|---|---|---|---|"]
+_INTERNAL = "A fault of the server; the message has the request id, the log has the traceback."
+_NO_REPLY = (RequestError, HttpError, StartupError, ClientGone)  # base classes, and errors that no client receives
+
+_SECTIONS = ("Endpoints", "Fields", "Streams", "Errors", "Limits", "Security", "Tools and reasoning")
+_RULES_HEAD = """\
+# Rules of the API
+
+Every rule of the [API](api.md), with the tests that fail if it is broken.
+`make reference-pages` collects this list from the comments `# rule: SECTION: RULE` above the tests.
+"""
+
+
+def metrics_page() -> str:
+    """Return what docs/reference/metrics.md should be."""
+    text = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
+    groups: dict[str, list[Metric]] = {name: [] for name in _GROUPS}
+    for metric in METRICS.values():
+        groups[next(group for group, pattern in _GROUPS.items() if re.match(pattern, metric.name))].append(metric)
+    for name, metrics in groups.items():
+        text = _between(text, name, [*_METRIC_HEAD, *map(_metric_row, metrics)])
+    text = _between(text, "labels", list(_label_rows()))
+    return _between(text, "buckets", list(_bucket_rows()))
+
+
+def _metric_row(metric: Metric) -> str:
+    labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+    alias_labels = f"{{{','.join(metric.alias_label)}}}" if metric.alias_label else ""
+    alias = f"`{metric.alias}{alias_labels}`" if metric.alias else ""
+    unit = next(unit for pattern, unit in _UNITS.items() if re.search(pattern, metric.name))
+    cells = (f"`quire_{metric.name}{labels}`", metric.kind, unit, alias, metric.help.removesuffix("."))
+    return _row(cells)
+
+
+def _label_rows() -> Iterator[str]:
+    yield from ("| metric | label | values |", "|---|---|---|")
+    for metric in METRICS.values():
+        if metric.label_values:
+            values = ", ".join(f"`{value}`" for value in metric.label_values)
+            yield _row((f"`quire_{metric.name}`", f"`{metric.labels[0]}`", values))
+
+
+def _bucket_rows() -> Iterator[str]:
+    yield from ("| metrics | upper bounds |", "|---|---|")
+    by_bounds: dict[tuple[float, ...], list[str]] = defaultdict(list)
+    for metric in METRICS.values():
+        if metric.kind == "histogram":
+            by_bounds[metric.buckets].append(f"`quire_{metric.name}`")
+    for bounds, names in by_bounds.items():
+        yield _row((", ".join(names), " · ".join(f"{bound:,.10g}" for bound in bounds)))
+
+
+def errors_page() -> str:
+    """Return what docs/reference/errors.md should be."""
+    errors = sorted(map(_example, _error_classes()), key=lambda error: (error_status(error), error.code))
+    text = (REFERENCE / "errors.md").read_text(encoding="utf-8")
+    return _between(text, "errors", [*_ERROR_HEAD, *map(_error_row, errors)])
+
+
+def _error_classes() -> list[type[ServiceError]]:
+    """Return every error that a client can receive: those of the two modules that define the tree."""
+    modules = (ServiceError.__module__, HttpError.__module__)
+    found = [ServiceError]
+    for cls in found:  # grows while it is walked
+        found += (child for child in cls.__subclasses__() if child.__module__ in modules)
+    return [cls for cls in found if cls not in _NO_REPLY]
+
+
+def _example(cls: type[ServiceError]) -> ServiceError:
+    if cls is MethodNotAllowed:
+        return MethodNotAllowed("", allow="GET")
+    return DeadlineExceeded(1.0) if cls is DeadlineExceeded else cls("")
+
+
+def _error_row(error: ServiceError) -> str:
+    reply = error_reply(error, request_id="")
+    kind = re.search(rb'"type":"(\w+)"', error_body(error, request_id=""))
+    assert kind is not None
+    when = _INTERNAL if type(error) is ServiceError else _first_paragraph(type(error))
+    headers = ", ".join(f"`{name}`" for name in sorted(reply.headers))
+    anthropic = anthropic_body(error, request_id="").error.type
+    return _row((str(reply.status), f"`{error.code}`", f"`{kind[1].decode()}`", f"`{anthropic}`", when, headers))
+
+
+def _first_paragraph(cls: type[ServiceError]) -> str:
+    return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+
+
+def rules_page() -> str:
+    """Return what docs/reference/api-rules.md should be."""
+    sections: dict[str, dict[str, list[str]]] = {name: {} for name in _SECTIONS}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for rule, test in rules_of(path.read_text(encoding="utf-8")):
+            section, _, sentence = rule.partition(": ")
+            sections[section].setdefault(sentence, []).append(f"`{path.relative_to(ROOT)}::{test}`")
+    lines = [_RULES_HEAD]
+    for section, rules in sections.items():
+        names = sorted(rules, key=lambda rule: rule.strip("`/").lower())
+        rows = [_row((rule, "<br>".join(rules[rule]))) for rule in names]
+        lines += [f"## {section}", "", "| rule | tests |", "|---|---|", *rows, ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def rules_of(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each rule of a test file with the name of the test below it."""
+    waiting: list[str] = []
+    is_open = False
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("# rule: "):
+            waiting.append(line.removeprefix("# rule: "))
+            is_open = True
+        elif is_open and line.startswith("#     "):
+            waiting[-1] += " " + line.removeprefix("#").strip()
+        else:
+            is_open = False
+            if test := re.match(r"(?:async )?def (test_\w+)\(", line):
+                yield from ((rule, test[1]) for rule in waiting)
+                waiting = []
+    if waiting:
+        raise ValueError(f"there is no test below the rule {waiting[0]!r}")
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _between(text: str, name: str, rows: list[str]) -> str:
+    """Put rows between the markers of a table."""
+    start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, _, rest = text.partition(f"{start}\n")
+    _, found, after = rest.partition(f"{end}\n")
+    if not found:
+        raise ValueError(f"the markers {start} and {end} are missing")
+    return f"{before}{start}\n" + "".join(f"{row}\n" for row in rows) + f"{end}\n{after}"
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    configuration_page.PAGE: configuration_page.page,
+    REFERENCE / "metrics.md": metrics_page,
+    REFERENCE / "errors.md": errors_page,
+    REFERENCE / "api-rules.md": rules_page,
+}
+
+
+def main() -> int:
+    """Write the pages; with --check return 1 if one is stale."""
+    stale = [path for path, page in PAGES.items() if not path.exists() or path.read_text(encoding="utf-8") != page()]
+    if sys.argv[1:] == ["--check"]:
+        for path in stale:
+            print(f"{path} is stale: run make reference-pages", file=sys.stderr)
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(PAGES[path](), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""benchmarks.online, beside a daemon that is made up."""
+
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import online
+
+
+@pytest.mark.parametrize("starts", [0, 1, 3])
+def test_each_start_but_the_last_is_stopped_before_the_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], starts: int
+) -> None:
+    events: list[str] = []
+
+    def start_server(folder: str, port: int, flags: list[str]) -> tuple[subprocess.Popen[bytes] | None, float]:
+        events.append("start")
+        return None, 1.0
+
+    monkeypatch.setattr(online, "write_model_folder", lambda config, folder: None)
+    monkeypatch.setattr(online, "start_server", start_server)
+    monkeypatch.setattr(online, "_stop", lambda server: events.append("stop"))
+    monkeypatch.setattr(online, "_measure", lambda args, concurrency: events.append("measure"))
+    monkeypatch.setattr(online, "format_report", lambda report: "")
+    monkeypatch.setattr(sys, "argv", ["online", "--starts", str(starts), "--concurrency", "1"])
+    assert online.main() == 0
+    assert events == [*["start", "stop"] * (starts - 1), "start", "measure", "stop"]
+    assert capsys.readouterr().out.count("ready in") == max(starts, 1)

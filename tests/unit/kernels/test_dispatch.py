@@ -1,0 +1,34 @@
+"""An op runs its Triton twin where it can, else its specification, whose name and documentation it has."""
+
+import torch
+
+from kernels import dispatch
+from kernels.dispatch import op
+
+X = torch.zeros(2)
+
+
+def double(x, *, times=2.0):
+    """Double x."""
+    return x + times
+
+
+def test_an_op_runs_its_twin_only_where_that_can_run(monkeypatch):
+    monkeypatch.setattr(dispatch, "HAS_TRITON", True)
+    asked = []
+    made = op(double, lambda: lambda x, *, times: "twin", can_run=lambda x: asked.append(x) or True, takes_pdl=False)
+    assert made(X, times=3.0) == "twin"
+    assert asked[0] is X
+    assert torch.equal(op(double, lambda: lambda x: "twin")(X), torch.full((2,), 2.0))
+    assert (made.__name__, made.__doc__) == ("double", "Double x.")
+
+
+def test_the_twin_is_told_of_dependent_launches(monkeypatch):
+    monkeypatch.setattr(dispatch, "HAS_TRITON", True)
+    monkeypatch.setattr(dispatch, "has_pdl", lambda device: True)
+    assert op(double, lambda: lambda x, *, pdl: pdl, can_run=lambda x: True)(X) is True
+
+
+def test_without_triton_an_op_is_its_specification_and_the_twin_is_never_named(monkeypatch):
+    monkeypatch.setattr(dispatch, "HAS_TRITON", False)
+    assert op(double, lambda: 1 / 0) is double

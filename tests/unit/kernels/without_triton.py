@@ -1,0 +1,165 @@
+"""Runs every op on the CPU and prints those that fail; started by test_without_triton.py where Triton is hidden."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from kernels import ops
+from kernels.inputs.reference import DecodeInputs, MixedInputs, MixedPlan
+from kernels.linear import ops as linear_ops
+from kernels.linear import reference
+from kernels.linear.reference import make_code_weight, make_int_weight
+from kernels.lora.reference import LoraWeights
+from models.build import build
+from models.config.model_config import ModelConfig
+from models.weights.weights import Weights
+from tests.support.models_harness import CPU, SINGLE, PagedRunner
+
+MODULES = (ops, linear_ops)
+# The Triton sampler itself, which engine/device/sampler.py makes on CUDA devices only
+CUDA_ONLY = {"TokenSampler"}
+
+ROW = torch.zeros(1, dtype=torch.int64)
+X = torch.randn(3, 128)
+W = torch.randn(64, 128)
+BIAS = torch.randn(64)
+
+
+def norm_rope_write_kv() -> None:
+    caches = torch.zeros(2, 4, 4, 1, 16)
+    tokens = torch.arange(3)
+    ops.norm_rope_write_kv(
+        torch.randn(3, 64), torch.ones(16), torch.ones(16), 1e-6, tokens, torch.randn(8, 16), *caches, tokens,
+        num_heads=2,
+    )  # fmt: skip
+
+
+def gather_decode_inputs() -> None:
+    ops.gather_decode_inputs(
+        ROW, last_token=ROW, num_computed=torch.zeros(2, dtype=torch.int64),
+        block_table=torch.zeros(2, 4, dtype=torch.int32), block_size=16, padding_row=1,
+        out=DecodeInputs.allocate(max_rows=2, max_blocks=4, device=CPU),
+    )  # fmt: skip
+
+
+def gather_mixed_inputs() -> None:
+    plan = MixedPlan.view(torch.zeros(MixedPlan.num_values(1, 1), dtype=torch.int32), 1, 1)
+    plan.seq_lens.fill_(1)
+    plan.query_start_loc[1] = 1
+    ops.gather_mixed_inputs(
+        plan, last_token=ROW, num_computed=ROW.clone(), block_table=torch.zeros(1, 4, dtype=torch.int32),
+        block_size=16, out=MixedInputs.allocate(max_tokens=4, max_rows=2, max_blocks=4, device=CPU),
+    )  # fmt: skip
+
+
+def penalize() -> None:
+    ops.penalize(
+        torch.randn(1, 8), ROW, ROW, output_counts=torch.ones(1, 8, dtype=torch.int32),
+        in_prompt=torch.zeros(1, 8, dtype=torch.bool), presence=torch.ones(1), frequency=torch.ones(1),
+        repetition=torch.ones(1),
+    )  # fmt: skip
+
+
+def add_loras() -> None:
+    tokens = ops.LoraTokens(num_adapters=1, max_tokens=4, device=CPU)
+    tokens.gather(torch.ones(1, dtype=torch.int32), ROW)
+    tokens.add(torch.zeros(1, 64), X[:1], LoraWeights(torch.randn(1, 1, 4, 128), torch.randn(1, 64, 4), (64,)))
+
+
+def mix_experts() -> None:
+    ops.mix_experts(
+        X, torch.randn(3, 4), torch.randn(4, 64, 128), torch.randn(4, 128, 32), top_k=2, renormalize=True,
+        round_weights=False,
+    )  # fmt: skip
+
+
+def multiply_int() -> None:
+    codes = torch.randint(0, 16, (64, 128), dtype=torch.uint8)
+    ops.IntLinear()(X, make_int_weight(codes, torch.rand(2, 64).half(), None, bits=4), BIAS)
+
+
+def multiply_4bit() -> None:
+    packed, scales = reference.quantize_nf4(W)
+    weight = make_code_weight(packed, scales, torch.tensor(reference.NF4_TABLE), X.dtype)
+    ops.Linear4Bit()(X, weight, BIAS)
+
+
+def multiply_fp8_rows() -> None:
+    ops.rows_linear(*ops.quantize_rows(X), *reference.quantize_rows(W), BIAS, X.dtype)
+
+
+def multiply_fp8_blocks() -> None:
+    blocks = reference.quantize_blocks(W, 32, 64)
+    ops.blocks_linear(*ops.quantize_groups(X, 64), *blocks, BIAS, X.dtype, rows=32, columns=64)
+
+
+CASES: dict[str, Callable[[], object]] = {
+    "rms_norm": lambda: ops.rms_norm(X, torch.ones(128), 1e-6),
+    "add_rms_norm": lambda: ops.add_rms_norm(X, X, torch.ones(128), 1e-6),
+    "silu_and_mul": lambda: ops.silu_and_mul(X),
+    "gelu_tanh_and_mul": lambda: ops.gelu_tanh_and_mul(X),
+    "mix_experts": mix_experts,
+    "norm_rope_write_kv": norm_rope_write_kv,
+    "gather_decode_inputs": gather_decode_inputs,
+    "gather_mixed_inputs": gather_mixed_inputs,
+    "penalize": penalize,
+    "allow_only": lambda: ops.allow_only(torch.randn(1, 64), ROW, torch.ones(1, 2, dtype=torch.int32)),
+    "LoraTokens": add_loras,
+    "DenseLinear": lambda: linear_ops.DenseLinear()(X, W, BIAS),
+    "IntLinear": multiply_int,
+    "quantize_rows": lambda: ops.quantize_rows(X),
+    "quantize_by": lambda: ops.quantize_by(X, torch.tensor(0.1)),
+    "quantize_groups": lambda: ops.quantize_groups(X, 64),
+    "rows_linear": multiply_fp8_rows,
+    "blocks_linear": multiply_fp8_blocks,
+    "Linear4Bit": multiply_4bit,
+    "linear_int8": lambda: ops.linear_int8(X, *reference.quantize_int8(W), BIAS),
+}
+
+
+def run_model(folder: Path, quantization: str) -> None:
+    """Two steps of a model of random weights."""
+    config = ModelConfig.from_folder(folder).quantized(quantization)
+    with torch.inference_mode():
+        model = build(config, Weights.dummy(device=CPU, dtype=torch.float32), SINGLE)
+    runner = PagedRunner(model, config)
+    row = runner.add_row()
+    for prompt in ([3, 30, 17], [4]):
+        assert bool(runner.step([(row, prompt)])[0].isfinite().all())
+
+
+def public_names(module: ModuleType) -> Iterator[str]:
+    """What the module itself defines under a public name, by def, class or assignment."""
+    for node in ast.parse(inspect.getsource(module)).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node]
+        for name in (getattr(target, "name", getattr(target, "id", "_")) for target in targets):
+            if not name.startswith("_") and name not in CUDA_ONLY:
+                yield name
+
+
+def failures(folder: Path) -> Iterator[str]:
+    """A line for each op without a case, and for each case that raises."""
+    defined = {name for module in MODULES for name in public_names(module)}
+    if defined != CASES.keys():
+        yield f"ops and cases differ by {sorted(defined ^ CASES.keys())}"
+    models = {f"a model in {name}": lambda name=name: run_model(folder, name) for name in ("fp8", "bitsandbytes-nf4")}
+    for name, case in (CASES | models).items():
+        try:
+            case()
+        except Exception as error:
+            yield f"{name}: {type(error).__name__}: {error}"
+
+
+def main() -> None:
+    """Print the failures; argument: a folder with a config.json."""
+    assert importlib.util.find_spec("triton") is None
+    assert not ops.HAS_TRITON
+    print("\n".join(failures(Path(sys.argv[1]))))
