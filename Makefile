@@ -92,7 +92,7 @@ test-monitoring: $(STAMP)
 	$(BIN)/python -m pytest tests/monitoring $(ARGS)
 
 test-deploy: $(VENV)/.installed-deploy
-	$(BIN)/python -m pytest $(DEPLOY) -W ignore::DeprecationWarning:ray.serve._private.config $(ARGS)
+	$(BIN)/python -m pytest $(DEPLOY) -m "not gpu" -W ignore::DeprecationWarning:ray.serve._private.config $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)
@@ -148,7 +148,7 @@ $(VENV)/.installed-deploy: $(STAMP) deploy/requirements-supply-chain.txt
 $(BARE)/.installed: pyproject.toml constraints.txt | $(STAMP)
 	$(BIN)/python -m venv --without-pip $(@D)
 	$(BIN)/python -m pip --python $(@D)/bin/python install $(PIP_ARGS) -c constraints.txt -e . pytest pytest-xdist hypothesis openai anthropic trustme
-	$(BIN)/python -m pip --python $(@D)/bin/python uninstall --yes --quiet triton matplotlib opentelemetry-sdk opentelemetry-api
+	$(BIN)/python -m pip --python $(@D)/bin/python uninstall --yes --quiet triton matplotlib opentelemetry-sdk
 	touch $@
 
 .venv-clients/.installed: $(CLIENTS)/requirements.txt | $(STAMP)

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -156,12 +155,10 @@ def test_a_server_that_wants_a_key_is_one_sentence() -> None:
 
 
 def test_a_dead_server_is_one_sentence() -> None:
-    started_s = time.monotonic()
     result = bench("serve", "--url", "http://127.0.0.1:9", *LOAD)
     assert result.returncode == 1
     assert result.stderr.startswith("quire: error: No server answers at http://127.0.0.1:9/v1/models")
     assert len(result.stderr.splitlines()) == 1
-    assert time.monotonic() - started_s < 30
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_after_a_fault_of_the_device_every_stream_is_told_and_the_engine_comes_b
     events, thread = daemon.stream(4000)
     daemon.fail_next("device")
     assert daemon.post().status_code == 503
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert events[-1]["error"]["code"] == "engine_dead"
     wait_for(lambda: daemon.get("/ready").status_code == 200, timeout_s=60, what="ready again")

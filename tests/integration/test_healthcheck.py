@@ -22,7 +22,7 @@ def tmpdir_variable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def check(variables: dict[str, str], *addresses: str) -> tuple[int, str]:
     """Run it; return its exit code and what it said."""
-    done = subprocess.run([*CHECK, *addresses], env=variables, stdout=subprocess.PIPE, text=True, timeout=30)
+    done = subprocess.run([*CHECK, *addresses], env=variables, stdout=subprocess.PIPE, text=True, timeout=60)
     return done.returncode, done.stdout
 
 

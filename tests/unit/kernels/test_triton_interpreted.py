@@ -72,9 +72,7 @@ def outcomes(interpreter: subprocess.Popen[str], name: str, marked: str, folder:
     return found
 
 
-pytestmark = pytest.mark.skipif(
-    not _has_known_interpreter(), reason="needs triton 3.6, for which the cases are"
-)
+pytestmark = pytest.mark.skipif(not _has_known_interpreter(), reason="needs triton 3.6, for which the cases are")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -212,4 +212,4 @@ def serving(app: object) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = server.force_exit = True
-        thread.join(5)
+        thread.join(60)

@@ -24,7 +24,7 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 10))
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
 
     return run
 
@@ -196,7 +196,7 @@ async def test_an_engine_that_hangs_or_loads_does_not_hold_up_a_scrape(tmp_path:
         worker, _ = await running.worker(0)
         start_s = time.monotonic()
         assert b"quire_build_info" in await worker.scrape()
-        assert time.monotonic() - start_s < 2.0  # the worker's own limit is 2.5 s
+        assert time.monotonic() - start_s < 2.4  # the worker's own limit is 2.5 s
         await worker.aclose()
         writer.close()
         flushes = [message async for message in read_messages(reader, FromLauncher)]
