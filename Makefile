@@ -21,9 +21,9 @@ PIP_ARGS ?=
 # a debugger works
 JOBS ?= 2
 SPREAD := -n $(JOBS) --dist worksteal
-# without optional packages: all that starts no server, and one test of each way to ask one
+# without optional packages: all that starts no server, and the core of what does
 BARE := .venv-bare
-BARE_TESTS := tests/unit $(addprefix tests/integration/test_,serving.py quantized.py metrics.py bench.py)
+BARE_TESTS := tests/unit $(addprefix tests/integration/test_,serving.py quantized.py structured.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-unit test-full test-bare test-demo test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz lint format supply-chain clean

@@ -6,8 +6,14 @@ Hypothesis tries a quarter of the examples in make test, and all of them in make
 """
 
 import contextlib
+import os
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # one thread suits tiny models, and those of several processes would wait for each other on cores that they share;
+    # torch reads it when it is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 with contextlib.suppress(ImportError):  # some environments of the clients are without it
     from hypothesis import HealthCheck, settings

@@ -118,6 +118,7 @@ def test_no_key_is_in_any_childs_arguments_environment_files_or_the_log(secure: 
         (["--root-path", "llm/"], "--root-path: 'llm/' is not a path"),
     ],
 )
+@pytest.mark.table(most=4)
 def test_flags_that_cannot_work_are_named_at_the_start(
     authority: trustme.CA, tls_files: tuple[Path, Path], tmp_path: Path, flags: list[str], words: str
 ) -> None:

@@ -254,6 +254,7 @@ def test_a_server_of_its_own_is_started_told_in_a_line_and_stopped(env, tmp_path
     assert list(tmp_path.glob("quire-*")) == []
 
 
+@pytest.mark.full
 def test_a_closed_terminal_leaves_nothing_behind(env, tmp_path: Path):
     model = str(ROOT / "models" / "demo" / "checkpoint")
     with Terminal("chat", model, env={**env, "TMPDIR": str(tmp_path)}) as terminal:
@@ -271,6 +272,7 @@ def test_a_closed_terminal_leaves_nothing_behind(env, tmp_path: Path):
     assert list(tmp_path.glob("quire-*")) == []
 
 
+@pytest.mark.full
 def test_a_killed_chat_takes_its_server_along(env, tmp_path: Path):
     model = str(ROOT / "models" / "demo" / "checkpoint")
     with Terminal("chat", model, env={**env, "TMPDIR": str(tmp_path)}) as terminal:

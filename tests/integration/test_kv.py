@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import httpx
 import openai
+import pytest
 
 from tests.integration.conftest import needs_proc
 from tests.integration.daemon import Daemon, wait_for
@@ -120,6 +121,7 @@ def test_any_worker_answers_and_each_stream_ends_at_the_drain(start: Start) -> N
 # rule: Endpoints: The KV stream sends at most four snapshots a second for all viewers, costs nothing without viewers,
 #     ends at the drain, and reports an engine's death
 @needs_proc
+@pytest.mark.full
 def test_a_stream_shows_the_engines_death_and_its_successor(start: Start) -> None:
     daemon = start().wait_ready()
     watcher = Watcher(daemon)

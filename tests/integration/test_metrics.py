@@ -196,6 +196,7 @@ def test_a_request_arrives_at_the_collector_as_one_span_with_three_below(
     assert SECRET.encode() not in b"".join(collector.bodies)
 
 
+@pytest.mark.full
 def test_without_compat_there_is_no_name_of_vllms(start) -> None:
     daemon = start("--metrics-compat", "none").wait_ready()
     text = daemon.get("/metrics").text

@@ -77,6 +77,7 @@ def test_ready_comes_after_the_stages_and_when_requests_are_answered(daemon: Dae
 
 
 # rule: Endpoints: `/health` is 503 only if the engine makes no progress or does not come back
+@pytest.mark.full
 def test_an_engine_that_hangs_is_unhealthy_and_starves_the_watchdog_until_it_goes_on(
     daemon: Daemon, manager: Manager
 ) -> None:
@@ -100,6 +101,7 @@ def test_an_engine_that_hangs_is_unhealthy_and_starves_the_watchdog_until_it_goe
     assert daemon.metrics()["quire_engine_restarts_total"] == 0
 
 
+@pytest.mark.full
 def test_the_watchdog_is_fed_while_the_engine_is_replaced(daemon: Daemon, manager: Manager) -> None:
     manager.wait("READY=1")
     os.kill(daemon.child("engine.process"), signal.SIGKILL)

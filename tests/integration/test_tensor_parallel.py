@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import openai
+import pytest
 
 from tests.integration.conftest import needs_proc
 from tests.integration.daemon import Daemon, is_alive, wait_for
@@ -55,6 +56,7 @@ def test_two_ranks_answer_and_end_as_one(start: Start) -> None:
     wait_for(lambda: not is_alive(second), timeout_s=60, what="the rank ended")
 
 
+@pytest.mark.full
 def test_an_engine_that_is_killed_leaves_no_rank(start: Start) -> None:
     daemon = start("--tensor-parallel-size", "2").wait_ready()
     rank = rank_of(daemon)

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.integration.conftest import needs_proc
 from tests.integration.daemon import ROOT, Daemon, is_alive, wait_for
 from tests.integration.terminal import Terminal
 from tests.integration.test_lifecycle import Start, Stream, post, ready_status
 
-pytestmark = needs_proc
+pytestmark = [needs_proc, pytest.mark.full]
 
 DAY_S = 86_400
 JUMPING_CLOCK = """\

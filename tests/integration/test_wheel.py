@@ -88,6 +88,7 @@ def test_every_module_of_the_wheel_finds_its_own_packages_there(wheel: Path) -> 
     assert missing == []
 
 
+@pytest.mark.full
 def test_the_installed_console_script_serves_the_demo(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
