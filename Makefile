@@ -26,7 +26,7 @@ BARE := .venv-bare
 BARE_TESTS := tests/unit $(addprefix tests/integration/test_,serving.py quantized.py structured.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-unit test-full test-bare test-demo test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz lint format supply-chain clean
+.PHONY: help serve test test-unit test-full test-bare coverage test-demo test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz lint format hooks supply-chain release clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
@@ -34,6 +34,7 @@ help:
 	@echo 'make test-unit   those that start no server, in a minute'
 	@echo 'make test-full   the long tails: full tables of cases, all examples of hypothesis, compilers'
 	@echo 'make test-bare   the tests without Triton, matplotlib and OpenTelemetry, in .venv-bare'
+	@echo 'make coverage   branch coverage of server, engine, models and kernels; engine/core needs 95 %'
 	@echo 'make test-demo   test how the demo model is taught: its corpus, its training, its examination'
 	@echo 'make test-clients   drive the server with other people'"'"'s clients, in Python and on Node'
 	@echo 'make test-templates   render published chat templates, and compare with transformers'
@@ -43,16 +44,18 @@ help:
 	@echo 'make test-monitoring   ask an installed Prometheus every query of the dashboard, and test the alerts'
 	@echo 'make test-deploy   check what is in deploy/: the container, compose, systemd, proxies and more; and the life cycle'
 	@echo 'make supply-chain   pinned packages, SBOM in build/sbom, bandit, known vulnerabilities'
+	@echo 'make release VERSION=X.Y.Z   version, changelog, sdist and wheel in dist/, commit, tag; DRY_RUN=1 writes nothing to git'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
-	@echo 'make lint    check the style'
+	@echo 'make lint    check style and spelling'
 	@echo 'make format  apply the style'
+	@echo 'make hooks   have git check style, types and spelling before each commit'
 	@echo 'make clean   remove what make made'
 
 serve: $(STAMP)
 	@exec $(BIN)/python -m server serve $(ARGS)
 
 # some containers set it: each of hundreds of processes would compile us anew
-test test-unit test-full test-bare test-demo: export PYTHONDONTWRITEBYTECODE :=
+test test-unit test-full test-bare coverage test-demo: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
@@ -65,6 +68,13 @@ test-full: $(STAMP)
 
 test-bare: $(BARE)/.installed
 	$(BARE)/bin/python -m pytest $(SPREAD) $(BARE_TESTS) $(ARGS)
+
+coverage: $(STAMP)
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m coverage run -m pytest $(SPREAD) $(ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+	$(BIN)/python -m coverage report --include='engine/core/*' --fail-under=95
 
 test-demo: $(STAMP)
 	$(BIN)/python -m pytest $(SPREAD) tests/demo_model $(ARGS)
@@ -103,10 +113,18 @@ supply-chain: $(SUPPLY_CHAIN)/.installed
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+hooks: $(STAMP)
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e '.[test,dev]'
+	$(BIN)/pre-commit install
+
+release: $(STAMP)
+	$(BIN)/python deploy/release.py "$(VERSION)" $(if $(DRY_RUN),--dry-run)
 
 clean:
 	rm -rf $(VENV) $(BARE) $(TEMPLATES) $(SUPPLY_CHAIN) $(CLIENT_VENVS) $(CLIENTS)/node/node_modules $(CLIENTS)/node/.installed

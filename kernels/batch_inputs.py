@@ -90,9 +90,16 @@ class MixedPlan:
     def view(cls, buffer: torch.Tensor, num_tokens: int, num_rows: int) -> MixedPlan:
         """The sections of buffer, at least [num_values(T, R)] int32."""
         sections = buffer[: cls.num_values(num_tokens, num_rows)].split(_mixed_sections(num_tokens, num_rows))
-        token_ids, token_rows, *per_row, starts = sections
-        per_token = token_ids[:num_tokens], token_rows[:num_tokens]
-        return cls(*per_token, *(rows[:num_rows] for rows in per_row), starts[: num_rows + 1])
+        token_ids, token_rows, req_index, seq_lens, sample_rows, sample_tokens, starts = sections
+        return cls(
+            token_ids=token_ids[:num_tokens],
+            token_rows=token_rows[:num_tokens],
+            req_index=req_index[:num_rows],
+            seq_lens=seq_lens[:num_rows],
+            sample_rows=sample_rows[:num_rows],
+            sample_tokens=sample_tokens[:num_rows],
+            query_start_loc=starts[: num_rows + 1],
+        )
 
 
 def _mixed_sections(num_tokens: int, num_rows: int) -> list[int]:
@@ -120,7 +127,15 @@ class MixedInputs:
         """Allocate zeros: valid ids everywhere, also where no step has written yet."""
         tokens = torch.zeros(3, max_tokens, dtype=torch.int64, device=device)
         rows = torch.zeros(3, max_rows, dtype=torch.int64, device=device)
-        return cls(*tokens, torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device), *rows)
+        return cls(
+            input_ids=tokens[0],
+            positions=tokens[1],
+            slot_mapping=tokens[2],
+            block_table=torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device),
+            sample_req_index=rows[0],
+            sample_positions=rows[1],
+            sample_tokens=rows[2],
+        )
 
 
 def gather_mixed_inputs(

@@ -121,15 +121,13 @@ def _sum_slab(
 ):  # fmt: skip
     """[BLOCK_N, M_PAD] fp32: weight @ x.T over the tiles [first, last)."""
     offsets = tl.arange(0, _PLANE)
-    if IS_SHARED:
-        word_ptrs = packed_ptr + sources[:, None] * _PLANE + offsets[None, :]
-    else:
-        byte_ptrs = packed_ptr + sources[:, None] * (2 * _PLANE) + (offsets // 2 * 4)[None, :]
-        halves = (offsets % 2)[None, :]
+    # IS_SHARED reads words, else bytes; the compiler drops the others' addresses
+    word_ptrs = packed_ptr + sources[:, None] * _PLANE + offsets[None, :]
+    byte_ptrs = packed_ptr + sources[:, None] * (2 * _PLANE) + (offsets // 2 * 4)[None, :]
+    halves = (offsets % 2)[None, :]
     acc = tl.zeros([BLOCK_N, M_PAD], tl.float32)
     for t in tl.range(first, last, num_stages=STAGES):
-        if IS_SHARED:
-            words = tl.load(word_ptrs + t * n * _PLANE, eviction_policy="evict_first")
+        words = tl.load(word_ptrs + t * n * _PLANE, eviction_policy="evict_first") if IS_SHARED else None
         for half in tl.static_range(2):  # a block of scales each: two planes
             start = (t * 4 + half * 2) * _PLANE
             # The last tile may reach past K, where x is zero: any block will do

@@ -189,8 +189,7 @@ def _norm_rope_write_kv_kernel(
     angles = cos_sin_ptr + tl.load(positions_ptr + token) * stride_position + dims
     cos = tl.load(angles, mask=dims < HALF, other=0.0)
     sin = tl.load(angles + HALF, mask=dims < HALF, other=0.0)
-    if REST > 0:
-        rest = tl.load(source + rest_dims, mask=in_rest, other=0.0)
+    rest = tl.load(source + rest_dims, mask=in_rest, other=0.0) if REST > 0 else x1
     if HAS_NORM:
         squares = tl.sum(x1.to(tl.float32) * x1.to(tl.float32) + x2.to(tl.float32) * x2.to(tl.float32), 1)
         if REST > 0:

@@ -175,8 +175,8 @@ def _sum_slab(
     offsets = tl.arange(0, PLANE)
     word_ptrs = packed_ptr + sources[:, None] * PLANE + offsets[None, :]
     acc = tl.zeros([BLOCK_N, M_PAD], tl.float32)
-    if GROUP_SIZE == 0:
-        scales, zeros = _split_groups(tl.load(groups_ptr + sources), BITS, SCALES_BF16, dtype)
+    # With more groups than one nothing reads these, and the compiler drops the load
+    whole_scales, whole_zeros = _split_groups(tl.load(groups_ptr + sources), BITS, SCALES_BF16, dtype)
     for t in tl.range(first, last, num_stages=STAGES):
         words = tl.load(word_ptrs + t * n * PLANE, eviction_policy="evict_first")
         for run in tl.static_range(PLANES // RUN):
@@ -187,6 +187,7 @@ def _sum_slab(
                 scales, zeros = _split_groups(tl.load(groups_ptr + group + sources), BITS, SCALES_BF16, dtype)
                 part = tl.zeros([BLOCK_N, M_PAD], tl.float32)
             else:
+                scales, zeros = whole_scales, whole_zeros
                 part = acc
             for index in tl.static_range(RUN):
                 inputs = start + index * PLANE + offsets
@@ -198,7 +199,7 @@ def _sum_slab(
                 acc += part * scales[:, None]
             else:
                 acc = part
-    return acc * scales[:, None] if GROUP_SIZE == 0 else acc
+    return acc * whole_scales[:, None] if GROUP_SIZE == 0 else acc
 
 
 @triton.jit
@@ -225,12 +226,11 @@ def _unpack_plane(
 @triton.jit
 def _subtract_pairs(words, negated, PLANE_INDEX: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
     """_unpack_plane's trick on two neighbouring words at once: shift, (a & b) | c, a * b + c."""
-    if dtype == tl.bfloat16:
-        ASM: tl.constexpr = _PAIRS_BF16[PLANE_INDEX]
-    elif BITS == 4:
-        ASM: tl.constexpr = _PAIRS_FP16[PLANE_INDEX]
-    else:
-        ASM: tl.constexpr = _PAIRS_FP16_8BIT[PLANE_INDEX]
+    ASM: tl.constexpr = (
+        _PAIRS_BF16[PLANE_INDEX]
+        if dtype == tl.bfloat16
+        else (_PAIRS_FP16[PLANE_INDEX] if BITS == 4 else _PAIRS_FP16_8BIT[PLANE_INDEX])
+    )
     return tl.inline_asm_elementwise(ASM, "=r,r,r", [words, negated], dtype=negated.dtype, is_pure=True, pack=2)
 
 

@@ -144,9 +144,8 @@ def _push_sum_kernel(
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
     mask = columns < SIZE
-    if HAS_NORM:
-        weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
-    steps = ()
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0) if HAS_NORM else columns
+    steps = ()  # type: tuple[tl.tensor, ...]
     for offset in tl.static_range(1, NUM_RANKS + 1):  # itself last; no rank is everybody's first
         steps += (tl.load(steps_ptr + (rank + offset) % NUM_RANKS),)
     if PDL:
@@ -161,8 +160,9 @@ def _push_sum_kernel(
             there = tl.multiple_of(steps[peer], 8)
             tl.store(inbox_ptr + there + place + columns, part, mask=mask, cache_modifier=".wt")
     for row in range(program, num_rows, num_programs):
-        if HAS_NORM:
-            residual = tl.load(residual_ptr + row * stride_residual + columns, mask=mask, other=0.0)
+        residual = (
+            tl.load(residual_ptr + row * stride_residual + columns, mask=mask, other=0.0) if HAS_NORM else columns
+        )
         parts = inbox_ptr + (turn * NUM_RANKS * MAX_ROWS + row) * WIDTH + columns
         total = _receive(parts, mask, out_ptr.dtype.element_ty, BLOCK, MAX_ROWS * WIDTH, NUM_RANKS)
         tl.debug_barrier()  # every thread has read what any thread is about to clear

@@ -5,51 +5,33 @@ Positions are turned in fp32, as transformers does for this model.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from kernels.kv_write import KVScales
 from models.config import ModelConfig
 from models.context import ForwardContext
-from models.layers.attention import Attention, SelfAttention
+from models.layers.attention import Attention
 from models.layers.branch import Normed
-from models.layers.decoder import Decoder
-from models.layers.mlp import GatedMLP
-from models.layers.norm import RMSNorm, SplitRMSNorm
-from models.layers.rotary import make_cos_sin_caches
+from models.layers.causal_lm import CausalLM, LayerParts
+from models.layers.norm import SplitRMSNorm
 from models.parallel import TensorParallel
-from models.quantization.registry import make_linear_method
 from models.weights import Weights
 
 
-class Olmo2(nn.Module):
-    """The whole model; see models.registry.build for its contract."""
+def make_layer(parts: LayerParts) -> nn.Module:
+    """Return one layer; see models.layers.causal_lm."""
+    attention = WidthNormedAttention(parts.config, parts.w / "self_attn", parts.tp, parts.attention())
+    self_attn, mlp = parts.self_attention(attention), parts.gated_mlp()
+    return ResidualLayer(
+        Normed(self_attn, parts.norm("post_attention_layernorm")),
+        Normed(mlp, parts.norm("post_feedforward_layernorm")),
+    )
 
-    def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
-        super().__init__()
-        method = make_linear_method(config)
-        cos_sin_caches = make_cos_sin_caches(config, device=w.device, dtype=torch.float32)
 
-        def make_layer(layer_index: int, w_layer: Weights) -> nn.Module:
-            attention = Attention(config, tp, layer_index=layer_index, cos_sin_cache=cos_sin_caches[layer_index])
-            attention = WidthNormedAttention(config, w_layer / "self_attn", tp, attention)
-            self_attn = SelfAttention(config, w_layer / "self_attn", tp, method=method, attention=attention)
-            mlp = GatedMLP(config, w_layer / "mlp", tp, method)
-            size = config.hidden_size
-            return ResidualLayer(
-                Normed(self_attn, RMSNorm(config, w_layer, "post_attention_layernorm", size=size)),
-                Normed(mlp, RMSNorm(config, w_layer, "post_feedforward_layernorm", size=size)),
-            )
-
-        self.decoder = Decoder(config, w, tp, make_layer=make_layer)
-
-    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """input_ids: [T] int64 → hidden [T, hidden_size]."""
-        return self.decoder(input_ids, ctx)
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [N, hidden_size] → [N, vocab_size]."""
-        return self.decoder.compute_logits(hidden)
+Olmo2 = partial(CausalLM, make_layer=make_layer, has_fp32_rope=True)
 
 
 class ResidualLayer(nn.Module):

@@ -47,7 +47,7 @@ class Model(Protocol):
 class Architecture:
     """One row: where the model is, and what its transformers class fixes instead of reading from config.json."""
 
-    target: str  # "module:Class"
+    target: str  # "module:name" of what makes the model: models.layers.causal_lm.CausalLM with the family's layers
     # q, k and v have a bias: as the config's attention_bias or qkv_bias says, or fixed by the architecture
     qkv_bias: Literal["config", "qkv_bias"] | bool
     # the output projection follows attention_bias too
@@ -236,10 +236,10 @@ def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> Model:
     """
     config.check_tensor_parallel(tp.size)
     architecture = find_architecture(config.architecture)
-    module_name, _, class_name = architecture.target.partition(":")
-    model_class = vars(importlib.import_module(module_name))[class_name]
+    module_name, _, name = architecture.target.partition(":")
+    make_model = vars(importlib.import_module(module_name))[name]
     text = w if architecture.text_prefix is None else w / architecture.text_prefix
-    model: Model = model_class(config, text, tp).eval()
+    model: Model = make_model(config, text, tp).eval()
     needs_no_head = config.tie_word_embeddings or not config.has_lm_head
     w.finish(has_tied_embeddings=needs_no_head, unserved=architecture.unserved)
     return model

@@ -227,8 +227,8 @@ def _load_row(descs, boxes, rings, loaded, table, column, seq_len, end, BLOCK_SI
     last = (seq_len - 1) // PAGE
     shift = (last + 1) * PAGE - seq_len
     for start in range(0, end, PAGES * PAGE):
-        blocks = ()
-        slots = ()
+        blocks = ()  # type: tuple[gl.tensor, ...]
+        slots = ()  # type: tuple[gl.tensor, ...]
         for i in gl.static_range(PAGES):
             page = gl.minimum(start // PAGE + i, last)
             blocks = blocks + (gl.load(table + page * PAGE // BLOCK_SIZE),)

@@ -80,10 +80,10 @@ class Attention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention with its projections: QKV in, the output projection out."""
+    """Attention with its projections: QKV in, the output projection out. attention: called as Attention.forward is."""
 
     def __init__(
-        self, config: ModelConfig, w: Weights, tp: TensorParallel, *, method: LinearMethod, attention: Attention
+        self, config: ModelConfig, w: Weights, tp: TensorParallel, *, method: LinearMethod, attention: nn.Module
     ) -> None:
         super().__init__()
         self.attention = attention

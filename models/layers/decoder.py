@@ -15,7 +15,7 @@ from models.config import ModelConfig
 from models.context import ForwardContext
 from models.layers.embedding import LMHead, VocabEmbedding, load_vocab_rows
 from models.layers.norm import RMSNorm
-from models.parallel import Branch, TensorParallel
+from models.parallel import Branch, TensorParallel, whole
 from models.weights import Weights
 
 
@@ -46,11 +46,12 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Branch, torch.Tensor]:
         """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
         if residual is None:
-            hidden, residual = self.attention_norm(hidden), hidden
+            residual = whole(hidden)
+            normed = self.attention_norm(residual)
         else:
-            hidden, residual = self.attention_norm.add(hidden, residual)
-        hidden, residual = self.mlp_norm.add(self.self_attn(hidden, ctx), residual)
-        return self.mlp(hidden), residual
+            normed, residual = self.attention_norm.add(hidden, residual)
+        normed, residual = self.mlp_norm.add(self.self_attn(normed, ctx), residual)
+        return self.mlp(normed), residual
 
 
 class Decoder(nn.Module):
@@ -94,6 +95,7 @@ class Decoder(nn.Module):
         residual: torch.Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, ctx)
+        assert residual is not None, "a model has a layer"
         return self.norm.add(hidden, residual)[0]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -190,9 +190,12 @@ def parse(fields: Fields) -> QuantizationConfig:
         raise ModelError(f"{fields.where}: llm_int8_has_fp16_weight is not supported: only stored integers are read")
     if is_8bit:
         return QuantizationConfig.of_all("bitsandbytes-int8", BnbInt8(is_stored=True), ignored=ignored)
-    kind = fields.get("bnb_4bit_quant_type") or "fp4"
-    if kind not in ("nf4", "fp4"):
-        raise ModelError(f"{fields.where}: bnb_4bit_quant_type {kind!r} is not supported: supported are 'nf4', 'fp4'")
+    quant_type = fields.get("bnb_4bit_quant_type") or "fp4"
+    kind: Literal["nf4", "fp4"] = "nf4" if quant_type == "nf4" else "fp4"
+    if quant_type != kind:
+        raise ModelError(
+            f"{fields.where}: bnb_4bit_quant_type {quant_type!r} is not supported: supported are 'nf4', 'fp4'"
+        )
     storage = str(fields.get("bnb_4bit_quant_storage") or "uint8").removeprefix("torch.")
     if storage not in _STORAGE:
         names = ", ".join(_STORAGE)

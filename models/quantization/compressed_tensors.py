@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from models.config_fields import Fields
 from models.errors import ModelError
@@ -122,19 +123,17 @@ def _float_quantized(group: Group) -> Scheme:
     weights, activations = group.weights, group.activations
     if weights.strategy == "block":
         return _blocks(group)
-    by = {"tensor": "tensor", "channel": "row"}.get(weights.strategy)
+    kinds: dict[str, Literal["tensor", "row"]] = {"tensor": "tensor", "channel": "row"}
+    by = kinds.get(weights.strategy)
     if by is None or weights.type != "float" or weights.num_bits != 8 or not weights.is_symmetric or weights.dynamic:
         raise weights.refuse("weights")
     if activations is None:
         raise ModelError(f"{group.where}: 8-bit float weights without 8-bit activations are not supported")
     kind = (activations.type, activations.num_bits, activations.strategy, activations.is_symmetric, activations.dynamic)
-    for found, scheme in (
-        (("float", 8, "token", True, True), "token"),
-        (("float", 8, "tensor", True, True), "token"),
-        (("float", 8, "tensor", True, False), "static"),
-    ):
-        if kind == found:
-            return Fp8(by, scheme, is_stored=True)
+    if kind in (("float", 8, "token", True, True), ("float", 8, "tensor", True, True)):
+        return Fp8(by, "token", is_stored=True)
+    if kind == ("float", 8, "tensor", True, False):
+        return Fp8(by, "static", is_stored=True)
     raise activations.refuse("activations")
 
 

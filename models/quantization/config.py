@@ -17,9 +17,15 @@ from models.quantization.base import LinearMethod
 class Scheme(Protocol):
     """One way to store and multiply matrices: a frozen dataclass, whose repr tells it from every other."""
 
-    # Shares of a matrix that ranks hold are multiples of these; whole matrices need not be
-    output_multiple: int
-    input_multiple: int
+    @property
+    def output_multiple(self) -> int:
+        """What the outputs of a rank's share of a matrix are a multiple of; whole matrices need not be."""
+        ...
+
+    @property
+    def input_multiple(self) -> int:
+        """The same for inputs."""
+        ...
 
     def describe(self) -> str:
         """Say it for people, in some words: "fp8 (e4m3, blocks of 128 × 128)"."""

@@ -47,9 +47,20 @@ class IntPart:
 class IntScheme(Protocol):
     """A Scheme whose matrices are read as integers."""
 
-    bits: int
-    group_size: int | None  # inputs of one group; None: all
-    has_model_scales: bool  # scales have the model's dtype, as a rule; else fp16
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        ...
+
+    @property
+    def group_size(self) -> int | None:
+        """Inputs of one group; None: all."""
+        ...
+
+    @property
+    def has_model_scales(self) -> bool:
+        """Whether scales have the model's dtype, as a rule; else fp16."""
+        ...
 
     def describe(self) -> str:
         """See Scheme.describe."""
@@ -107,7 +118,9 @@ class IntMethod:
         return out if bias is None else out + bias
 
     def _multiply(self, block: IntWeight | torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return (self._linear if isinstance(block, IntWeight) else self._dense_linear)(x, block, bias)
+        if isinstance(block, IntWeight):
+            return self._linear(x, block, bias)
+        return self._dense_linear(x, block, bias)
 
 
 def int_matrix_bytes(scheme: IntScheme, out_features: int, in_features: int) -> int:

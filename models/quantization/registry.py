@@ -44,8 +44,8 @@ class PerLayer:
             name = w.projection(part.name, part.out_features).name
             scheme = self._config.scheme_of(name)
             if scheme is not None:
-                shared, whole = ("outputs", part.out_features) if part.dim == 0 else ("inputs", part.in_features)
-                check_share(scheme, name, shared, whole=whole, num_shares=part.size)
+                whole = part.out_features if part.dim == 0 else part.in_features
+                check_share(scheme, name, "outputs" if part.dim == 0 else "inputs", whole=whole, num_shares=part.size)
             if not groups or groups[-1][0] != scheme:
                 groups.append((scheme, []))
             groups[-1][1].append(part)
