@@ -90,6 +90,7 @@ def test_sweeps_are_compared_load_by_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [offline_report, kernels_report])
+@pytest.mark.full
 def test_other_kinds_are_drawn_alone_and_compared(make: Any, tmp_path: Path) -> None:
     assert "What was measured, and where" in draw(tmp_path, make()).headings
     assert "Change from old to new" in draw(tmp_path, make(), make()).headings
