@@ -21,9 +21,9 @@ from benchmarks.attention_table import format_report
 from benchmarks.kernel_timing import ROTATION_BYTES, machine_facts, num_copies, time_calls
 from benchmarks.report import BenchError, Report, check_outputs, command_line, host_facts, now, write_report
 from benchmarks.report_cli import read_old, show
-from engine.load import BACKENDS
+from engine.startup.load import BACKENDS
 from kernels.attention.base import AttentionSpec
-from kernels.kv_write import FP8
+from kernels.elementwise.reference import FP8
 
 _MIB = 1024**2
 _TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}

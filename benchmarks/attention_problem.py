@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.kernel_timing import TensorOptions
 from kernels.attention.base import AttentionMetadata
-from kernels.kv_write import to_fp8
+from kernels.elementwise.reference import to_fp8
 
 _NUM_CHECKED = 64  # queries at each end of a row
 _TABLE_PADDING = 16  # entries: what kernels read at once

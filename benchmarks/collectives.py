@@ -1,8 +1,8 @@
 """A decode step's sums over GPUs, with the norm behind them: NCCL and two kernels beside one kernel of our own.
 
     python -m benchmarks.collectives [--ranks 2] [--json FILE]
-kernels/triton_push_sum.py against NCCL and add_rms_norm: each shape is checked first, then timed. A time is of one call
-among 50 in a CUDA graph, the slowest rank's, median of 15 replays, in µs. After 40 seconds the ranks are killed.
+kernels/all_reduce/triton.py against NCCL and add_rms_norm: each shape is checked first, then timed. A time is of one
+call among 50 in a CUDA graph, the slowest rank's, median of 15 replays, in µs. After 40 seconds the ranks are killed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import torch
 
 from benchmarks.kernel_timing import machine_facts, time_graph
 from benchmarks.rank_processes import run_ranks
-from engine.process_group import join_ranks, least
-from engine.small_sums import share_small_sums
+from engine.tensor_parallel.process_group import join_ranks, least, share_small_sums
+from kernels.all_reduce.reference import sum_add_rms_norm, sum_parts
 from kernels.ops import add_rms_norm
-from kernels.push_sum import sum_add_rms_norm, sum_parts
 from models.parallel import SmallSums, TensorParallel
 
 # Hidden sizes of Qwen3-0.6B, Llama-3.1-8B and 70B

@@ -1,8 +1,9 @@
 """What a fleet of replicas would do under a load: a discrete event simulation around the engine's own scheduler.
 
-The scheduler is the real one (engine/scheduler.py: chunked prefill, KV blocks, prefix cache, preemption), and so is the
-order of plan and commit (engine/engine.py); the device is StepTimes, the clock is simulated, and tokens have no value.
-Left out: drafts, grammars, clients that leave, and of HTTP all but a constant per request.
+The scheduler is the real one (engine/core/scheduler.py: chunked prefill, KV blocks, prefix cache, preemption), and so
+is the
+order of plan and commit (engine/core/engine.py); the device is StepTimes, the clock is simulated, and tokens have no
+value. Left out: drafts, grammars, clients that leave, and of HTTP all but a constant per request.
 """
 
 import heapq
@@ -15,11 +16,11 @@ import msgspec
 
 from benchmarks.load_connection import RequestTiming
 from benchmarks.step_times import StepTimes
-from engine.planned_step import RowOutput
-from engine.protocol import SamplingParams
-from engine.request import Request
-from engine.scheduler import Scheduler
-from engine.step import StepPlan, StepResult
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+from engine.core.step import StepPlan, StepResult
+from engine.core.step_in_flight import RowOutput
+from engine.interface.protocol import SamplingParams
 
 POLICIES = ("least-requests", "round-robin")
 _ARRIVAL, _TURN = 0, 1  # at one time arrivals come first, as the engine reads its inbox before it plans

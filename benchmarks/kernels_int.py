@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional
 
 from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
-from kernels import triton_int_dequantize
-from kernels.quant_int import IntWeight, dequantize, make_int_weight
-from kernels.triton_int_gemm import (
+from kernels.linear import triton_int as triton_int_dequantize
+from kernels.linear.reference import IntWeight, dequantize_int, make_int_weight
+from kernels.linear.triton_int import (
     MAX_ROWS,
     SCRATCH_SUMS,
     SCRATCH_TILES,
@@ -20,7 +20,7 @@ from kernels.triton_int_gemm import (
     int_gemm,
     int_gemm_config,
 )
-from kernels.triton_split_k import SplitKScratch
+from kernels.linear.triton_split_k import SplitKScratch
 
 # name → (N, K)
 INT_SHAPES = {
@@ -62,7 +62,7 @@ def bench_int(*, sweep: bool) -> list[dict[str, object]]:
     scratch = allocate_scratch(torch.device("cuda"))
     for name, (n, k) in INT_SHAPES.items():
         weights = _random_weights(n, k)
-        dense = dequantize(weights[-1], torch.bfloat16)
+        dense = dequantize_int(weights[-1], torch.bfloat16)
         copies = [dense.clone() for _ in range(num_copies(n * k * 2))]
         for num_rows in INT_ROWS:
             x = torch.randn(num_rows, k, **BF16_CUDA)
@@ -81,7 +81,7 @@ def _time_cuts(
     """The chosen cut first."""
     num_tiles, n, _ = weights[0].packed.shape
     num_bytes = weights[0].packed.numel() * 2 + weights[0].groups.numel() * 4
-    expected = x.double() @ dequantize(weights[-1], torch.float64).T
+    expected = x.double() @ dequantize_int(weights[-1], torch.float64).T
     default = int_gemm_config(num_rows=len(x), n=n, num_tiles=num_tiles)
     results = []
     for config in dict.fromkeys([default, *(int_candidates(len(x), n, num_tiles) if sweep else [])]):

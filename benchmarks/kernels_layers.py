@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional
 
 from benchmarks.kernel_timing import BF16_CUDA, time_graph
-from kernels import triton_elementwise as ops
 from kernels.attention.triton_decode import DecodeScratch, decode_attention
-from kernels.triton_gemv import allocate_scratch, gemv
+from kernels.elementwise import triton as ops
+from kernels.linear.triton_gemv import allocate_scratch, gemv
 
 _CONTEXT = 512
 _HEAD_DIM = 128

@@ -9,9 +9,10 @@ import torch
 from torch.nn import functional
 
 from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
-from kernels import elementwise, triton_elementwise
-from kernels.triton_gemv import MAX_ROWS, GemvConfig, allocate_scratch, gemv, gemv_config
-from kernels.triton_split_k import SplitKScratch
+from kernels.elementwise import reference as elementwise
+from kernels.elementwise import triton as triton_elementwise
+from kernels.linear.triton_gemv import MAX_ROWS, GemvConfig, allocate_scratch, gemv, gemv_config
+from kernels.linear.triton_split_k import SplitKScratch
 
 # name → (N, K)
 GEMV_SHAPES = {

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 
 from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
-from kernels.lora import LoraWeights
-from kernels.triton_lora import LoraTiles, add_lora, group_tokens
+from kernels.lora.reference import LoraWeights
+from kernels.lora.triton import LoraTiles, add_lora, group_tokens
 
 # name → (outputs of each part, K)
 _SHAPES = {

@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernel_timing import compile_ahead, machine_facts, num_copies, time_graph
-from kernels import batch_inputs, triton_batch_inputs
-from kernels.triton_sampling import SamplingConfig, SamplingScratch, sample
-from kernels.triton_truncation import SamplingState, find_cuts
+from kernels.inputs import reference as batch_inputs
+from kernels.inputs import triton as triton_batch_inputs
+from kernels.sampling.triton_draw import SamplingConfig, SamplingScratch, sample
+from kernels.sampling.triton_truncation import SamplingState, find_cuts
 
 ROWS = (1, 8, 64, 256)
 SIZES = (128256, 151936)

@@ -1,7 +1,7 @@
 """Checks, then times, the mixture of experts: python -m benchmarks.moe [--tokens 1,64] [--sweep] [--json FILE].
 
 Beside each time stand torch's ways and the least that the device's memory or its tensor cores allow. --sweep times
-every cut worth a place in kernels/moe_configs.py and prints the best. Prints a table; writes every number as JSON.
+every cut worth a place in kernels/moe/configs.py and prints the best. Prints a table; writes every number as JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.moe_problem import (
     torch_grouped,
 )
 from benchmarks.report import Report, format_table
-from kernels.moe_configs import grouped_config, uses_pairs
+from kernels.moe.configs import grouped_config, uses_pairs
 
 TOKENS = (1, 8, 64, 256, 1024, 8192)
 NUM_STEPS = 8  # sets of inputs in turn: each chooses other experts
@@ -72,7 +72,7 @@ def main() -> None:
 
 def bench(name: str, weights: MoeWeights, num_tokens: int, options: argparse.Namespace) -> Result:
     """Check one number of tokens, then time it. Raises AssertionError if a result is wrong."""
-    from kernels.triton_moe import mix_experts
+    from kernels.moe.triton import mix_experts
 
     shape = SHAPES[name]
     steps = [make_inputs(shape, num_tokens, **BF16_CUDA) for _ in range(NUM_STEPS)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kernels import moe
-from kernels.elementwise import silu_and_mul
+from kernels.elementwise.reference import silu_and_mul
+from kernels.moe import reference as moe
 
 H100_TB_S, H100_TFLOP_S = 3.35, 989.0  # SXM: device memory, dense bf16
 
@@ -74,7 +74,7 @@ def count_hit(shape: MoeShape, inputs: MoeInputs) -> int:
 
 
 def specification(shape: MoeShape, weights: MoeWeights, inputs: MoeInputs) -> torch.Tensor:
-    """kernels.moe.mix_experts: expert by expert, waiting for the device."""
+    """kernels.moe.reference.mix_experts: expert by expert, waiting for the device."""
     return moe.mix_experts(
         inputs.x, inputs.logits, weights.gate_up, weights.down,
         top_k=shape.top_k, renormalize=True, round_weights=shape.round_weights,

@@ -1,4 +1,4 @@
-"""What kernels/moe_configs.py could hold: every cut worth timing for a number of tokens, and the best of them."""
+"""What kernels/moe/configs.py could hold: every cut worth timing for a number of tokens, and the best of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import torch
 from benchmarks.kernel_timing import BF16_CUDA, time_graph
 from benchmarks.moe_problem import SHAPES, MoeInputs, MoeShape, MoeWeights
 from benchmarks.report import Report
-from kernels.moe_configs import PAIRS_MAX_TOKENS, PairTile, Tile
-from kernels.triton_moe_grouped import grouped_gemm
-from kernels.triton_moe_pairs import pairs_down, pairs_gate_up
-from kernels.triton_moe_route import Routing, RowTiles, lay_out, route
+from kernels.moe.configs import PAIRS_MAX_TOKENS, PairTile, Tile
+from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
+from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 
 _SHARED_BYTES = 227 * 1024  # of an H100's SM
 _BLOCKS_M = {16: (True, False), 32: (True,), 64: (False,), 128: (False,)}  # → whether the product is transposed

@@ -1,4 +1,5 @@
-"""Products with NF4 matrices of Llama 3.1 8B: every cut that kernels/codes_configs.py could hold, checked and timed.
+"""Products with NF4 matrices of Llama 3.1 8B: every cut that kernels/linear/lut4_configs.py could hold, checked and
+timed.
 
     python -m benchmarks.nf4_sweep --out nf4-sweep.json
 
@@ -21,9 +22,8 @@ from torch.nn import functional
 
 from benchmarks.kernel_timing import compile_ahead, machine_facts, num_copies, time_graph
 from benchmarks.report import Report, format_table
-from kernels.codes_configs import CodesGemmConfig, codes_gemm_config, num_splits
-from kernels.quant_bnb import BLOCK, NF4_TABLE
-from kernels.quant_codes import CodeWeight, code_weight_bytes, dequantize, make_code_weight
+from kernels.linear.lut4_configs import CodesGemmConfig, codes_gemm_config, num_splits
+from kernels.linear.reference import BLOCK, NF4_TABLE, CodeWeight, code_weight_bytes, dequantize_lut4, make_code_weight
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}  # N, K
 ROWS = (1, 8, 16, 32, 64, 128)
@@ -86,8 +86,8 @@ def _configs(name: str, num_rows: int) -> list[CodesGemmConfig]:
 
 
 def _time_case(problem: Problem, name: str, num_rows: int) -> Result:
-    from kernels.triton_codes_dequantize import dequantize as triton_dequantize
-    from kernels.triton_codes_gemm import allocate_scratch, codes_gemm
+    from kernels.linear.triton_lut4 import allocate_scratch, codes_gemm
+    from kernels.linear.triton_lut4 import dequantize as triton_dequantize
 
     n, k = SHAPES[name]
     x, scratch = torch.randn(num_rows, k, dtype=torch.bfloat16, device="cuda"), allocate_scratch(torch.device("cuda"))
@@ -134,13 +134,13 @@ def _make_weight(n: int, k: int) -> CodeWeight:
 
 def _make_problem(n: int, k: int) -> Problem:
     weights = [_make_weight(n, k) for _ in range(num_copies(code_weight_bytes(n, k)))]
-    exact = dequantize(weights[0], torch.float32).double()
+    exact = dequantize_lut4(weights[0], torch.float32).double()
     return Problem(weights, [exact.bfloat16() for _ in range(num_copies(2 * n * k))], exact)
 
 
 def _run_once(name: str, num_rows: int, config: CodesGemmConfig) -> None:
     """Fill Triton's cache with one cut."""
-    from kernels.triton_codes_gemm import allocate_scratch, codes_gemm
+    from kernels.linear.triton_lut4 import allocate_scratch, codes_gemm
 
     n, k = SHAPES[name]
     x = torch.zeros(num_rows, k, dtype=torch.bfloat16, device="cuda")

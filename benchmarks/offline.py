@@ -25,14 +25,14 @@ from benchmarks.report import (
 )
 from benchmarks.report_cli import read_old, show
 from benchmarks.workloads import workload
-from engine.config import EngineConfig
-from engine.load import LoadedEngine, load_engine
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from models.config import ModelConfig
+from engine.startup.load import LoadedEngine, load_engine
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
-from server.resolve import resolve_model
-from server.speculative_flags import speculative_of
+from server.config.model_source import resolve_model
+from server.config.serve_flags import speculative_of
 
 _SHAPES = Path(__file__).parent / "shapes"
 _DEFAULT_SHAPE = "qwen3-0.6b"

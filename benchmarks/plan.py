@@ -15,7 +15,7 @@ from benchmarks.fleet import Fleet, Load
 from benchmarks.report import BenchError, Report, check_outputs, format_table, now, write_report
 from benchmarks.saved import read_sources
 from benchmarks.step_times import StepTimes, read_step_times
-from engine.errors import RequestError
+from engine.interface.errors import RequestError
 
 _MOST_REPLICAS = 256
 

@@ -19,12 +19,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.offline import versions
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.load import load_engine
+from engine.core.engine import Engine
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import AddRequest, SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import AddRequest, SamplingParams
-from engine.setup import LoadedEngine
+from engine.startup.load import load_engine
+from engine.startup.setup import LoadedEngine
 
 _SHAPES = Path(__file__).parent / "shapes"
 _STEPS = 20

@@ -27,16 +27,16 @@ import torch
 from benchmarks.offline import versions
 from benchmarks.quantization_schemes import SCHEMES
 from benchmarks.report import Report, format_table, now, write_report
-from engine.config import EngineConfig
-from engine.device import resolve_device, resolve_dtype
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from models.config import ModelConfig
-from models.quantization.base import LinearPart
-from models.quantization.registry import make_linear_method
+from engine.startup.device_choice import resolve_device, resolve_dtype
+from models.config.model_config import ModelConfig
+from models.layers.linear import make_linear_method
+from models.quantization.linear_method import LinearPart
 from models.quantization.unquantized import Unquantized
-from models.weights import Weights
-from server.resolve import DEMO_FOLDER
+from models.weights.weights import Weights
+from server.config.model_source import DEMO_FOLDER
 
 _SHAPES = Path(__file__).parent / "shapes"
 _GIB = 1024**3

@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from engine.device import resolve_dtype
+from engine.startup.device_choice import resolve_dtype
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
-from models.config import ModelConfig
+from models.build import Model, build
+from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.errors import ModelError
 from models.parallel import TensorParallel
-from models.registry import Model, build
-from models.weights import Weights
+from models.weights.weights import Weights
 
 _LAYER_ROWS = 8  # first tokens of each answer, at which layers are compared
 _BLOCK = 16

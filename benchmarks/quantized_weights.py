@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from kernels.quant_fp8 import FP8_MAX, quantize_blocks, quantize_rows
+from kernels.linear.reference import FP8_MAX, quantize_blocks, quantize_rows
 
 # A projection's name without ".weight", and its matrix → its tensors, by what they are called below that name
 Store = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]

@@ -17,7 +17,8 @@ _POLL_S = 0.05
 def run_ranks(module: str, arguments: Sequence[str], *, num_ranks: int, timeout_s: float) -> int:
     """Run `python -m module RANK SIZE RENDEZVOUS *arguments` per rank; return 0, or the exit code of one that failed.
 
-    RENDEZVOUS: see engine.process_group.join_ranks. Output is this process's. When time is up the code is 124.
+    RENDEZVOUS: see engine.tensor_parallel.process_group.join_ranks. Output is this process's. When time is up the code
+    is 124.
     """
     with tempfile.TemporaryDirectory() as folder:
         ranks = [

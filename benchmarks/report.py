@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from server.version import package_version
+from server.config.version import package_version
 
 Report = dict[str, Any]
 

@@ -15,13 +15,13 @@ from tokenizers import Tokenizer
 
 from benchmarks.offline import versions
 from benchmarks.report import Report, format_table, now, write_report
-from engine.config import EngineConfig
-from engine.load import load_engine
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from engine.setup import LoadedEngine
-from server.resolve import resolve_model
-from server.speculative_flags import add_speculative_flags, speculative_of
+from engine.startup.load import load_engine
+from engine.startup.setup import LoadedEngine
+from server.config.model_source import resolve_model
+from server.config.serve_flags import add_speculative_flags, speculative_of
 
 _WORDS = "one two three four five six seven eight nine ten eleven twelve"
 _PROSE = (

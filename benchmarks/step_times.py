@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.report import BenchError
-from engine.config import SchedulerConfig
+from engine.interface.config import SchedulerConfig
 
 Points = list[tuple[int, float]]
 

@@ -20,9 +20,9 @@ import msgspec
 from benchmarks.offline import engine_config
 from benchmarks.report import BenchError, check_outputs, format_table, now, write_report
 from benchmarks.step_times import StepTimes
-from engine.load import LoadedEngine, load_engine
+from engine.interface.protocol import AddRequest, SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import AddRequest, SamplingParams
+from engine.startup.load import LoadedEngine, load_engine
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512)
 _STEP_TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

@@ -1,7 +1,7 @@
 """OfflineEngine: a model and the engine's own loop inside this process, without HTTP. Imports torch.
 
 engine = OfflineEngine.load(EngineConfig(model="./my-model"))
-generations = engine.generate([[1, 2, 3]], [SamplingParams(max_tokens=16)])
+generations = engine.core.local_client([[1, 2, 3]], [SamplingParams(max_tokens=16)])
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from engine.config import EngineConfig
-from engine.errors import StartupError
-from engine.generate import Generation, LocalTransport, generate
-from engine.load import OnStage, load_engine
-from engine.metrics import Metrics
-from engine.protocol import PoolingKind, SamplingParams
-from engine.ranks import RankHost
-from engine.setup import LoadedEngine
+from engine.core.local_client import Generation, LocalTransport, generate
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import PoolingKind, SamplingParams
+from engine.startup.load import OnStage, load_engine
+from engine.startup.setup import LoadedEngine
+from engine.tensor_parallel.ranks import RankHost
 
 _WARM_UP_ROWS = 66  # one past the last size with kernels of its own
 _KINDS = (

@@ -20,33 +20,22 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.control import Drain, EngineFailed, Facts, Flush, Flushed, FromLauncher, Heartbeat, Hello, Stage
-from engine.engine import Engine
-from engine.errors import StartupError, sentence
-from engine.logs import configure_logging
-from engine.metrics import Metrics
-from engine.parent import die_with_parent
-from engine.protocol import EngineReady
-from engine.ranks import RankHost, Ranks
-from engine.transport import Connection, SocketTransport, encode_frame
+from engine.core.engine import Engine
+from engine.interface.child_process import die_with_parent
+from engine.interface.config import EngineProcessConfig
+from engine.interface.control import Drain, EngineFailed, Facts, Flush, Flushed, FromLauncher, Heartbeat, Hello, Stage
+from engine.interface.errors import StartupError, sentence
+from engine.interface.logs import configure_logging
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import EngineReady
+from engine.interface.transport import Connection, SocketTransport, encode_frame
+from engine.tensor_parallel.ranks import RankHost, Ranks
 
 logger = logging.getLogger(__name__)
 
 _DELTA_INTERVAL_S = 0.5
 _HEARTBEAT_INTERVAL_S = 1.0
 _MIN_QUEUED_PROMPTS = 64  # of full length
-
-
-class EngineProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the process is told."""
-
-    engine: EngineConfig
-    engine_socket: str
-    control_socket: str
-    log_level: str = "info"
-    log_format: str = "text"  # text | json
-    debug: bool = False
 
 
 class EngineProcess:

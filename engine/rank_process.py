@@ -1,6 +1,6 @@
 """A rank after the first of a model that is split over devices: loads its share, then runs every plan it is sent.
 
-    python -m engine.rank_process FD        (engine/ranks.py starts it; FD: its socket to the engine)
+    python -m engine.rank_process FD        (engine/tensor_parallel/ranks.py starts it; FD: its socket to the engine)
 It ends with the engine: when the socket does, and on Linux with the engine's death. Imports torch only to load.
 """
 
@@ -15,13 +15,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.errors import StartupError, sentence
-from engine.executor import Executor, StepHandle
-from engine.logs import configure_logging
-from engine.parent import die_with_parent
-from engine.ranks import RankConfig, RankFailed, read_frame
-from engine.step import StepPlan
-from engine.transport import encode_frame
+from engine.core.executor import Executor, StepHandle
+from engine.core.step import StepPlan
+from engine.interface.child_process import die_with_parent
+from engine.interface.errors import StartupError, sentence
+from engine.interface.logs import configure_logging
+from engine.interface.transport import encode_frame
+from engine.tensor_parallel.ranks import RankConfig, RankFailed, read_frame
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def main() -> int:
     configure_logging(level=config.log_level, log_format=config.log_format, process=f"rank {config.rank}")
     exit_code = 3
     try:
-        from engine.load import load_rank
+        from engine.startup.load import load_rank
 
         executor = load_rank(config)
         gc.collect()

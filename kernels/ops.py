@@ -1,31 +1,31 @@
 """The ops that models call. Each picks its Triton twin on a CUDA device where Triton is installed, else torch.
 
-Specifications: kernels/elementwise.py and kernels/kv_write.py; tests/gpu shows the twins equal. Under Hopper's
-programmatic dependent launch (pdl) a kernel starts while the one before it drains.
+Specifications: kernels/elementwise/reference.py and kernels/elementwise/reference.py; tests/gpu shows the twins equal.
+Under Hopper's programmatic dependent launch (pdl) a kernel starts while the one before it drains.
 """
 
 from __future__ import annotations
 
 import torch
 
-from kernels import batch_inputs, elementwise, moe, sampling
-from kernels.batch_inputs import MixedInputs, MixedPlan
 from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
-from kernels.kv_write import UNSCALED, KVScales, write_kv
-from kernels.lora import LoraWeights, add_lora, gather_loras
+from kernels.elementwise import reference as elementwise
+from kernels.elementwise.reference import UNSCALED, KVScales, write_kv
+from kernels.inputs import reference as batch_inputs
+from kernels.inputs.reference import MixedInputs, MixedPlan
+from kernels.lora.reference import LoraWeights, add_lora, gather_loras
+from kernels.moe import reference as moe
+from kernels.sampling import reference as sampling
 
 if HAS_TRITON:
-    from kernels import (
-        triton_adjust,
-        triton_batch_inputs,
-        triton_elementwise,
-        triton_lora,
-        triton_moe,
-        triton_sampling,
-    )
-    from kernels.triton_lora import LoraTiles
-    from kernels.triton_sampling import SamplingScratch
-    from kernels.triton_truncation import SamplingState
+    from kernels.elementwise import triton as triton_elementwise
+    from kernels.inputs import triton as triton_batch_inputs
+    from kernels.lora import triton as triton_lora
+    from kernels.lora.triton import LoraTiles
+    from kernels.moe import triton as triton_moe
+    from kernels.sampling import triton_draw, triton_logits
+    from kernels.sampling.triton_draw import SamplingScratch
+    from kernels.sampling.triton_truncation import SamplingState
 
 rms_norm = op(elementwise.rms_norm, lambda: triton_elementwise.rms_norm)
 add_rms_norm = op(elementwise.add_rms_norm, lambda: triton_elementwise.add_rms_norm)
@@ -35,8 +35,8 @@ mix_experts = op(moe.mix_experts, lambda: triton_moe.mix_experts)
 gather_decode_inputs = op(
     batch_inputs.gather_decode_inputs, lambda: triton_batch_inputs.gather_decode_inputs, takes_pdl=False
 )
-penalize = op(sampling.penalize, lambda: triton_adjust.penalize, takes_pdl=False)
-allow_only = op(sampling.allow_only, lambda: triton_adjust.allow_only, takes_pdl=False)
+penalize = op(sampling.penalize, lambda: triton_logits.penalize, takes_pdl=False)
+allow_only = op(sampling.allow_only, lambda: triton_logits.allow_only, takes_pdl=False)
 
 
 def _norm_rope_write_kv(
@@ -56,7 +56,7 @@ def _norm_rope_write_kv(
     """Split qkv, normalise each head of q and k (unless the weights are None), rotate them, store k and v.
 
     qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; weights: [head_dim], both of one dtype (see
-    kernels.elementwise.rms_norm); positions, slot_mapping: [T] int64;
+    kernels.elementwise.reference.rms_norm); positions, slot_mapping: [T] int64;
     cos_sin_cache: [max_positions, rotary_dim]; caches, kv_scales: as write_kv, which writes them. Returns q [T, H, D].
     """
     num_kv_heads, head_dim = k_cache.shape[2:]
@@ -80,7 +80,7 @@ def gather_mixed_inputs(
     block_size: int,
     out: MixedInputs,
 ) -> None:
-    """See kernels.batch_inputs.gather_mixed_inputs."""
+    """See kernels.inputs.reference.gather_mixed_inputs."""
     gather = triton_batch_inputs if on_triton(last_token) else batch_inputs
     gather.gather_mixed_inputs(
         plan,
@@ -93,7 +93,8 @@ def gather_mixed_inputs(
 
 
 class TokenSampler:
-    """The Triton sampler over one device state; see kernels.triton_sampling.sample. Owns its scratch: one stream."""
+    """The Triton sampler over one device state; see kernels.sampling.triton_draw.sample. Owns its scratch: one
+    stream."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class TokenSampler:
     ) -> torch.Tensor:
         """Return [S] int64 token ids, also written to last_token[req_index]; logits: [S, V]."""
         out = torch.empty_like(req_index)
-        triton_sampling.sample(
+        triton_draw.sample(
             logits,
             req_index=req_index,
             positions=positions,
@@ -142,14 +143,14 @@ class LoraTokens:
     def gather(
         self, lora_indices: torch.Tensor, req_index: torch.Tensor, token_rows: torch.Tensor | None = None
     ) -> None:
-        """Say whose the tokens of the next step are; see kernels.lora.gather_loras."""
+        """Say whose the tokens of the next step are; see kernels.lora.reference.gather_loras."""
         if self._tiles is not None:
             triton_lora.group_tokens(lora_indices, req_index, token_rows, self._tiles)
         else:
             gather_loras(lora_indices, req_index, token_rows, self._loras)
 
     def add(self, out: torch.Tensor, x: torch.Tensor, weights: LoraWeights) -> None:
-        """Add to out what the adapters make of x, of all tokens gathered last; see kernels.lora.add_lora."""
+        """Add to out what the adapters make of x, of all tokens gathered last; see kernels.lora.reference.add_lora."""
         if self._tiles is not None:
             triton_lora.add_lora(out, x, weights, self._tiles, pdl=has_pdl(x.device))
         else:

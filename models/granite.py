@@ -6,9 +6,8 @@ from functools import partial
 
 from torch import nn
 
-from models.layers.branch import Scaled
 from models.layers.causal_lm import CausalLM, LayerParts
-from models.layers.decoder import DecoderLayer
+from models.layers.decoder import DecoderLayer, Scaled
 
 
 def make_layer(parts: LayerParts) -> nn.Module:

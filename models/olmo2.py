@@ -10,15 +10,15 @@ from functools import partial
 import torch
 from torch import nn
 
-from kernels.kv_write import KVScales
-from models.config import ModelConfig
+from kernels.elementwise.reference import KVScales
+from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention
-from models.layers.branch import Normed
 from models.layers.causal_lm import CausalLM, LayerParts
+from models.layers.decoder import Normed
 from models.layers.norm import SplitRMSNorm
 from models.parallel import TensorParallel
-from models.weights import Weights
+from models.weights.weights import Weights
 
 
 def make_layer(parts: LayerParts) -> nn.Module:

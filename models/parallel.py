@@ -18,7 +18,8 @@ except ImportError:  # before torch 2.13
 
 
 class SmallSums(Protocol):
-    """Sums of few rows, each in one kernel with what comes behind it. kernels/triton_push_sum.py, specification too."""
+    """Sums of few rows, each in one kernel with what comes behind it. kernels/all_reduce/triton.py, specification
+    too."""
 
     def takes(self, x: torch.Tensor) -> bool:
         """Whether a sum of such parts is made here; by host-side facts, the same on every rank."""
@@ -29,7 +30,7 @@ class SmallSums(Protocol):
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """kernels.elementwise.add_rms_norm of the sum of x over the ranks. takes(x)."""
+        """kernels.elementwise.reference.add_rms_norm of the sum of x over the ranks. takes(x)."""
 
 
 @dataclass(frozen=True)

@@ -6,41 +6,11 @@ A new model is one file and one row here. Imports a model's file only when it is
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-import torch
-from torch import nn
+from typing import Any, Literal
 
 from models.errors import ModelError
-
-if TYPE_CHECKING:
-    from models.config import ModelConfig
-    from models.context import ForwardContext
-    from models.parallel import TensorParallel
-    from models.weights import Weights
-
-
-class Model(Protocol):
-    """What build() returns: an nn.Module with the two calls of a step. Call both under torch.inference_mode."""
-
-    def __call__(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """input_ids: [T] int64 → hidden [T, hidden_size]."""
-        ...
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [N, hidden_size] → [N, vocab_size], the same on every rank. Only of a model with a head."""
-        ...
-
-    def modules(self) -> Iterator[nn.Module]:
-        """See nn.Module.modules."""
-        ...
-
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """See nn.Module.named_modules."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -60,15 +30,15 @@ class Architecture:
     num_layer_norms: int = 2  # of hidden_size, in each layer
     # "legacy_gelu_tanh": where the name "gelu" means the tanh approximation, too
     activation: Literal["silu", "gelu_tanh", "legacy_gelu_tanh"] = "silu"
-    # models/scales.py: which constants the config has
+    # models/config/layers.py: which constants the config has
     scales: Literal["llama", "granite", "gemma", "gemma2", "gemma3"] = "llama"
-    # models/layer_kinds.py: no layer slides, or each; those that layer_types names, else those of a rule
+    # models/config/layers.py: no layer slides, or each; those that layer_types names, else those of a rule
     sliding_layers: Literal[
         "none", "every", "every_if_used", "max_window_layers", "odd_until_max", "nope", "alternating", "pattern"
     ] = "none"
-    # models/experts_config.py: whose reading of the fields of a mixture of experts
+    # models/config/layers.py: whose reading of the fields of a mixture of experts
     experts: Literal["none", "mixtral", "qwen2", "qwen3"] = "none"
-    # models/rope_config.py: whose reading of the rotary fields
+    # models/config/rope.py: whose reading of the rotary fields
     rope: Literal["llama", "smollm3", "phi3", "gemma3"] = "llama"
     # fields that published configs leave out where they mean the default of their transformers class
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -227,19 +197,3 @@ def find_architecture(name: str) -> Architecture:
     if name not in ARCHITECTURES:
         raise ModelError(f"architecture {name!r} is not supported: supported are {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
-
-
-def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> Model:
-    """Make the model with this rank's weights, every tensor of the checkpoint accounted for.
-
-    Blocks while weights are read. Raises ModelError.
-    """
-    config.check_tensor_parallel(tp.size)
-    architecture = find_architecture(config.architecture)
-    module_name, _, name = architecture.target.partition(":")
-    make_model = vars(importlib.import_module(module_name))[name]
-    text = w if architecture.text_prefix is None else w / architecture.text_prefix
-    model: Model = make_model(config, text, tp).eval()
-    needs_no_head = config.tie_word_embeddings or not config.has_lm_head
-    w.finish(has_tied_embeddings=needs_no_head, unserved=architecture.unserved)
-    return model

@@ -2,33 +2,58 @@
 
 Imports argparse only, so that `quire --help` is instant; a subcommand imports what it needs.
 Exit codes: 0 done, 2 wrong usage, 3 the start failed, 141 nobody reads the output any more, as of `| head`.
+
+What the first process of a container must do for itself. Imports nothing of ours.
 """
 
 import argparse
 import os
 import select
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from engine.errors import StartupError
-from server.batch_cli import add_batch
-from server.bench_cli import add_bench
-from server.chat_cli import add_chat
-from server.completion_cli import add_completion
-from server.doctor_cli import add_doctor
-from server.first_process import end_as_first_process
-from server.flags import seconds, text, workers
-from server.http_flags import add_access_flags, add_address_flags, add_request_flags, address_of, tls_of
-from server.model_flags import add_memory_flags, add_model_flags
-from server.observability_flags import add_log_flags, add_metrics_flags
-from server.settings import SettingsParser, places_of
-from server.short_help import HelpFormatter, add_short_help
-from server.speculative_flags import add_speculative_flags
-from server.top_cli import add_top
+from engine.interface.errors import StartupError
+from server.commands.batch.flags import add_batch
+from server.commands.bench.run import add_bench
+from server.commands.chat.flags import add_chat
+from server.commands.completion import add_completion
+from server.commands.doctor.flags import add_doctor
+from server.commands.top.flags import add_top
+from server.config.help_format import HelpFormatter, add_short_help
+from server.config.serve_flags import (
+    add_access_flags,
+    add_address_flags,
+    add_log_flags,
+    add_memory_flags,
+    add_metrics_flags,
+    add_model_flags,
+    add_request_flags,
+    add_speculative_flags,
+    address_of,
+    tls_of,
+)
+from server.config.settings import SettingsParser, places_of
+from server.config.value_types import seconds, text, workers
 
 if TYPE_CHECKING:
-    from engine.config import LaunchConfig
+    from engine.interface.config import LaunchConfig
+
+
+def end_as_first_process() -> None:
+    """Let SIGTERM end process 1, as it ends any other: the kernel spares it a signal for which it has no handler.
+
+    Else a container could not be stopped while it downloads a model. The launcher puts its own handler in place.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    os._exit(128 + number)
+
 
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
@@ -157,13 +182,13 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
 def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
     """Bind the port, find the model, launch. The port comes first: a taken one must not cost a download."""
     if arguments.show_config:
-        from server.settings_show import show_config
+        from server.config.settings_file import show_config
 
         print(show_config(parser.settings, arguments, environment=os.environ))
         return 0
-    from server.launch import launch
-    from server.listener import bind
-    from server.serve_config import check_flags, find_model
+    from server.config.serve_config import check_flags, find_model
+    from server.launcher.launcher import launch
+    from server.launcher.listener import bind
 
     checked = check_flags(arguments)
     launch_config = _launch_config(arguments, checked.given_key_hashes)
@@ -173,7 +198,7 @@ def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
 
 
 def _launch_config(arguments: argparse.Namespace, given_key_hashes: list[str]) -> "LaunchConfig":
-    from engine.config import LaunchConfig
+    from engine.interface.config import LaunchConfig
 
     address, tls = address_of(arguments), tls_of(arguments)
     return LaunchConfig(
@@ -199,7 +224,7 @@ class _Version(argparse.Action):
     """--version; looks the version up only when asked."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from server.version import package_version
+        from server.config.version import package_version
 
         print(f"quire {package_version()}")
         parser.exit(0)

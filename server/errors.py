@@ -1,4 +1,5 @@
-"""The errors that exist only in HTTP, beside engine/errors.py's tree; server/error_replies.py makes answers of both.
+"""The errors that exist only in HTTP, beside engine/interface/errors.py's tree; server/api/error_replies.py makes
+answers of both.
 
 HttpError(ServiceError)
 ├── MissingKey            no API key, or an unknown one
@@ -12,7 +13,7 @@ HttpError(ServiceError)
 └── ClientGone            nobody reads the answer any more
 """
 
-from engine.errors import ServiceError
+from engine.interface.errors import ServiceError
 
 
 class HttpError(ServiceError):

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from server.cli import serve_parser
-from server.settings import Setting
+from server.config.setting import Setting
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "flags.md"
 _START, _END = "<!-- settings -->", "<!-- end of settings -->"

@@ -16,7 +16,7 @@ PAGE = Path("docs/reference/models.md")
 RESULTS = Path("benchmarks/results")
 MISSING = "**not measured**"
 TEST_FILES = (
-    "tests/unit/models/test_logits.py",
+    "tests/unit/models/config/test_logits.py",
     "tests/unit/engine/test_families.py",
     "tests/unit/models/test_tensor_parallel.py",
     "tests/templates/test_published_templates.py",

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from engine.errors import RequestError, ServiceError, StartupError
-from engine.metrics import METRICS, Metric
-from server.error_replies import anthropic_body, error_body, error_reply, error_status
+from engine.interface.errors import RequestError, ServiceError, StartupError
+from engine.interface.metrics import METRICS, Metric
+from server.api.error_replies import anthropic_body, error_body, error_reply, error_status
 from server.errors import ClientGone, DeadlineExceeded, HttpError, MethodNotAllowed
 from tests import configuration_page
 

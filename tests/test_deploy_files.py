@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server import launch
+from engine.interface.control import STALL_AFTER_S
 from server.cli import main, serve_parser
-from server.heartbeat import STALL_AFTER_S
-from server.settings import CONFIG_VARIABLE
+from server.config.settings import CONFIG_VARIABLE
+from server.launcher import launcher as launch
 
 ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))

@@ -12,14 +12,14 @@ FUNCTIONS = {"eval", "exec"}
 # A wall clock jumps, so durations and deadlines are measured with time.monotonic. Who may ask what time it is:
 CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 TELLERS = {
-    "server/app.py": "when the models were made",
-    "server/chat_request.py": "created",
-    "server/completion_request.py": "created",
-    "server/responses_writer.py": "completed_at",
-    "server/chat_template.py": "strftime_now of templates",
-    "server/tracing.py": "when a span began, beside monotonic durations",
-    "server/batch_send.py": "a Retry-After that is a date",
-    "server/top_watch.py": "when a line of --json was taken",
+    "server/http/app.py": "when the models were made",
+    "server/api/chat/request.py": "created",
+    "server/api/completions/request.py": "created",
+    "server/api/responses/writer.py": "completed_at",
+    "server/text/chat_template.py": "strftime_now of templates",
+    "server/http/tracing.py": "when a span began, beside monotonic durations",
+    "server/commands/batch/send.py": "a Retry-After that is a date",
+    "server/commands/top/sampling.py": "when a line of --json was taken",
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from fastapi.routing import APIRoute
 
-from server.routes.health import public_router
+from server.http.routes.health import public_router
 from tests.deploy.manifests import (
     ENGINE_FREE_PATHS,
     KUBERNETES,

@@ -21,21 +21,21 @@ MAY_IMPORT = {
     "deploy": {"deploy", "server", "engine"},
 }
 # `quire bench` lives in benchmarks, which reaches everything: one file of server leads there, inside its functions
-BENCH_COMMAND = "server/bench_cli.py"
+BENCH_COMMAND = "server/commands/bench/run.py"
 # the only rooms of engine that server may enter
 ENGINE_FOR_SERVER = {
-    "engine.client",
-    "engine.config",
-    "engine.control",
-    "engine.diagnosis",
-    "engine.errors",
-    "engine.logs",
-    "engine.metrics",
-    "engine.parent",
+    "engine.interface.client",
+    "engine.interface.config",
+    "engine.interface.control",
+    "engine.interface.fit_report",
+    "engine.interface.errors",
+    "engine.interface.logs",
+    "engine.interface.metrics",
+    "engine.interface.child_process",
     "engine.process",
-    "engine.protocol",
-    "engine.sizes",
-    "engine.transport",
+    "engine.interface.protocol",
+    "engine.interface.units",
+    "engine.interface.transport",
 }
 # engine files that hold tensors; all others are plain Python
 ENGINE_WITH_TORCH = {
@@ -150,9 +150,11 @@ def test_plain_python_files_have_no_torch() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("module", ["server.cli", "server.launch", "server.worker", "engine.process"])
+@pytest.mark.parametrize("module", ["server.cli", "server.launcher.launcher", "server.http.worker", "engine.process"])
 def test_process_starts_without_torch_and_transformers(module: str) -> None:
-    heavy = ["torch", "transformers"] + (["fastapi", "rich"] if module in ("server.cli", "server.launch") else [])
+    heavy = ["torch", "transformers"] + (
+        ["fastapi", "rich"] if module in ("server.cli", "server.launcher.launcher") else []
+    )
     code = f"import sys, {module}; sys.exit(' '.join(m for m in {heavy!r} if m in sys.modules) or 0)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, f"{module} imports {result.stderr}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.quantization_schemes import SCHEMES
 from models.registry import ARCHITECTURES
 from tests.models_page import FAMILIES, MISSING, PAGE, TEXT_PARTS, scheme_rows
-from tests.unit.models.checkpoints import make_configs
+from tests.support.checkpoints import make_configs
 
 
 def test_every_architecture_and_every_checkpoint_has_its_row() -> None:

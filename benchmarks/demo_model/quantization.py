@@ -25,15 +25,15 @@ from benchmarks.quantization_reference import Conversation, Reference, layers_of
 from benchmarks.quantization_schemes import SCHEMES, Candidate
 from benchmarks.quantized_weights import requantize, store_of
 from benchmarks.report import Report, format_table
-from engine.config import EngineConfig
-from engine.device import resolve_device
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from models.config import ModelConfig
+from engine.startup.device_choice import resolve_device
+from models.build import Model
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
-from models.registry import Model
-from server.model_info import load_generation_defaults
-from server.tokenizer import load_tokenizer
+from server.text.generation_defaults import load_generation_defaults
+from server.text.tokenizer import load_tokenizer
 
 _NUM_CALIBRATING = 8  # questions whose prompts say how large inputs are, none of them among the compared
 _MEMORY_SHARE = 0.5  # of the device, for the engine that answers

@@ -18,11 +18,11 @@ from benchmarks.demo_model.corpus.base import Question, Reply
 from benchmarks.demo_model.corpus.mixture import examination
 from benchmarks.offline import versions
 from benchmarks.report import Report, format_table, host_facts, now, write_report
-from engine.config import EngineConfig
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from server.model_info import load_generation_defaults
-from server.tokenizer import Tokenizer, load_tokenizer
+from server.text.generation_defaults import load_generation_defaults
+from server.text.tokenizer import Tokenizer, load_tokenizer
 
 _HELD_OUT = ("nothing", "phrasing", "pair")
 _THOUGHTS = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)

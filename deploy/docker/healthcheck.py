@@ -1,6 +1,7 @@
 """Exit with 0 if the server in this container answers GET /ready with 200, else with 1 and one line that says why.
 
-Where it listens, whatever variable, flag or file said so, stands in the launcher's directory (server/run_dir.py).
+Where it listens, whatever variable, flag or file said so, stands in the launcher's directory
+(server/launcher/run_dir.py).
 An address may be the argument instead: http://HOST:PORT, https://HOST:PORT, unix:/PATH or, with TLS, unix+tls:/PATH.
 A certificate is not checked: the server is this very container. Standard library only, and nothing of Quire's.
 """

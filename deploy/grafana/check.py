@@ -7,8 +7,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.grafana.alerts import RUNBOOK
-from engine.metrics import METRICS, MetricsDelta
-from server.exposition import Exposition
+from engine.interface.metrics import METRICS, MetricsDelta
+from server.launcher.metrics_registry import Exposition
 
 Json = dict[str, Any]
 Exported = dict[str, frozenset[str]]  # name of a sample → its labels

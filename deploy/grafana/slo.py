@@ -1,6 +1,7 @@
 """What a user may expect: the targets of the dashboard's tiles and of the alerts. Change them here, then generate.
 
-The seconds must be bounds of the buckets in engine/metrics.py, so that the share within them is exact; a test compares.
+The seconds must be bounds of the buckets in engine/interface/metrics.py, so that the share within them is exact; a test
+compares.
 """
 
 TTFT_S = 1.0  # to the first token

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deploy.ray.edge import CALLBACK, CALLBACK_VARIABLE
 from deploy.ray.metrics import export
 from deploy.ray.settings import read_arguments
-from server.hosted import HostedApp
+from server.hosted.app import HostedApp
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,10 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.ray.prompt_key import prompt_key
-from engine.errors import EngineDead, Overloaded, ServiceError
-from server.access import make_request_id
-from server.error_replies import anthropic_body, error_body, error_reply, speaks_anthropic
-from server.sse import named_event
-from server.streaming import SSE_DONE
+from engine.interface.errors import EngineDead, Overloaded, ServiceError
+from server.api.error_replies import anthropic_body, error_body, error_reply, speaks_anthropic
+from server.api.request_record import make_request_id
+from server.api.sse import SSE_DONE, named_event
 
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "deploy.ray.edge:middlewares"

@@ -11,8 +11,8 @@ import logging
 from prometheus_client.parser import text_string_to_metric_families
 from ray.serve import metrics
 
-from engine.errors import EngineError
-from server.hosted import HostedApp
+from engine.interface.errors import EngineError
+from server.hosted.app import HostedApp
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from server.hosted_daemon import parse_flags
+from server.hosted.daemon import parse_flags
 
 
 class RaySettings(msgspec.Struct, frozen=True, kw_only=True):

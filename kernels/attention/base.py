@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.kv_write import UNSCALED, KVScales
+from kernels.elementwise.reference import UNSCALED, KVScales
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class AttentionSpec:
     dtype: torch.dtype
     device: torch.device
     block_size: int | None = None  # tokens; None: the backend may choose
-    kv_dtype: torch.dtype | None = None  # what the pool holds: None is `dtype`; else kernels.kv_write.FP8
+    kv_dtype: torch.dtype | None = None  # what the pool holds: None is `dtype`; else kernels.elementwise.reference.FP8
 
     @property
     def has_other_pool(self) -> bool:

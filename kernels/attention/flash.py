@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from kernels.attention.base import AttentionMetadata, AttentionSpec
-from kernels.kv_write import UNSCALED, KVScales
+from kernels.elementwise.reference import UNSCALED, KVScales
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from kernels.attention.base import AttentionMetadata, AttentionSpec
-from kernels.kv_write import FP8, UNSCALED, KVScales, from_fp8
+from kernels.elementwise.reference import FP8, UNSCALED, KVScales, from_fp8
 
 
 class TorchAttention:

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from kernels.attention.base import AttentionMetadata, AttentionSpec
-from kernels.kv_write import UNSCALED, KVScales
+from kernels.elementwise.reference import UNSCALED, KVScales
 
 try:
     from kernels.attention.triton_decode import DecodeScratch, decode_attention

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, is_wide, page_offsets, prefetch_l2
-from kernels.kv_write import UNSCALED, KVScales
+from kernels.elementwise.reference import UNSCALED, KVScales
 
 MAX_SPLITS = 128
 _FEW_PAIRS = 16  # (row, KV head) pairs of one or two rows: latency, not bandwidth, bounds them

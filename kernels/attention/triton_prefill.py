@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, is_wide, page_offsets
-from kernels.kv_write import UNSCALED, KVScales
+from kernels.elementwise.reference import UNSCALED, KVScales
 
 
 @dataclass(frozen=True)

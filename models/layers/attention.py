@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kernels.kv_write import FP8, UNSCALED, KVScales
+from kernels.elementwise.reference import FP8, UNSCALED, KVScales
 from kernels.ops import norm_rope_write_kv
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.context import ForwardContext
-from models.kv_scales import read_kv_scales
 from models.layers.linear import QKVLinear, RowLinear
 from models.layers.norm import RMSNorm
 from models.parallel import Branch, TensorParallel
-from models.quantization.base import LinearMethod
-from models.weights import Weights
+from models.quantization.linear_method import LinearMethod
+from models.weights.kv_scales import read_kv_scales
+from models.weights.weights import Weights
 
 
 class Attention(nn.Module):

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention, SelfAttention
 from models.layers.decoder import Decoder
+from models.layers.linear import make_linear_method
 from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm
 from models.layers.rotary import make_cos_sin_caches
 from models.parallel import TensorParallel
-from models.quantization.base import LinearMethod
-from models.quantization.registry import make_linear_method
-from models.weights import Weights
+from models.quantization.linear_method import LinearMethod
+from models.weights.weights import Weights
 
 
 @dataclass(frozen=True)

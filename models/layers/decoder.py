@@ -2,6 +2,8 @@
 
 The residual stream is carried beside the hidden states, so that each addition fuses with the norm after it, and over
 several ranks with the sum before it.
+
+What some models do to the output of attention or MLP before it joins the residual stream.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.embedding import LMHead, VocabEmbedding, load_vocab_rows
 from models.layers.norm import RMSNorm
 from models.parallel import Branch, TensorParallel, whole
-from models.weights import Weights
+from models.weights.weights import Weights
 
 
 class DecoderLayer(nn.Module):
@@ -102,3 +104,29 @@ class Decoder(nn.Module):
         """hidden: [N, hidden_size] → [N, vocab_size]."""
         assert self.lm_head is not None, "the engine refuses what would sample"
         return self.lm_head(hidden)
+
+
+class Scaled(nn.Module):
+    """A branch times a constant."""
+
+    def __init__(self, branch: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.branch = branch
+        self.factor = factor
+
+    def forward(self, hidden: torch.Tensor, *ctx: ForwardContext) -> Branch:
+        """hidden: [T, hidden_size] → [T, hidden_size]; ctx: if the branch takes it."""
+        return self.branch(hidden, *ctx) * self.factor
+
+
+class Normed(nn.Module):
+    """A branch with a norm behind it."""
+
+    def __init__(self, branch: nn.Module, norm: RMSNorm) -> None:
+        super().__init__()
+        self.branch = branch
+        self.norm = norm
+
+    def forward(self, hidden: torch.Tensor, *ctx: ForwardContext) -> torch.Tensor:
+        """hidden: [T, hidden_size] → [T, hidden_size]; ctx: if the branch takes it."""
+        return self.norm(whole(self.branch(hidden, *ctx)))

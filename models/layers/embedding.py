@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kernels.dense_linear import DenseLinear
+from kernels.linear.ops import DenseLinear
 from models.parallel import TensorParallel
-from models.weights import Weights
+from models.weights.weights import Weights
 
 
 class VocabEmbedding(nn.Module):

@@ -11,10 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from models.config.model_config import ModelConfig
 from models.lora.linear import with_adapters
 from models.parallel import Branch, TensorParallel
-from models.quantization.base import LinearMethod, LinearPart
-from models.weights import Weights
+from models.quantization.linear_method import LinearMethod, LinearPart
+from models.quantization.schemes import PerLayer
+from models.quantization.unquantized import Unquantized
+from models.weights.weights import Weights
 
 
 class ColumnLinear(nn.Module):
@@ -113,3 +116,8 @@ def _load_biases(w: Weights, parts: Sequence[LinearPart]) -> torch.Tensor:
         (w / part.name).shard("bias", (part.out_features,), dim=0, rank=part.rank, size=part.size) for part in parts
     ]
     return torch.cat(shards)
+
+
+def make_linear_method(config: ModelConfig) -> LinearMethod:
+    """The method of all linear layers of a model; which scheme a layer has is decided when it is loaded."""
+    return Unquantized() if config.quantization is None else PerLayer(config.quantization)

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from kernels.ops import gelu_tanh_and_mul, silu_and_mul
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.layers.linear import MergedColumnLinear, RowLinear
 from models.parallel import Branch, TensorParallel
-from models.quantization.base import LinearMethod
-from models.weights import Weights
+from models.quantization.linear_method import LinearMethod
+from models.weights.weights import Weights
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
 

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from kernels.ops import mix_experts
-from models.config import ModelConfig
-from models.experts_config import ExpertsConfig
+from models.config.layers import ExpertsConfig
+from models.config.model_config import ModelConfig
 from models.layers.linear import ColumnLinear
 from models.layers.mlp import GatedMLP
 from models.parallel import Branch, TensorParallel
-from models.quantization.base import LinearMethod, LinearPart
+from models.quantization.linear_method import LinearMethod, LinearPart
 from models.quantization.unquantized import Unquantized
-from models.weights import Weights
+from models.weights.weights import Weights
 
 
 @dataclass(frozen=True)

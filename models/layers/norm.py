@@ -1,7 +1,7 @@
 """RMS norm, alone or fused with the residual addition before it; and one over a width that ranks share.
 
-Whose norm it is (ModelConfig.norm) shows in the weight alone, see kernels.elementwise.rms_norm: Llama's has the model's
-dtype, OLMo-2's and Gemma's are fp32, and Gemma's checkpoints hold what is to be added to 1.
+Whose norm it is (ModelConfig.norm) shows in the weight alone, see kernels.elementwise.reference.rms_norm: Llama's has
+the model's dtype, OLMo-2's and Gemma's are fp32, and Gemma's checkpoints hold what is to be added to 1.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from kernels.ops import add_rms_norm, rms_norm
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.parallel import Branch, TensorParallel, Unsummed
-from models.weights import Weights
+from models.weights.weights import Weights
 
 
 class RMSNorm(nn.Module):

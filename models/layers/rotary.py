@@ -1,6 +1,7 @@
 """Rotary position tables: cos and sin of every position, one table shared by all layers that turn alike.
 
-The scalings change only the frequencies (yarn and longrope also the magnitude); kernels.elementwise.apply_rope is the
+The scalings change only the frequencies (yarn and longrope also the magnitude);
+kernels.elementwise.reference.apply_rope is the
 same for all. A row depends on its position alone, never on its request's length: a prefix that several requests share
 has one set of keys, and it makes no difference how a prompt is cut into steps.
 """
@@ -11,9 +12,9 @@ import math
 
 import torch
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
+from models.config.rope import RopeConfig
 from models.errors import ModelError
-from models.rope_config import RopeConfig
 
 
 def make_cos_sin_caches(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from models.checkpoint import MAX_NAMES_IN_ERROR
 from models.errors import ModelError
 from models.lora.config import LoraConfig
+from models.weights.checkpoint import MAX_NAMES_IN_ERROR
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.config_fields import Fields
 from models.errors import ModelError
+from models.fields import Fields
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from models.config_fields import Fields
 from models.errors import ModelError
+from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig
 from models.quantization.integers import (
     INT32,
@@ -25,7 +25,7 @@ from models.quantization.integers import (
     read_group_size,
     unpack_words,
 )
-from models.quantization.stored import SCALE_DTYPES, StoredPart
+from models.quantization.shards import SCALE_DTYPES, StoredPart
 
 _PER_WORD = 8
 # The nibble of each output of a word

@@ -1,4 +1,5 @@
-"""What bitsandbytes stores (kernels/quant_bnb.py), on load, and from checkpoints that transformers wrote with it.
+"""What bitsandbytes stores (kernels/linear/reference.py), on load, and from checkpoints that transformers wrote with
+it.
 
 A 4-bit matrix has, below its own name: `weight` (codes, flat), `weight.absmax` (scales of runs of 64, flat),
 `weight.quant_map` (what each code means) and `weight.quant_state.bitsandbytes__nf4` (JSON as bytes). If scales are
@@ -15,15 +16,22 @@ from typing import Any, Literal
 
 import torch
 
-from kernels.bnb_ops import Linear4Bit, linear_int8
-from kernels.quant_bnb import BLOCK, NF4_TABLE, quantize_int8, quantize_nf4
-from kernels.quant_codes import CodeWeight, code_weight_bytes, make_code_weight
-from models.config_fields import Fields
+from kernels.linear.ops import Linear4Bit, linear_int8
+from kernels.linear.reference import (
+    BLOCK,
+    NF4_TABLE,
+    CodeWeight,
+    code_weight_bytes,
+    make_code_weight,
+    quantize_int8,
+    quantize_nf4,
+)
 from models.errors import ModelError
-from models.quantization.base import LinearPart
+from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Scheme
-from models.quantization.stored import StoredPart, merge_outputs, read_dense
-from models.weights import Weights
+from models.quantization.linear_method import LinearPart
+from models.quantization.shards import StoredPart, merge_outputs, read_dense
+from models.weights.weights import Weights
 
 # As what the codes lie in the file, two a byte; chosen by who trained on them
 _STORAGE = {

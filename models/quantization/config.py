@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from models.errors import ModelError
-from models.quantization.base import LinearMethod
+from models.quantization.linear_method import LinearMethod
 
 
 class Scheme(Protocol):
@@ -109,3 +109,21 @@ def _matches(pattern: str, name: str) -> bool:
     if pattern.startswith("re:"):
         return re.match(pattern[3:], name) is not None
     return f".{pattern}." in f".{name}."
+
+
+def check_share(
+    scheme: Scheme, name: str, shared: Literal["outputs", "inputs"], *, whole: int, num_shares: int
+) -> None:
+    """Raise ModelError unless a share of a matrix's outputs or inputs ends where the scheme's blocks do.
+
+    name: of the matrix. whole: how many outputs or inputs it has; num_shares divides it.
+    """
+    if num_shares == 1:
+        return
+    multiple = scheme.output_multiple if shared == "outputs" else scheme.input_multiple
+    share = whole // num_shares
+    if share % multiple != 0:
+        raise ModelError(
+            f"{name}: {num_shares} ranks have {share} {shared} each, but {scheme.describe()}"
+            f" is split only at multiples of {multiple}: use fewer ranks"
+        )

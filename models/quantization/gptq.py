@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from models.config_fields import Fields
 from models.errors import ModelError
+from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Rule
 from models.quantization.integers import (
     INT32,
@@ -30,7 +30,7 @@ from models.quantization.integers import (
     read_order,
     unpack_words,
 )
-from models.quantization.stored import SCALE_DTYPES, StoredPart
+from models.quantization.shards import SCALE_DTYPES, StoredPart
 
 # What GPTQModel adds to a word of zero points (convert_gptq_v1_to_v2_format): with its carries, as it was subtracted
 _ONES = {4: 0x11111111, 8: 0x01010101}

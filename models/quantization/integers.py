@@ -1,7 +1,7 @@
 """Checkpoints of 4- or 8-bit integers with scales by group of inputs: what their formats share.
 
 A format is a Scheme that reads its tensors as an IntPart: awq.py, gptq.py, pack_quantized.py. All are repacked once to
-the layout of kernels/quant_int.py, and multiplied from there.
+the layout of kernels/linear/reference.py, and multiplied from there.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import Protocol
 
 import torch
 
-from kernels.dense_linear import DenseLinear
-from kernels.int_ops import IntLinear
-from kernels.quant_int import BITS, IntWeight, int_weight_bytes, make_int_weight
-from models.config_fields import Fields
+from kernels.linear.ops import DenseLinear, IntLinear
+from kernels.linear.reference import BITS, IntWeight, int_weight_bytes, make_int_weight
 from models.errors import ModelError
-from models.quantization.base import LinearPart
-from models.quantization.stored import StoredPart, read_dense
-from models.weights import Weights
+from models.fields import Fields
+from models.quantization.linear_method import LinearPart
+from models.quantization.shards import StoredPart, read_dense
+from models.weights.weights import Weights
 
 logger = logging.getLogger(__name__)
 

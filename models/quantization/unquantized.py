@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dense_linear import DenseLinear
-from models.quantization.base import LinearPart
-from models.quantization.stored import read_dense
-from models.weights import Weights
+from kernels.linear.ops import DenseLinear
+from models.quantization.linear_method import LinearPart
+from models.quantization.shards import read_dense
+from models.weights.weights import Weights
 
 
 class Unquantized:

@@ -7,7 +7,7 @@ from pathlib import Path
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.browser.conftest import FLAGS, find_chromium
-from tests.integration.daemon import Daemon
+from tests.support.daemon import Daemon
 
 EARLIER = ("Tell me a joke.", "What is continuous batching?", "What is the capital of Peru?")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.integration.daemon import Daemon
+from tests.support.daemon import Daemon
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="needs the extra `browser` (make test-browser installs it)"

@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from server.routes.chat_page import chat_page_router
+from server.http.routes.pages import chat_page_router
 
 Chunk = dict[str, Any]
 

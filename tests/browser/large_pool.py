@@ -3,8 +3,8 @@
 import time
 from array import array
 
-from engine.protocol import KvRequest, KvSnapshot
-from tests.fakes import FakeEngineClient
+from engine.interface.protocol import KvRequest, KvSnapshot
+from tests.support.fakes import FakeEngineClient
 
 NUM_BLOCKS, NUM_REQUESTS = 40_000, 500
 _STRIDE = 7919  # shares no factor with 40,000: neighbours in a table are far apart in the pool

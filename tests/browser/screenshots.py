@@ -9,7 +9,7 @@ import httpx
 from playwright.sync_api import Page, sync_playwright
 
 from tests.browser.conftest import FLAGS, find_chromium
-from tests.integration.daemon import Daemon
+from tests.support.daemon import Daemon
 
 LIBRARY = "You are the librarian of a small town, patient and precise. " * 9
 QUESTIONS = ("Which books are about bees?", "Tell me a story.", "Where is the map of the harbour?", "Who was Aldus?")

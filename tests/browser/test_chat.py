@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.fake_server import FakeServer, Reply, called, delta, serving, told
-from tests.integration.daemon import wait_for
+from tests.support.daemon import wait_for
 
 TOOLS = '[{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]'
 

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.test_chat import finished, say
-from tests.integration.daemon import wait_for
+from tests.support.daemon import wait_for
 
 
 def test_a_newcomer_clicks_a_question_and_gets_an_answer(daemon, open_page):

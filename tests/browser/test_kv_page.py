@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tests.browser.large_pool import NUM_REQUESTS, LargePoolClient
-from tests.fakes import FakeSupervisor
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
+from tests.support.fakes import FakeSupervisor
 from tests.unit.server.conftest import Harness, serving, write_model_folder
 
 expect = pytest.importorskip("playwright.sync_api").expect

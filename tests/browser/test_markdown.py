@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from tests.integration.daemon import ROOT
+from tests.support.daemon import ROOT
 
 PAGE = ROOT / "server" / "pages" / "chat"
 ANSWER = """\

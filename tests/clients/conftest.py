@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.integration.daemon import ROOT, Daemon
+from tests.support.daemon import ROOT, Daemon
 
 MODEL = "quire-demo"
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.integration.daemon import ROOT
+from tests.support.daemon import ROOT
 
 _BLOCK = re.compile(r"^## (?P<heading>[^\n]+)$|^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _ADDRESS = "http://127.0.0.1:8000"

@@ -159,7 +159,7 @@ def test_commands_for_curl_and_the_client_are_whole():
 
 
 def test_the_curl_requests_are_ones_that_the_server_takes():
-    from server.schemas import ChatBody
+    from server.api.schemas import ChatBody
 
     for subject in quire.SUBJECTS:
         for request in subject.extras["c"]:

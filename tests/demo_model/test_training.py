@@ -25,11 +25,11 @@ from benchmarks.demo_model.dataset import (
     with_long_chats,
 )
 from benchmarks.demo_model.train import Recipe, train
-from models.config import ModelConfig
-from server.tokenizer import load_tokenizer
+from models.config.model_config import ModelConfig
+from server.text.tokenizer import load_tokenizer
 from tests.demo_model.small_corpus import CALL, WEATHER, stub
-from tests.unit.models.harness import PagedRunner, load
-from tests.unit.server import templates
+from tests.support import templates
+from tests.support.models_harness import PagedRunner, load
 
 CHATS = {
     "plain": [user("Hi")],

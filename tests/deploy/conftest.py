@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.daemon import Daemon
+from tests.support.daemon import Daemon
 
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 

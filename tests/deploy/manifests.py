@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from engine.metrics import METRICS
-from server import launch
+from engine.interface.control import STALL_AFTER_S
+from engine.interface.metrics import METRICS
 from server.cli import _parser
-from server.heartbeat import STALL_AFTER_S
+from server.launcher import launcher as launch
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.integration.daemon import ROOT, wait_for
+from tests.support.daemon import ROOT, wait_for
 
 PYTHON = Path("/usr/bin/python3")
 _UNIT = ROOT / "deploy/systemd/quire.service"

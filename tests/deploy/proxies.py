@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.deploy.conftest import need
-from tests.integration.daemon import ROOT, Daemon, wait_for
+from tests.support.daemon import ROOT, Daemon, wait_for
 
 _NGINX = """
 daemon off;

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.conftest import need, needs_root
-from tests.integration.daemon import ROOT, wait_for
+from tests.support.daemon import ROOT, wait_for
 
 # buildah build's flags for networks where PyPI, say, is reached in another way
 BUILD_FLAGS = shlex.split(os.environ.get("BUILDAH_FLAGS", ""))

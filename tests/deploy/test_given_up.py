@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import wait_for
 from tests.integration.test_launch import stub
+from tests.support.daemon import wait_for
 
 pytestmark = needs_proc
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.deploy.proxies import PROXIES, running
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
 
 BODY = {
     "model": "quire-demo",

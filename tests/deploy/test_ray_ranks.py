@@ -23,7 +23,7 @@ from tests.deploy.ray_cluster import (
     ranks_of,
     wait_for,
 )
-from tests.integration.daemon import is_alive
+from tests.support.daemon import is_alive
 
 ONE = {"replicas": 1, "health_period": 10}  # no check may replace the replica while its engine is restarted
 SPLIT = {**ONE, "tensor_parallel_size": 2, "device": "cpu"}

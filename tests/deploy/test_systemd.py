@@ -13,7 +13,7 @@ import pytest
 
 from tests.deploy.conftest import need, needs_root
 from tests.deploy.own_systemd import PYTHON, OwnSystemd
-from tests.integration.daemon import ROOT, is_alive, wait_for
+from tests.support.daemon import ROOT, is_alive, wait_for
 
 UNIT = ROOT / "deploy/systemd/quire.service"
 MAX_EXPOSURE = 1.5  # of 10; docs/how-to/systemd.md names what is left open, and why

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from tests.deploy.conftest import need
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
 
 MODEL = "quire-demo"
 MESSAGES = [{"role": "user", "content": "What is a quire?"}]

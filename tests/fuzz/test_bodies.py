@@ -6,16 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.body import parse_json
-from server.error_replies import speaks_anthropic
+from server.api.embeddings.schema import EmbeddingBody
+from server.api.error_replies import speaks_anthropic
+from server.api.messages.schema import MessagesBody
+from server.api.responses.schema import ResponsesBody
+from server.api.schemas import ChatBody, CompletionBody, TokenizeBody
+from server.api.strict_json import parse_json
 from server.errors import MalformedBody
-from server.schemas import ChatBody, CompletionBody
-from server.schemas_embeddings import EmbeddingBody
-from server.schemas_messages import MessagesBody
-from server.schemas_responses import ResponsesBody
-from server.schemas_tokens import TokenizeBody
-from tests.fakes import FakeEngineClient, FakeSupervisor
 from tests.fuzz.conftest import seeds
+from tests.support.fakes import FakeEngineClient, FakeSupervisor
 from tests.unit.server.conftest import CHAT, COMPLETIONS, Harness, stream_chunks, write_model_folder
 
 SEEDS = [path.read_bytes() for path in seeds("bodies")]

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes import FakeEngineClient, FakeSupervisor
 from tests.fuzz.conftest import seeds
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
+from tests.support.fakes import FakeEngineClient, FakeSupervisor
 from tests.unit.server.conftest import Harness, serving, write_model_folder
 
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.resolve import resolve_model
-from tests.fakes import READY, FakeEngineClient, FakeSupervisor
+from server.config.model_source import resolve_model
 from tests.fuzz.conftest import seeds
+from tests.support.fakes import READY, FakeEngineClient, FakeSupervisor
 from tests.unit.server.conftest import Harness, chat_text, stream_chunks, write_model_folder
 
 TEXTS = [path.read_bytes().decode() for path in seeds("texts")]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.resolve import resolve_model
-from server.tokenizer import Tokenizer, load_tokenizer
+from server.config.model_source import resolve_model
+from server.text.tokenizer import Tokenizer, load_tokenizer
 from tests.fuzz.conftest import seeds
 from tests.unit.server.conftest import write_model_folder
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from engine.process_group import join_ranks
-from kernels.push_sum import sum_add_rms_norm, sum_parts
+from engine.tensor_parallel.process_group import join_ranks
+from kernels.all_reduce.reference import sum_add_rms_norm, sum_parts
 from models.parallel import SmallSums, TensorParallel
 
 WIDTH = 4096

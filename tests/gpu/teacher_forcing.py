@@ -11,16 +11,16 @@ from unittest import mock
 
 import torch
 
-from engine.generate import Generation
+from engine.core.local_client import Generation
 from kernels import dispatch
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
-from models.checkpoint import RandomReader
-from models.config import ModelConfig
+from models.build import build
+from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.parallel import TensorParallel
-from models.registry import build
-from models.weights import TensorReader, Weights
+from models.weights.checkpoint import RandomReader
+from models.weights.weights import TensorReader, Weights
 
 _MAX_TOKENS = 8192  # per forward pass
 

@@ -10,9 +10,9 @@ import sys
 
 import torch
 
-from engine import small_sums
-from engine.config import EngineConfig
+from engine.interface.config import EngineConfig
 from engine.offline import OfflineEngine
+from engine.tensor_parallel import process_group as small_sums
 from tests.unit.engine.test_real_model import mixed_params, prompts, tokens
 
 _PATIENCE_S = 90

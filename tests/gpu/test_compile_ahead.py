@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
 
 triton = pytest.importorskip("triton")
-from kernels.compile_ahead import collect_kernels  # noqa: E402  (needs triton)
+from kernels.precompile import collect_kernels  # noqa: E402  (needs triton)
 
 pytestmark = pytest.mark.gpu
 
@@ -71,7 +71,7 @@ def _start_cold(model: Path, fresh_cache: Path, **settings: bool | str) -> None:
 
 
 def test_a_skipped_launch_writes_nothing_and_new_tensors_are_zeros() -> None:
-    from kernels import triton_elementwise
+    from kernels.elementwise import triton as triton_elementwise
 
     x = torch.ones(4, 192, device="cuda")
     with collect_kernels() as kernels:

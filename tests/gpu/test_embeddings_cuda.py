@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.generate import generate
+from engine.core.local_client import generate
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
 from tests.unit.engine.test_embeddings import load, prompts, save, vectors
 
 pytestmark = pytest.mark.gpu

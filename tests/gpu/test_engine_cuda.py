@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.generate import generate
-from engine.protocol import SamplingParams
+from engine.core.local_client import generate
+from engine.interface.protocol import SamplingParams
 from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
 
 pytestmark = pytest.mark.gpu

@@ -8,11 +8,11 @@ import pytest
 import torch
 import transformers
 
-from engine.config import EngineConfig
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
+from tests.support.reference import save_checkpoint
 from tests.unit.engine.test_families import KINDS, PROMPTS, config_of
-from tests.unit.models.reference import save_checkpoint
 
 pytestmark = pytest.mark.gpu
 

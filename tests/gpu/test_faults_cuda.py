@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks.online import write_model_folder
-from tests.integration.daemon import ROOT, Daemon, is_alive, wait_for
-from tests.integration.faulty_daemon import FaultyDaemon
+from tests.support.daemon import ROOT, Daemon, is_alive, wait_for
+from tests.support.faulty_daemon import FaultyDaemon
 
 pytestmark = pytest.mark.gpu
 
@@ -132,16 +132,17 @@ sys.modules["triton"] = None
 logging.basicConfig(level=logging.WARNING)
 from pathlib import Path
 import torch
-from engine.config import EngineConfig
+from engine.interface.config import EngineConfig
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from server.resolve import DEMO_FOLDER
+from engine.interface.protocol import SamplingParams
+from server.config.model_source import DEMO_FOLDER
 def tokens(device):
     engine = OfflineEngine.load(EngineConfig(model=str(DEMO_FOLDER), device=device, dtype="float32", max_num_seqs=8))
     engine.self_test()
     kinds = [{"temperature": 0.0}, {"temperature": 0.8, "presence_penalty": 0.5}, {"top_p": 0.8, "logprobs": 2}]
     params = [SamplingParams(max_tokens=20, seed=3, **kind) for kind in kinds]
-    return [g.token_ids for g in engine.generate([[5, 6, 7 + i] for i in range(3)], params)], engine.loaded.facts
+    return [g.token_ids for g in engine.core.local_client([[5, 6, 7 + i] for i in range(3)], params)],
+    engine.loaded.facts
 torch.backends.cuda.matmul.allow_tf32 = False
 on_cpu, _ = tokens("cpu")
 on_cuda, facts = tokens("cuda")

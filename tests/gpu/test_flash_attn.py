@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.generate import generate
-from engine.protocol import SamplingParams
+from engine.core.local_client import generate
+from engine.interface.protocol import SamplingParams
 from kernels.attention.base import AttentionSpec
 from kernels.attention.flash import FlashAttention
-from models.checkpoint import SafetensorsReader
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
+from models.weights.checkpoint import SafetensorsReader
 from tests.gpu.teacher_forcing import Reference, Upcast
 from tests.unit.engine.test_real_model import make_engine, prompts, tokens
 from tests.unit.kernels.triton_cases.ragged import make_problem, reference, relative_error

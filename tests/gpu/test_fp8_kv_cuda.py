@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.generate import generate
-from engine.load import load_engine
-from engine.protocol import SamplingParams
-from kernels import elementwise
+from engine.core.local_client import generate
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
+from engine.startup.load import load_engine
 from kernels.attention.base import AttentionSpec
-from kernels.kv_write import FP8, KVScales, write_kv
+from kernels.elementwise import reference as elementwise
+from kernels.elementwise.reference import FP8, KVScales, write_kv
 from tests.gpu.test_engine_cuda import LENGTHS, checkpoint  # noqa: F401  (a fixture)
 from tests.unit.engine.test_fp8_kv import demo_tokens
 from tests.unit.engine.test_real_model import make_engine, prompts, tokens
@@ -160,7 +160,7 @@ def test_fp8_changes_attention_at_scale_by_a_few_percent(rows):
 def test_the_fused_kernel_writes_what_its_specification_does(
     tokens, heads, kv_heads, head_dim, rotary_dim, has_norm, dtype
 ):
-    from kernels.triton_elementwise import norm_rope_write_kv
+    from kernels.elementwise.triton import norm_rope_write_kv
 
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, device="cuda").to(dtype)
     weights = [torch.randn(head_dim, device="cuda").to(dtype) if has_norm else None for _ in range(2)]
@@ -181,7 +181,7 @@ def test_the_fused_kernel_writes_what_its_specification_does(
 
 
 def test_every_number_of_bf16_is_rounded_as_torch_rounds_it_and_none_becomes_nan():
-    from kernels.triton_elementwise import norm_rope_write_kv
+    from kernels.elementwise.triton import norm_rope_write_kv
 
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16, device="cuda").view(torch.bfloat16)
     v = torch.where(every.isnan(), 0.0, every).view(512, 128)

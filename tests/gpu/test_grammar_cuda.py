@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from server.resolve import DEMO_FOLDER
-from server.structured import json_schema_grammar, regex_grammar
+from server.config.model_source import DEMO_FOLDER
+from server.structured_output.grammar_spec import json_schema_grammar, regex_grammar
 from tests.unit.engine.test_real_grammar import KINDS, SCHEMA, TOKENIZER, run
 
 pytestmark = pytest.mark.gpu

@@ -8,15 +8,15 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.config import EngineConfig, LoraSource
-from engine.generate import generate
+from engine.core.local_client import generate
+from engine.interface.config import EngineConfig, LoraSource
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
 from kernels.ops import LoraTokens
+from tests.support.lora_adapters import ATTENTION, MLP, adapter_config, make_tensors, modules, save_adapter
 from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
 from tests.unit.kernels.triton_cases.lora_problem import LoraProblem, make_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
-from tests.unit.models.lora_adapters import ATTENTION, MLP, adapter_config, make_tensors, modules, save_adapter
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

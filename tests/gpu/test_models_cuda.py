@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from models.config import ModelConfig
+from models.build import build
+from models.config.model_config import ModelConfig
 from models.parallel import TensorParallel
-from models.registry import build
-from models.weights import Weights
-from tests.unit.models.checkpoints import make_configs
-from tests.unit.models.harness import PagedRunner, load
-from tests.unit.models.reference import reference_logits, save_checkpoint
+from models.weights.weights import Weights
+from tests.support.checkpoints import make_configs
+from tests.support.models_harness import PagedRunner, load
+from tests.support.reference import reference_logits, save_checkpoint
 
 pytestmark = pytest.mark.gpu
 

@@ -7,8 +7,9 @@ import itertools
 import pytest
 import torch
 
-from kernels import moe, ops
-from kernels.moe_configs import grouped_configs, pairs_config
+from kernels import ops
+from kernels.moe import reference as moe
+from kernels.moe.configs import grouped_configs, pairs_config
 from tests.unit.kernels.triton_cases.moe_problem import Problem, make_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
@@ -79,7 +80,7 @@ def test_mixtures_in_other_dtypes(shape, num_tokens, dtype):
 
 @pytest.mark.parametrize("shape", ["qwen1.5-moe", "mixtral-rank", "uneven"])
 def test_every_cut_gives_the_specification(shape):
-    from kernels.triton_moe import mix_experts
+    from kernels.moe.triton import mix_experts
 
     problem = _problem(shape, 300, torch.bfloat16)
     few = _problem(shape, 6, torch.bfloat16)
@@ -96,7 +97,7 @@ def test_every_cut_gives_the_specification(shape):
 @pytest.mark.parametrize("num_tokens", [1, 7, 512, 513, 8192])
 @pytest.mark.parametrize(("num_experts", "top_k"), [(128, 8), (60, 4), (8, 2)])
 def test_routes_are_those_of_the_specification(num_experts, top_k, num_tokens, chunk_tokens):
-    from kernels.triton_moe_route import route
+    from kernels.moe.triton_route import route
 
     logits = torch.randn(num_tokens, num_experts, device="cuda").bfloat16()  # with many that are equal
     for renormalize in (False, True):
@@ -117,7 +118,7 @@ def test_routes_are_those_of_the_specification(num_experts, top_k, num_tokens, c
 @pytest.mark.parametrize(("num_tokens", "skew"), [(9, 0.0), (513, 0.0), (8192, 0.0), (8192, 20.0)])
 @pytest.mark.parametrize(("num_experts", "top_k"), [(128, 8), (8, 2)])
 def test_pairs_are_laid_out_by_expert_each_once(num_experts, top_k, num_tokens, skew, block_m):
-    from kernels.triton_moe_route import lay_out, route
+    from kernels.moe.triton_route import lay_out, route
 
     logits = torch.randn(num_tokens, num_experts, device="cuda") + skew * torch.randn(num_experts, device="cuda")
     routing = route(

@@ -16,12 +16,12 @@ import msgspec
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.generate import Generation, generate
-from engine.load import LoadedEngine, load_engine
+from engine.core.local_client import Generation, generate
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import AbortRequest, SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import AbortRequest, SamplingParams
-from models.config import ModelConfig
+from engine.startup.load import LoadedEngine, load_engine
+from models.config.model_config import ModelConfig
 from tests.gpu.teacher_forcing import Reference, Scores, Upcast, dummy_reader
 
 pytestmark = pytest.mark.gpu
@@ -165,7 +165,9 @@ def test_512_concurrent_requests_with_random_aborts_leave_every_block_free() -> 
     engine.run_once = run_and_abort  # type: ignore[method-assign]
     generations = generate(engine, offline.transport, prompts, params)
     reasons = [generation.finish_reason for generation in generations]
-    print(f"{len(aborted)} aborts sent, {reasons.count('abort')} met, {engine.scheduler.num_preemptions} preemptions")
+    print(
+        f"{len(aborted)} aborts sent, {reasons.count('abort')} met, {engine.core.scheduler.num_preemptions} preemptions"
+    )
     assert reasons.count("abort") > 20
     assert engine.scheduler.num_preemptions > 0
     for generation, wanted in zip(generations, params, strict=True):

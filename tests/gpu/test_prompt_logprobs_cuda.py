@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.generate import generate
-from engine.protocol import SamplingParams
+from engine.core.local_client import generate
+from engine.interface.protocol import SamplingParams
 from tests.gpu.test_engine_cuda import checkpoint  # noqa: F401  (a fixture)
 from tests.unit.engine.test_real_model import make_engine, prompts
 

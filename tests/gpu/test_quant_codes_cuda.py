@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import quant_codes
-from kernels.bnb_ops import Linear4Bit
-from kernels.codes_configs import codes_gemm_config
+from kernels.linear import reference as quant_codes
+from kernels.linear.lut4_configs import codes_gemm_config
+from kernels.linear.ops import Linear4Bit
 from tests.unit.kernels.triton_cases.codes_problem import TABLES, codes_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
@@ -25,7 +25,7 @@ PROBLEMS = [
 
 def _product(weight):
     """As codes_gemm is called for serving, but with the lookup that is asked for."""
-    from kernels.triton_codes_gemm import allocate_scratch, can_codes_gemm, codes_gemm
+    from kernels.linear.triton_lut4 import allocate_scratch, can_codes_gemm, codes_gemm
 
     scratch = allocate_scratch(torch.device("cuda"))
     scratch.partial.fill_(float("nan"))
@@ -88,7 +88,7 @@ def test_what_no_kernel_takes_is_multiplied_all_the_same():
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
 def test_matrices_unpack_to_the_bit(dtype):
-    from kernels.triton_codes_dequantize import dequantize
+    from kernels.linear.triton_lut4 import dequantize
 
     weight, _ = codes_problem(300, 4032, dtype=torch.bfloat16, device="cuda")
-    assert torch.equal(dequantize(weight, dtype), quant_codes.dequantize(weight, dtype))
+    assert torch.equal(dequantize(weight, dtype), quant_codes.dequantize_lut4(weight, dtype))

@@ -8,17 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kernels import quant_bnb, quant_fp8
-from kernels.bnb_ops import Linear4Bit, linear_int8
-from kernels.quant_codes import make_code_weight
-from models.config import ModelConfig
-from models.registry import build
-from models.weights import Weights
-from server.resolve import DEMO_FOLDER
+from kernels.linear import reference
+from kernels.linear.ops import Linear4Bit, linear_int8
+from kernels.linear.reference import make_code_weight
+from models.build import build
+from models.config.model_config import ModelConfig
+from models.weights.weights import Weights
+from server.config.model_source import DEMO_FOLDER
+from tests.support.models_harness import SINGLE, PagedRunner
+from tests.support.quantized_checkpoints import PROMPT, logits_of
 from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
 from tests.unit.kernels.triton_cases.ragged import relative_error
-from tests.unit.models.harness import SINGLE, PagedRunner
-from tests.unit.models.quantized_checkpoints import PROMPT, logits_of
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16]
@@ -53,7 +53,7 @@ def _captured(product):
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
 @pytest.mark.parametrize(("num_rows", "k"), [(1, 4096), (300, 14336), (5, 1000), (2, 64)])
 def test_activations_become_e4m3_as_specified(num_rows, k, dtype):
-    from kernels import triton_quant_fp8
+    from kernels.linear import triton_fp8 as triton_quant_fp8
 
     x = _randn(num_rows, k, dtype=dtype)
     x[0] *= 50
@@ -61,9 +61,9 @@ def test_activations_become_e4m3_as_specified(num_rows, k, dtype):
     scale = torch.tensor(0.01, device="cuda")
     exact = x.cpu()  # on CUDA torch divides by a number as by its reciprocal, so that ties round to another side
     for found, expected in (
-        (triton_quant_fp8.quantize_rows(x), quant_fp8.quantize_rows(exact)),
-        (triton_quant_fp8.quantize_by(x, scale), quant_fp8.quantize_by(exact, scale.cpu())),
-        (triton_quant_fp8.quantize_groups(x, 128), quant_fp8.quantize_groups(exact, 128)),
+        (triton_quant_fp8.quantize_rows(x), reference.quantize_rows(exact)),
+        (triton_quant_fp8.quantize_by(x, scale), reference.quantize_by(exact, scale.cpu())),
+        (triton_quant_fp8.quantize_groups(x, 128), reference.quantize_groups(exact, 128)),
     ):
         assert torch.equal(found[1].cpu(), expected[1])
         assert torch.equal(found[0].cpu().view(torch.uint8), expected[0].view(torch.uint8))
@@ -73,9 +73,9 @@ def test_activations_become_e4m3_as_specified(num_rows, k, dtype):
 @pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_e4m3_products_scaled_by_row(n, k, num_rows, dtype):
-    from kernels import fp8_ops
+    from kernels.linear import ops as fp8_ops
 
-    x, w = fp8_ops.quantize_rows(_randn(num_rows, k, dtype=dtype)), quant_fp8.quantize_rows(_randn(n, k))
+    x, w = fp8_ops.quantize_rows(_randn(num_rows, k, dtype=dtype)), reference.quantize_rows(_randn(n, k))
     wide = (x[0].double() * x[1][:, None].double(), w[0].double() * w[1][:, None].double())
     # torch's product sums in fewer bits, and gives bf16
     tolerance = TOLERANCE[dtype] if num_rows <= 16 else 6e-3
@@ -90,12 +90,12 @@ def test_e4m3_products_scaled_by_row(n, k, num_rows, dtype):
 @pytest.mark.parametrize("rows", [128, 64])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_e4m3_products_scaled_by_block(n, k, rows, num_rows, dtype):
-    from kernels import fp8_ops
+    from kernels.linear import ops as fp8_ops
 
     x = fp8_ops.quantize_groups(_randn(num_rows, k, dtype=dtype), 128)
-    w = quant_fp8.quantize_blocks(_randn(n, k) * torch.rand(n, 1, device="cuda"), rows, 128)
+    w = reference.quantize_blocks(_randn(n, k) * torch.rand(n, 1, device="cuda"), rows, 128)
     wide_x = x[0].double() * x[1].double().repeat_interleave(128, 1)[:, :k]
-    wide_w = quant_fp8.dequantize_blocks(*w, rows, 128)
+    wide_w = reference.dequantize_blocks(*w, rows, 128)
     for bias in (None, _randn(n, dtype=dtype)):
         out = fp8_ops.blocks_linear(*x, *w, bias, dtype, rows=rows, columns=128)
         assert relative_error(out, _reference(wide_x, wide_w, bias)) < 2 * TOLERANCE[dtype]
@@ -105,29 +105,29 @@ def test_e4m3_products_scaled_by_block(n, k, rows, num_rows, dtype):
 @pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_8bit_products(n, k, num_rows, dtype):
-    x, integers = _randn(num_rows, k, dtype=dtype), quant_bnb.quantize_int8(_randn(n, k))
+    x, integers = _randn(num_rows, k, dtype=dtype), reference.quantize_int8(_randn(n, k))
     for bias in (None, _randn(n, dtype=dtype)):
-        expected = _reference(x, quant_bnb.dequantize_int8(*integers, torch.float32), bias)
+        expected = _reference(x, reference.dequantize_int8(*integers, torch.float32), bias)
         assert relative_error(linear_int8(x, *integers, bias), expected) < 2 * TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
 def test_8bit_matrices_unpack_as_specified(dtype):
-    from kernels import triton_quant_bnb
+    from kernels.linear import triton_bitsandbytes as triton_quant_bnb
 
-    integers = quant_bnb.quantize_int8(_randn(300, 4032))
+    integers = reference.quantize_int8(_randn(300, 4032))
     out = triton_quant_bnb.dequantize_int8(*integers, dtype)
-    torch.testing.assert_close(out, quant_bnb.dequantize_int8(*integers, dtype), rtol=1e-2, atol=0)
+    torch.testing.assert_close(out, reference.dequantize_int8(*integers, dtype), rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("num_rows", [1, 16, 64, 300])
 def test_products_are_captured_in_graphs(num_rows):
-    from kernels import fp8_ops
+    from kernels.linear import ops as fp8_ops
 
     n, k = 1024, 2048
-    x, w, table = _randn(num_rows, k).bfloat16(), _randn(n, k), torch.tensor(quant_bnb.NF4_TABLE, device="cuda")
-    by_row, by_block = quant_fp8.quantize_rows(w), quant_fp8.quantize_blocks(w, 128, 128)
-    codes, integers = make_code_weight(*quant_bnb.quantize_nf4(w), table, x.dtype), quant_bnb.quantize_int8(w)
+    x, w, table = _randn(num_rows, k).bfloat16(), _randn(n, k), torch.tensor(reference.NF4_TABLE, device="cuda")
+    by_row, by_block = reference.quantize_rows(w), reference.quantize_blocks(w, 128, 128)
+    codes, integers = make_code_weight(*reference.quantize_nf4(w), table, x.dtype), reference.quantize_int8(w)
     linear_4bit = Linear4Bit()
     products = [
         lambda: fp8_ops.rows_linear(*fp8_ops.quantize_rows(x), *by_row, None, x.dtype),
@@ -193,7 +193,7 @@ def test_graphs_and_depth_do_not_change_the_tokens(name):
 
 
 def _generate(engine, transport):
-    from engine.generate import generate
+    from engine.core.local_client import generate
 
     lengths = (5, 17, 30, 61, 12, 40, 23, 35)
     return generate(engine, transport, prompts(*lengths), mixed_params(len(lengths)))

@@ -8,18 +8,18 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from engine.config import EngineConfig
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from kernels.int_ops import IntLinear
-from kernels.quant_int import dequantize
-from models.config import ModelConfig
+from kernels.linear.ops import IntLinear
+from kernels.linear.reference import dequantize_int
+from models.config.model_config import ModelConfig
+from tests.support.checkpoints import TINY
+from tests.support.int_checkpoints import FORMATS, save_quantized, with_groups_of
+from tests.support.models_harness import PagedRunner, load
+from tests.support.reference import reference_logits, save_checkpoint
 from tests.unit.kernels.triton_cases.int_problem import int_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
-from tests.unit.models.checkpoints import TINY
-from tests.unit.models.harness import PagedRunner, load
-from tests.unit.models.int_checkpoints import FORMATS, save_quantized, with_groups_of
-from tests.unit.models.reference import reference_logits, save_checkpoint
 
 pytestmark = pytest.mark.gpu
 
@@ -42,7 +42,7 @@ def _randn(*shape, dtype):
 @pytest.mark.parametrize(("group_size", "has_zeros"), [(32, True), (64, True), (128, True), (128, False), (-1, False)])
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 33, 64, 65, 256, 300, 512])
 def test_int_gemm_equals_the_product(rows, group_size, has_zeros, bits, dtype):
-    from kernels.triton_int_gemm import allocate_scratch, can_int_gemm, int_gemm
+    from kernels.linear.triton_int import allocate_scratch, can_int_gemm, int_gemm
 
     weight, dense = int_problem(1000, 1152, bits=bits, group_size=group_size, has_zeros=has_zeros, device="cuda")
     x, bias = _randn(rows, 1152, dtype=dtype), _randn(1000, dtype=dtype)
@@ -56,7 +56,7 @@ def test_int_gemm_equals_the_product(rows, group_size, has_zeros, bits, dtype):
 
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 3072), (48, 96)])
 def test_int_gemm_of_real_shapes_is_right_and_the_same_every_time(n, k):
-    from kernels.triton_int_gemm import allocate_scratch, int_gemm
+    from kernels.linear.triton_int import allocate_scratch, int_gemm
 
     weight, dense = int_problem(n, k, group_size=128 if k > 96 else 32, device="cuda")
     scratch = allocate_scratch(CUDA)
@@ -72,7 +72,7 @@ def test_int_gemm_of_real_shapes_is_right_and_the_same_every_time(n, k):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rows", [1, 16, 128])
 def test_two_codes_per_instruction_are_what_one_is(rows, bits, dtype):
-    from kernels.triton_int_gemm import allocate_scratch, int_gemm
+    from kernels.linear.triton_int import allocate_scratch, int_gemm
 
     weight, _ = int_problem(512, 1024, bits=bits, group_size=64, scale_dtype=torch.bfloat16, device="cuda")
     x, scratch = _randn(rows, 1024, dtype=dtype), allocate_scratch(CUDA)
@@ -84,10 +84,10 @@ def test_two_codes_per_instruction_are_what_one_is(rows, bits, dtype):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("n", "k", "group_size"), [(1000, 1152, 128), (70, 96, 16), (64, 100, -1)])
 def test_dequantized_weights_equal_the_specification(n, k, group_size, bits, dtype):
-    from kernels.triton_int_dequantize import dequantize as triton_dequantize
+    from kernels.linear.triton_int import dequantize_int as triton_dequantize
 
     weight, _ = int_problem(n, k, bits=bits, group_size=group_size, device="cuda")
-    assert torch.equal(triton_dequantize(weight, dtype), dequantize(weight, dtype))
+    assert torch.equal(triton_dequantize(weight, dtype), dequantize_int(weight, dtype))
 
 
 @pytest.mark.parametrize("rows", [1, 40, 700, 3000])

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig, SpeculativeConfig
-from engine.cuda_graph import MANY_DRAFTED_MAX_TOKENS, mixed_shapes
-from engine.generate import generate
+from engine.core.local_client import generate
+from engine.device.cuda_graph import MANY_DRAFTED_MAX_TOKENS, mixed_shapes
+from engine.interface.config import EngineConfig, SpeculativeConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
 from tests.gpu.test_engine_cuda import checkpoint  # noqa: F401  (a fixture)
 from tests.unit.engine.test_real_model import mixed_params, tokens
 from tests.unit.engine.test_speculative_model import repeating_prompts

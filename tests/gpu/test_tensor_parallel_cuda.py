@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.gpu.test_engine_cuda import checkpoint  # noqa: F401  (a fixture)
-from tests.integration.daemon import Daemon, is_alive, wait_for
+from tests.support.daemon import Daemon, is_alive, wait_for
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,7 +64,7 @@ def test_sums_in_one_kernel_give_the_tokens_of_nccl(checkpoint: Path, is_eager: 
 
 def test_the_end_of_a_killed_engine_is_its_ranks(checkpoint: Path) -> None:  # noqa: F811
     code = (
-        "import sys, time; from engine.config import EngineConfig; from engine.offline import OfflineEngine\n"
+        "import sys, time; from engine.interface.config import EngineConfig; from engine.offline import OfflineEngine\n"
         "offline = OfflineEngine.load(EngineConfig(model=sys.argv[1], tensor_parallel_size=2, max_num_seqs=8,"
         " max_num_batched_tokens=48, kv_cache_memory_bytes=64 << 20))\n"
         "print(*offline.loaded.ranks.pids, flush=True); time.sleep(600)"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import elementwise
-from kernels.kv_write import write_kv
+from kernels.elementwise import reference as elementwise
+from kernels.elementwise.reference import write_kv
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
 pytestmark = pytest.mark.gpu
@@ -21,7 +21,7 @@ def _randn(*shape, dtype=torch.float32):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "size"), [(1, 1024), (3, 4096), (300, 2560), (17, 8192)])
 def test_norms_equal_their_specifications(tokens, size, dtype):
-    from kernels import triton_elementwise
+    from kernels.elementwise import triton as triton_elementwise
 
     x, residual, weight = (
         _randn(tokens, size, dtype=dtype),
@@ -43,7 +43,7 @@ def test_norms_equal_their_specifications(tokens, size, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "size"), [(1, 3072), (300, 14336), (5, 1000)])
 def test_silu_and_mul_equals_its_specification(tokens, size, dtype):
-    from kernels.triton_elementwise import silu_and_mul
+    from kernels.elementwise.triton import silu_and_mul
 
     x = _randn(tokens, 2 * size, dtype=dtype) * 4
     assert relative_error(silu_and_mul(x, pdl=True), elementwise.silu_and_mul(x).double()) < TOLERANCE[dtype]
@@ -52,7 +52,7 @@ def test_silu_and_mul_equals_its_specification(tokens, size, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "size"), [(1, 3072), (300, 14336), (5, 1000)])
 def test_gelu_tanh_and_mul_equals_its_specification(tokens, size, dtype):
-    from kernels.triton_elementwise import gelu_tanh_and_mul
+    from kernels.elementwise.triton import gelu_tanh_and_mul
 
     x = _randn(tokens, 2 * size, dtype=dtype) * 4
     assert relative_error(gelu_tanh_and_mul(x, pdl=True), elementwise.gelu_tanh_and_mul(x).double()) < TOLERANCE[dtype]
@@ -66,7 +66,7 @@ def test_gelu_tanh_and_mul_equals_its_specification(tokens, size, dtype):
 def test_norm_rope_write_kv_equals_the_three_specifications(
     tokens, heads, kv_heads, head_dim, rotary_dim, has_norm, dtype
 ):
-    from kernels.triton_elementwise import norm_rope_write_kv
+    from kernels.elementwise.triton import norm_rope_write_kv
 
     qkv = _randn(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     weights = [_randn(head_dim, dtype=dtype) if has_norm else None for _ in range(2)]
@@ -91,7 +91,7 @@ def test_norm_rope_write_kv_equals_the_three_specifications(
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 13, 32, 33, 64])
 @pytest.mark.parametrize(("n", "k"), [(4096, 1024), (1024, 3072), (1000, 2048), (4096, 14336), (30001, 1024)])
 def test_gemv_equals_the_product(n, k, rows, dtype):
-    from kernels.triton_gemv import allocate_scratch, can_gemv, gemv
+    from kernels.linear.triton_gemv import allocate_scratch, can_gemv, gemv
 
     x, w, bias = _randn(rows, k, dtype=dtype), _randn(n, k, dtype=dtype), _randn(n, dtype=dtype)
     assert can_gemv(x, w)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from kernels import batch_inputs
+from kernels.inputs import reference as batch_inputs
 from tests.unit.kernels.triton_cases.adjust_problem import bitmask_problem, penalty_problem
 from tests.unit.kernels.triton_cases.sampling_problem import (
     Parameters,
@@ -76,7 +76,7 @@ def test_draws_follow_the_softmax(row):
 
 def test_a_graph_follows_what_changes_in_its_buffers():
     problem = make_problem(MIXED, 32000, dtype=torch.bfloat16, device="cuda", spread=5.0)
-    from kernels.triton_sampling import SamplingScratch, sample
+    from kernels.sampling.triton_draw import SamplingScratch, sample
 
     scratch = SamplingScratch.allocate(max_rows=16, vocab_size=32000, device=torch.device("cuda"))
     out = torch.empty(16, dtype=torch.int64, device="cuda")
@@ -100,7 +100,7 @@ def test_a_graph_follows_what_changes_in_its_buffers():
 
 
 def test_gathered_inputs_equal_the_specification():
-    from kernels.triton_batch_inputs import gather_decode_inputs
+    from kernels.inputs.triton import gather_decode_inputs
 
     rows, max_blocks, block_size = 257, 2560, 16
     table = torch.randint(0, 2**31 - 1, (rows, max_blocks), device="cuda", dtype=torch.int32)
@@ -124,7 +124,8 @@ def test_gathered_inputs_equal_the_specification():
 
 @pytest.mark.parametrize("vocab_size", [1000, 151_936])
 def test_penalties_and_bitmasks_equal_the_specification(vocab_size):
-    from kernels import sampling, triton_adjust
+    from kernels.sampling import reference as sampling
+    from kernels.sampling import triton_logits as triton_adjust
 
     logits, rows, req_index, state = penalty_problem(vocab_size, device="cuda")
     expected, result = logits.clone(), logits.clone()

@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.integration.daemon import Daemon
+from tests.support.daemon import Daemon
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

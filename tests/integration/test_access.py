@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import ROOT, Daemon, wait_for
+from tests.support.daemon import ROOT, Daemon, wait_for
 
 BODY = {"prompt": "A quire", "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 KEY = "sk-in-the-file"
@@ -94,7 +94,7 @@ def test_no_key_is_in_any_childs_arguments_environment_files_or_the_log(secure: 
         for name in ("cmdline", "environ"):
             content = Path(f"/proc/{pid}/{name}").read_bytes()
             assert b"sk-in-the" not in content
-    command = Path(f"/proc/{secure.child('server.worker')}/cmdline").read_text().split("\0")
+    command = Path(f"/proc/{secure.child('server.http.worker')}/cmdline").read_text().split("\0")
     for path in Path(command[3]).parent.glob("*.json"):
         assert "sk-in-the" not in path.read_text()
     assert "sk-in-the" not in secure.log

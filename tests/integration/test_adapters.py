@@ -7,7 +7,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
 
 MODEL = "quire-demo"
 QUESTION = "What is a page?"

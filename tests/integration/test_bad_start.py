@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from server.resolve import DEMO_FOLDER
-from tests.integration.daemon import ROOT
+from server.config.model_source import DEMO_FOLDER
+from tests.support.daemon import ROOT
 
 
 def start_fails(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.batch_runs import batch, echo, records, request, write_input
-from tests.integration.daemon import ROOT, Daemon
-from tests.integration.scripted_server import Reply, scripted_server
-from tests.integration.terminal import Terminal
+from tests.support.batch_runs import batch, echo, records, request, write_input
+from tests.support.daemon import ROOT, Daemon
+from tests.support.scripted_server import Reply, scripted_server
+from tests.support.terminal import Terminal
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.batch_runs import batch, command, echo, records, write_input
-from tests.integration.daemon import ROOT, wait_for
-from tests.integration.scripted_server import Reply, scripted_server
+from tests.support.batch_runs import batch, command, echo, records, write_input
+from tests.support.daemon import ROOT, wait_for
+from tests.support.scripted_server import Reply, scripted_server
 
 
 @pytest.fixture

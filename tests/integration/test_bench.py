@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.daemon import ROOT, Daemon, wait_for
-from tests.integration.fake_openai import fake_openai
+from tests.support.daemon import ROOT, Daemon, wait_for
+from tests.support.fake_openai import fake_openai
 
 LOAD = ("--num-requests", "12", "--input-len", "16", "--output-len", "8")
 TIMEOUT_S = 120

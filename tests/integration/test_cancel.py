@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
 
 pytestmark = needs_proc
 FLAGS = ("--http-workers", "2", "--max-model-len", "2048")

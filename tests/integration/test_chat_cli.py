@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.daemon import ROOT, Daemon, wait_for
-from tests.integration.scripted_server import Reply, scripted_server
-from tests.integration.terminal import CTRL_C, CTRL_D, Terminal
+from tests.support.daemon import ROOT, Daemon, wait_for
+from tests.support.scripted_server import Reply, scripted_server
+from tests.support.terminal import CTRL_C, CTRL_D, Terminal
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.daemon import ROOT
+from tests.support.daemon import ROOT
 
 ASK = """
 source "$1"; shift

@@ -9,8 +9,8 @@ import torch
 from tokenizers import processors
 from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
 
-from tests.integration.daemon import Daemon
-from tests.unit.models.embedding_folder import PROMPTS, write_embedding_files
+from tests.support.daemon import Daemon
+from tests.support.embedding_folder import PROMPTS, write_embedding_files
 from tests.unit.server.conftest import train_byte_level, write_model_folder
 
 TEXTS = ["The quick brown fox.", "Schöne Grüße aus Köln, naïve café. " * 20, "日本語", ""]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import wait_for
-from tests.integration.faulty_daemon import FaultyDaemon
+from tests.support.daemon import wait_for
+from tests.support.faulty_daemon import FaultyDaemon
 
 pytestmark = needs_proc
 

@@ -8,7 +8,7 @@ import pytest
 import trustme
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import ROOT, Daemon
+from tests.support.daemon import ROOT, Daemon
 
 pytestmark = needs_proc
 CHECK = [sys.executable, str(ROOT / "deploy/docker/healthcheck.py")]

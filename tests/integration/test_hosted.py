@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.errors import StartupError
-from server.hosted import HostedApp
+from engine.interface.errors import StartupError
+from server.hosted.app import HostedApp
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import ROOT, wait_for
+from tests.support.daemon import ROOT, wait_for
 
 FLAGS = ["--max-model-len=512", "--kv-cache-memory=64MiB"]
 pytestmark = needs_proc
@@ -86,7 +86,7 @@ def test_an_engine_that_dies_is_a_fault_until_the_next_one_serves(folder: Path) 
             await until(lambda: not hosted.fault, "the next engine")
             reply = await client.post("/v1/completions", json={"prompt": "A quire", "max_tokens": 3})
             assert reply.status_code == 200
-        os.kill(running("server.hosted_daemon", under=folder)[0], signal.SIGKILL)
+        os.kill(running("server.hosted.daemon", under=folder)[0], signal.SIGKILL)
         await until(lambda: "SIGKILL" in hosted.fault, "the launcher's end")
         assert not hosted.is_alive
         await hosted.aclose()
@@ -107,7 +107,7 @@ def test_sighup_of_the_daemon_reads_the_keys_again(folder: Path, tmp_path: Path)
         async with client_of(await hosted.start()) as client:
             assert [await status(client, key) for key in ("given", "old", "new")] == [200, 200, 401]
             keys.write_text("new\n")
-            os.kill(running("server.hosted_daemon", under=folder)[0], signal.SIGHUP)
+            os.kill(running("server.hosted.daemon", under=folder)[0], signal.SIGHUP)
             async with asyncio.timeout(30):
                 while await status(client, "new") != 200:
                     await asyncio.sleep(0.05)
@@ -140,7 +140,7 @@ def test_a_flag_of_the_port_is_refused_before_anything_starts() -> None:
 def test_the_daemon_goes_with_a_host_that_is_killed(folder: Path) -> None:
     code = f"""
 import asyncio
-from server.hosted import HostedApp
+from server.hosted.app import HostedApp
 async def host():
     await HostedApp({FLAGS!r}).start()
     print("started", flush=True)

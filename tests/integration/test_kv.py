@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
 
 Start = Callable[..., Daemon]
 PROMPT = "The quire is a gathering of leaves, folded once and sewn through the fold. " * 8

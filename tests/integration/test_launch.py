@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from server.resolve import DEMO_FOLDER
+from server.config.model_source import DEMO_FOLDER
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import Daemon, is_alive, wait_for
+from tests.support.daemon import Daemon, is_alive, wait_for
 
 pytestmark = needs_proc
 
@@ -18,7 +18,7 @@ def stub(tmp_path: Path, mode: str) -> Daemon:
     """Start the launcher around a stub engine that behaves as `mode` says."""
     folder = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "model"))
     (folder / "mode").write_text(mode)
-    command = (sys.executable, "-m", "tests.integration.stub_daemon", str(folder), "tests.integration.stub_engine")
+    command = (sys.executable, "-m", "tests.support.stub_daemon", str(folder), "tests.support.stub_engine")
     return Daemon(folder=tmp_path, command=command, env={"PYTHONPATH": str(Path(__file__).parents[2])})
 
 
@@ -84,7 +84,7 @@ def test_a_first_load_that_stands_still_is_told_and_not_ended(tmp_path: Path) ->
 def test_the_run_directory_is_private_and_goes_with_the_daemon(tmp_path: Path) -> None:
     with stub(tmp_path, "hang") as daemon:
         wait_for(lambda: len(daemon.children()) == 2, timeout_s=60, what="children")
-        command = Path(f"/proc/{daemon.child('server.worker')}/cmdline").read_text().split("\0")
+        command = Path(f"/proc/{daemon.child('server.http.worker')}/cmdline").read_text().split("\0")
         run_dir = Path(command[3]).parent
         assert run_dir.stat().st_mode & 0o777 == 0o700
         assert {"control.sock", "engine.json", "worker-0.json"} <= {path.name for path in run_dir.iterdir()}

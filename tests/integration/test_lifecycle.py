@@ -12,7 +12,7 @@ import httpx
 import openai
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import Daemon, is_alive, wait_for
+from tests.support.daemon import Daemon, is_alive, wait_for
 
 pytestmark = needs_proc
 
@@ -189,7 +189,7 @@ def test_a_killed_worker_comes_back(start: Start) -> None:
     daemon = start().wait_ready()
     assert post(daemon).status_code == 200
     tokens = daemon.metrics()["quire_generation_tokens_total"]
-    first = daemon.child("server.worker")
+    first = daemon.child("server.http.worker")
     os.kill(first, signal.SIGKILL)
     wait_for(lambda: not is_alive(first), timeout_s=60, what="worker ended")
     wait_for(lambda: ready_status(daemon) == 200, timeout_s=60, what="ready again")
@@ -229,9 +229,9 @@ def test_two_workers_share_the_streams_and_count_exactly(start: Start) -> None:
         assert metrics["vllm:request_success_total{finished_reason=length}"] == 10
 
     streams = [Stream(daemon, max_tokens=100) for _ in range(24)]
-    wait_for(lambda: len(daemon.connections("server.worker")) == 2, timeout_s=60, what="two workers")
-    wait_for(lambda: sum(daemon.connections("server.worker")) >= 24, timeout_s=60, what="connections")
-    assert all(num > 0 for num in daemon.connections("server.worker"))
+    wait_for(lambda: len(daemon.connections("server.http.worker")) == 2, timeout_s=60, what="two workers")
+    wait_for(lambda: sum(daemon.connections("server.http.worker")) >= 24, timeout_s=60, what="connections")
+    assert all(num > 0 for num in daemon.connections("server.http.worker"))
     for stream in streams:
         events = stream.wait_end()
         assert [event["choices"][0]["finish_reason"] for event in events if event["choices"]][-1] == "length"

@@ -10,19 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from server.resolve import DEMO_FOLDER, DEMO_NAME
-from server.tokenizer import load_tokenizer
-from tests.integration.daemon import Daemon
+from server.config.model_source import DEMO_FOLDER, DEMO_NAME
+from server.text.tokenizer import load_tokenizer
 from tests.integration.test_bad_start import start_fails
-from tests.unit.models.lora_adapters import (
-    ATTENTION,
-    MLP,
-    adapter_config,
-    make_tensors,
-    modules,
-    save_adapter,
-    save_merged,
-)
+from tests.support.daemon import Daemon
+from tests.support.lora_adapters import ATTENTION, MLP, adapter_config, make_tensors, modules, save_adapter, save_merged
 
 PROMPT = "A quire is a gathering of"
 QUESTION = "What is a quire?"

@@ -14,10 +14,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import ROOT, Daemon, wait_for
+from tests.support.daemon import ROOT, Daemon, wait_for
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs quire[otel]")
-from tests.otlp_collector import Collector
+from tests.support.otlp_collector import Collector
 
 MODEL = "quire-demo"
 SECRET = "xyzzy-plugh"

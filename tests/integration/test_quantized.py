@@ -7,9 +7,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from server.resolve import DEMO_FOLDER
-from tests.integration.daemon import Daemon
+from server.config.model_source import DEMO_FOLDER
 from tests.integration.test_bad_start import start_fails
+from tests.support.daemon import Daemon
 
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import openai
 import pytest
 
-from server.resolve import DEMO_FOLDER
-from tests.integration.daemon import Daemon
+from server.config.model_source import DEMO_FOLDER
 from tests.integration.test_bad_start import start_fails
-from tests.unit.models.int_checkpoints import FORMATS, edit_config, save_quantized, with_groups_of
+from tests.support.daemon import Daemon
+from tests.support.int_checkpoints import FORMATS, edit_config, save_quantized, with_groups_of
 
 
 def quantized_demo(tmp_path: Path, kind: str) -> Path:

@@ -11,8 +11,8 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from server.resolve import DEMO_FOLDER
-from tests.integration.daemon import Daemon, wait_for
+from server.config.model_source import DEMO_FOLDER
+from tests.support.daemon import Daemon, wait_for
 
 MODEL = "quire-demo"
 TOKENIZER = Tokenizer.from_file(str(DEMO_FOLDER / "tokenizer.json"))

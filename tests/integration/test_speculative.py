@@ -6,7 +6,7 @@ from collections.abc import Callable
 import openai
 import pytest
 
-from tests.integration.daemon import Daemon
+from tests.support.daemon import Daemon
 
 MODEL = "quire-demo"
 FLAGS = ("--speculative", "ngram", "--num-speculative-tokens", "6", "--ngram-min", "1")

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import Daemon, wait_for
+from tests.support.daemon import Daemon, wait_for
 
 MESSAGES = [{"role": "user", "content": "Which page is it?"}]
 CHAT = {"model": "quire-demo", "messages": MESSAGES, "temperature": 1.0}
@@ -157,7 +157,7 @@ def test_the_daemons_end_is_the_end_of_the_checking_process(start: Callable[...,
     daemon = start().wait_ready()
     with openai.OpenAI(base_url=f"{daemon.base_url}/v1", api_key="unused", max_retries=0) as client:
         client.chat.completions.create(**CHAT, **so(choice=["yes"]))
-    checkers = [pid for pid in _descendants(daemon.process.pid) if "engine.grammar_check" in _command(pid)]
+    checkers = [pid for pid in _descendants(daemon.process.pid) if "engine.grammar_check_process" in _command(pid)]
     assert len(checkers) == 1
     daemon.__exit__()
     wait_for(lambda: not Path(f"/proc/{checkers[0]}").exists(), timeout_s=60, what="the end of the checking process")

@@ -8,9 +8,9 @@ import sys
 import openai
 import pytest
 
-from tests.integration.daemon import ROOT, Daemon
-from tests.integration.scripted_server import Reply, scripted_server
-from tests.integration.terminal import CTRL_C, Terminal
+from tests.support.daemon import ROOT, Daemon
+from tests.support.scripted_server import Reply, scripted_server
+from tests.support.terminal import CTRL_C, Terminal
 
 PAGE = b"""
 # TYPE vllm:num_requests_running gauge

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from tests.integration.conftest import needs_proc
-from tests.integration.daemon import ROOT, Daemon, is_alive, wait_for
-from tests.integration.terminal import Terminal
 from tests.integration.test_lifecycle import Start, Stream, post, ready_status
+from tests.support.daemon import ROOT, Daemon, is_alive, wait_for
+from tests.support.terminal import Terminal
 
 pytestmark = [needs_proc, pytest.mark.full]
 
@@ -41,12 +41,12 @@ def working_children(daemon: Daemon, module: str) -> list[int]:
 
 def test_one_worker_of_two_is_killed_and_the_streams_of_the_other_go_on(start: Start) -> None:
     daemon = start("--http-workers", "2").wait_ready()
-    wait_for(lambda: len(working_children(daemon, "server.worker")) == 2, timeout_s=60, what="two workers")
+    wait_for(lambda: len(working_children(daemon, "server.http.worker")) == 2, timeout_s=60, what="two workers")
     streams = [Stream(daemon, max_tokens=300) for _ in range(16)]
     for stream in streams:
         stream.wait_started()
-    first = working_children(daemon, "server.worker")[0]
-    num_lost = daemon.connections("server.worker")[0]
+    first = working_children(daemon, "server.http.worker")[0]
+    num_lost = daemon.connections("server.http.worker")[0]
     assert 0 < num_lost < 16
     os.kill(first, signal.SIGKILL)
     assert [post(daemon).status_code for _ in range(8)] == [200] * 8  # some wait for the next worker, none fails
@@ -54,8 +54,8 @@ def test_one_worker_of_two_is_killed_and_the_streams_of_the_other_go_on(start: S
         stream.thread.join(60)
     assert sum(stream.is_closed_well is False for stream in streams) == num_lost
     assert sum(stream.events[-1] == "[DONE]" for stream in streams) == 16 - num_lost
-    assert len(working_children(daemon, "server.worker")) == 2
-    assert first not in working_children(daemon, "server.worker")
+    assert len(working_children(daemon, "server.http.worker")) == 2
+    assert first not in working_children(daemon, "server.http.worker")
     metrics = daemon.metrics()
     assert (metrics["quire_worker_restarts_total"], metrics["quire_engine_restarts_total"]) == (1, 0)
     assert metrics["quire_num_requests_running"] == 0  # those of the killed worker hold no blocks
@@ -137,7 +137,7 @@ def test_without_file_descriptors_new_connections_are_refused_and_it_recovers(tm
 
 def test_the_soft_limit_of_file_descriptors_is_raised(tmp_path: Path) -> None:
     with through_shell(tmp_path, "ulimit -Sn 256 && ulimit -Hn 2000") as daemon:
-        worker = daemon.wait_ready().child("server.worker")
+        worker = daemon.wait_ready().child("server.http.worker")
         lines = Path(f"/proc/{worker}/limits").read_text().splitlines()
         (limits,) = [line.split() for line in lines if line.startswith("Max open files")]
         assert limits[3:5] == ["2000", "2000"]
@@ -222,10 +222,10 @@ def test_sighup_reads_the_keys_again_in_every_worker_and_streams_go_on(tmp_path:
         keys.write_text("not a key\n")
         daemon.process.send_signal(signal.SIGHUP)
         wait_for(lambda: "api keys not read again, the old ones stay" in daemon.log, timeout_s=60, what="log line")
-        for pid in working_children(daemon, "server.worker"):  # the next ones start with what was read last
+        for pid in working_children(daemon, "server.http.worker"):  # the next ones start with what was read last
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda pid=pid: not is_alive(pid), timeout_s=60, what="killed")
-        wait_for(lambda: len(working_children(daemon, "server.worker")) == 2, timeout_s=60, what="two workers")
+        wait_for(lambda: len(working_children(daemon, "server.http.worker")) == 2, timeout_s=60, what="two workers")
         assert all_workers(lambda: with_key(daemon, "sk-goes") == 401)
         assert all_workers(lambda: with_key(daemon, "sk-comes") == 200)
         assert "sk-" not in daemon.log
@@ -263,7 +263,7 @@ def test_a_launcher_killed_while_the_model_loads_leaves_no_orphans(start: Start)
 
 def test_no_helper_of_a_worker_outlives_the_launcher_or_the_worker(start: Start) -> None:
     daemon = start().wait_ready()
-    worker = daemon.child("server.worker")
+    worker = daemon.child("server.http.worker")
     assert post(daemon, response_format={"type": "json_object"}).status_code == 200
     helpers = descendants(worker)
     assert helpers  # it tries grammars

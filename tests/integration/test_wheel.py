@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.daemon import ROOT, Daemon
+from tests.support.daemon import ROOT, Daemon
 
 PACKAGES = ("server", "engine", "models", "kernels", "benchmarks", "deploy")
 
@@ -37,7 +37,7 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for name in (
         "server/cli.py",
-        "server/routes/chat.py",
+        "server/http/routes/generate.py",
         "server/pages/docs.html",
         "server/pages/chat/page.html",
         "server/pages/chat/vendor/marked.js",

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.daemon import Daemon
 from tests.monitoring.load import FLAGS, burst, running
 from tests.monitoring.prometheus import IS_INSTALLED, Prometheus
+from tests.support.daemon import Daemon
 
 _LOAD_S = 25
 

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 from deploy.grafana.panels import Json
-from tests.integration.daemon import ROOT, Daemon
 from tests.monitoring.draw import draw_row
 from tests.monitoring.load import FLAGS, burst, running
 from tests.monitoring.prometheus import Prometheus
+from tests.support.daemon import ROOT, Daemon
 
 _PHASES = ((3, 40), (8, 45), (16, 60), (3, 35))  # readers, seconds
 _DASHBOARD = ROOT / "deploy/grafana/dashboards/quire.json"

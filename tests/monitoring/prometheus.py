@@ -12,7 +12,7 @@ from typing import NamedTuple
 import httpx
 import yaml
 
-from tests.integration.daemon import ROOT, wait_for
+from tests.support.daemon import ROOT, wait_for
 
 ALERTS = ROOT / "deploy/prometheus/alerts.yml"
 IS_INSTALLED = shutil.which("prometheus") is not None and shutil.which("promtool") is not None

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.daemon import Daemon, wait_for
 from tests.monitoring.load import MODEL
 from tests.monitoring.pictures import rows
 from tests.monitoring.prometheus import Prometheus
+from tests.support.daemon import Daemon, wait_for
 
 _ENGINE = "engine.process"
 _STREAM = {"model": MODEL, "prompt": "Go on", "max_tokens": 3500, "ignore_eos": True, "stream": True}

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from deploy.grafana import check
-from tests.integration.daemon import ROOT, Daemon
 from tests.monitoring.prometheus import Prometheus
+from tests.support.daemon import ROOT, Daemon
 
 _PANELS = [
     panel

@@ -5,8 +5,8 @@ import subprocess
 import pytest
 
 from deploy.grafana.alerts import ALERTS
-from tests.integration.daemon import ROOT
 from tests.monitoring.prometheus import Prometheus
+from tests.support.daemon import ROOT
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from engine.errors import InvalidParameter
-from server.chat_template import ChatTemplate
-from server.parsers.detect import detect_format
+from engine.interface.errors import InvalidParameter
+from server.text.chat_template import ChatTemplate
+from server.text.parsers.detect import detect_format
 
 FOLDER = Path(os.environ.get("QUIRE_TEMPLATES", ".templates"))
 FILES = sorted(path for path in FOLDER.rglob("*.jinja") if not path.stem.endswith("_training"))

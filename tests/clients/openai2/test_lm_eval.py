@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.clients.questions import MODEL
-from tests.integration.daemon import ROOT
+from tests.support.daemon import ROOT
 
 CAPITALS = {"France": "Paris", "Spain": "Madrid", "Italy": "Rome", "Japan": "Tokyo"}
 PROMPT = (

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from benchmarks.fleet import POLICIES, Fleet, Load
 from benchmarks.step_times import StepTimes
-from engine.config import SchedulerConfig
-from engine.errors import PromptTooLong
+from engine.interface.config import SchedulerConfig
+from engine.interface.errors import PromptTooLong
 
 BLOCK_SIZE = 16
 STEP_S, ROW_S, PROMPT_S = 0.010, 0.001, 0.0001  # of a step with one row, each further one, a prompt token

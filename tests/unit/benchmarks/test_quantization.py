@@ -18,10 +18,10 @@ from benchmarks.demo_model.quantization import (
 from benchmarks.quantization import SCHEMES, format_report, main, measure_errors
 from benchmarks.quantization_reference import Conversation, Reference
 from benchmarks.quantization_schemes import Candidate
-from engine.config import EngineConfig
-from models.config import ModelConfig
+from engine.interface.config import EngineConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
-from server.resolve import DEMO_FOLDER
+from server.config.model_source import DEMO_FOLDER
 
 PROMPTS = ([5, 9, 300, 41, 7], [8, 1000, 12, 77, 500, 6, 3])
 GATE_UP = "decoder.layers.1.mlp.gate_up_proj"

@@ -9,7 +9,7 @@ import yaml
 
 from deploy.grafana import check, generate, slo
 from deploy.grafana.alerts import ALERTS, rules
-from engine.metrics import METRICS
+from engine.interface.metrics import METRICS
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 
-from engine.config import EngineConfig
-from engine.generate import Generation, generate
+from engine.core.local_client import Generation, generate
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from tests.unit.engine.harness import Harness
-from tests.unit.models.embedding_folder import write_embedding_files
+from tests.support.embedding_folder import write_embedding_files
+from tests.support.engine_harness import Harness
 
 VOCAB_SIZE = 320
 SHAPE = {

@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers
 
-from engine.config import EngineConfig
-from engine.generate import generate
+from engine.core.local_client import generate
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from tests.unit.models.checkpoints import make_configs
-from tests.unit.models.reference import save_checkpoint
+from tests.support.checkpoints import make_configs
+from tests.support.reference import save_checkpoint
 
 NUM_TOKENS = 100
 PROMPTS = [

@@ -9,20 +9,20 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.demo_model.corpus.mixture import examination
 from benchmarks.demo_model.score import choose, encode
-from engine.config import EngineConfig
-from engine.device import resolve_kv_dtype
-from engine.errors import StartupError
-from engine.generate import generate
-from engine.load import load_engine
+from engine.core.local_client import generate
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from kernels.kv_write import FP8
+from engine.startup.device_choice import resolve_kv_dtype
+from engine.startup.load import load_engine
+from kernels.elementwise.reference import FP8
 from server.cli import main
-from server.flags import KV_CACHE_DTYPES
-from server.resolve import DEMO_FOLDER
-from server.tokenizer import load_tokenizer
+from server.config.model_source import DEMO_FOLDER
+from server.config.value_types import KV_CACHE_DTYPES
+from server.text.tokenizer import load_tokenizer
+from tests.support.tiny_llama import save_tiny_llama
 from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
-from tests.unit.engine.tiny_llama import save_tiny_llama
 
 LENGTHS = (5, 17, 30, 61, 12, 40, 23, 35)
 BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 4  # k and v, layers, KV heads, head_dim, tokens

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.generate import generate
-from engine.protocol import SamplingParams
-from tests.fakes import expected_tokens
-from tests.unit.engine.harness import Harness
+from engine.core.local_client import generate
+from engine.interface.protocol import SamplingParams
+from tests.support.engine_harness import Harness
+from tests.support.fakes import expected_tokens
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.errors import GrammarError, UnsupportedFeature
-from engine.grammar_check import _try
-from engine.protocol import GrammarSpec, GrammarVerdict
-from tests.unit.engine.grammar_tokens import compiler
+from engine.grammar_check_process import _try
+from engine.interface.errors import GrammarError, UnsupportedFeature
+from engine.interface.protocol import GrammarSpec, GrammarVerdict
+from tests.support.grammar_tokens import compiler
 
 SPEC = GrammarSpec('start: "ab"')
 

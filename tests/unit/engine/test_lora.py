@@ -6,25 +6,17 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.block_manager import BlockManager
-from engine.config import EngineConfig, LoraSource
-from engine.engine import Engine
-from engine.errors import StartupError
-from engine.generate import LocalTransport, generate
+from engine.core.block_manager import BlockManager
+from engine.core.engine import Engine
+from engine.core.local_client import LocalTransport, generate
+from engine.core.request import Request
+from engine.interface.config import EngineConfig, LoraSource
+from engine.interface.errors import StartupError
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from engine.request import Request
+from tests.support.lora_adapters import ATTENTION, MLP, adapter_config, make_tensors, modules, save_adapter, save_merged
+from tests.support.tiny_llama import save_tiny_llama
 from tests.unit.engine.test_real_model import make_engine, prompts, tokens
-from tests.unit.engine.tiny_llama import save_tiny_llama
-from tests.unit.models.lora_adapters import (
-    ATTENTION,
-    MLP,
-    adapter_config,
-    make_tensors,
-    modules,
-    save_adapter,
-    save_merged,
-)
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 

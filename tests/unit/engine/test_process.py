@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from engine.control import EngineFailed, Hello, Stage
-from engine.transport import FrameDecoder
+from engine.interface.control import EngineFailed, Hello, Stage
+from engine.interface.transport import FrameDecoder
 
 SCRIPT = """
 import sys, threading
 from types import SimpleNamespace
-from engine.config import EngineConfig
+from engine.interface.config import EngineConfig
 from engine.process import EngineProcess, EngineProcessConfig
 
 class Panic(BaseException):
@@ -50,10 +50,10 @@ def test_a_fault_while_serving_ends_the_process_whatever_its_kind(tmp_path, erro
 
 LOST_SCRIPT = """
 import sys, threading
-from engine.config import EngineConfig
-from engine.control import Stage
+from engine.interface.config import EngineConfig
+from engine.interface.control import Stage
 from engine.process import EngineProcess, EngineProcessConfig
-from engine.transport import encode_frame
+from engine.interface.transport import encode_frame
 
 config = EngineProcessConfig(engine=EngineConfig(model=""), engine_socket="", control_socket=sys.argv[1])
 process = EngineProcess(config)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine import prompt_logprobs
-from engine.generate import Generation, generate
-from engine.prompt_logprobs import score_tokens
-from engine.protocol import SamplingParams, TokenLogprobs
-from tests.unit.engine.harness import Harness
+from engine.core.local_client import Generation, generate
+from engine.device import prompt_outputs as prompt_logprobs
+from engine.device.prompt_outputs import score_tokens
+from engine.interface.protocol import SamplingParams, TokenLogprobs
+from tests.support.engine_harness import Harness
 from tests.unit.engine.test_real_model import (  # noqa: F401  (a fixture)
     KV_BYTES_PER_BLOCK,
     checkpoint,

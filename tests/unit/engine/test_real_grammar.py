@@ -6,14 +6,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.config import EngineConfig
-from engine.generate import Generation, _apply
-from engine.grammar import Grammars
-from engine.grammar_compiler import GrammarCompiler
+from engine.core.grammars import Grammars
+from engine.core.local_client import Generation, _apply
+from engine.grammar.compiler import GrammarCompiler
+from engine.interface.config import EngineConfig
+from engine.interface.protocol import AddRequest, GrammarSpec, SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import AddRequest, GrammarSpec, SamplingParams
-from server.resolve import DEMO_FOLDER
-from server.structured import choice_grammar, json_schema_grammar, regex_grammar
+from server.config.model_source import DEMO_FOLDER
+from server.structured_output.grammar_spec import choice_grammar, json_schema_grammar, regex_grammar
 
 TOKENIZER = Tokenizer.from_file(str(DEMO_FOLDER / "tokenizer.json"))
 PROMPT = TOKENIZER.encode("The answer as JSON:").ids

@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import StartupError
-from engine.generate import Generation, LocalTransport, generate
+from engine.core.engine import Engine
+from engine.core.local_client import Generation, LocalTransport, generate
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
-from tests.unit.engine.tiny_llama import VOCAB_SIZE, save_tiny_llama
+from tests.support.tiny_llama import VOCAB_SIZE, save_tiny_llama
 
 KV_BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 4 * 4  # k and v, layers, KV heads, head_dim, float32, tokens
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.config import EngineConfig, SpeculativeConfig
-from engine.engine import Engine
-from engine.generate import LocalTransport, generate
+from engine.core.engine import Engine
+from engine.core.local_client import LocalTransport, generate
+from engine.interface.config import EngineConfig, SpeculativeConfig
+from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.protocol import SamplingParams
 from tests.unit.engine.test_real_model import KV_BYTES_PER_BLOCK, mixed_params, tokens
 
 VOCAB_SIZE = 40  # few tokens, so that a text soon repeats itself

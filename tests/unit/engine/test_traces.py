@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.unit.engine.harness import VOCAB_SIZE, Harness, drafters
+from tests.support.engine_harness import VOCAB_SIZE, Harness, drafters
 
 _PREFIXES = [[], [7] * 4, [7] * 8, [7] * 8 + [9, 8, 7, 6], list(range(16))]
 

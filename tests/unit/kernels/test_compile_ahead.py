@@ -27,7 +27,7 @@ driver.set_active(
 )
 
 from kernels import triton_elementwise
-from kernels.compile_ahead import Compilation, collect_kernels
+from kernels.precompile import Compilation, collect_kernels
 
 
 def launch(size, *, pdl=False):

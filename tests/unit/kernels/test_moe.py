@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kernels import moe, ops
+from kernels import ops
+from kernels.moe import reference as moe
 from tests.unit.kernels.triton_cases.moe_problem import make_problem
 
 

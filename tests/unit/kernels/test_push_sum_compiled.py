@@ -26,8 +26,8 @@ driver.set_active(
     )
 )
 
-from kernels.compile_ahead import collect_kernels
-from kernels.triton_push_sum import PushSum
+from kernels.precompile import collect_kernels
+from kernels.all_reduce.triton import PushSum
 
 NUM_RANKS, WIDTH = 4, 1024
 inboxes = [torch.empty(64, dtype=torch.int16) for _ in range(NUM_RANKS)]

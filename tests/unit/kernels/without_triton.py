@@ -12,18 +12,19 @@ from types import ModuleType
 
 import torch
 
-from kernels import bnb_ops, dense_linear, fp8_ops, int_ops, ops, quant_bnb, quant_fp8
-from kernels.batch_inputs import DecodeInputs, MixedInputs, MixedPlan
-from kernels.lora import LoraWeights
-from kernels.quant_codes import make_code_weight
-from kernels.quant_int import make_int_weight
-from models.config import ModelConfig
-from models.registry import build
-from models.weights import Weights
-from tests.unit.models.harness import CPU, SINGLE, PagedRunner
+from kernels import ops
+from kernels.inputs.reference import DecodeInputs, MixedInputs, MixedPlan
+from kernels.linear import ops as linear_ops
+from kernels.linear import reference
+from kernels.linear.reference import make_code_weight, make_int_weight
+from kernels.lora.reference import LoraWeights
+from models.build import build
+from models.config.model_config import ModelConfig
+from models.weights.weights import Weights
+from tests.support.models_harness import CPU, SINGLE, PagedRunner
 
-MODULES = (ops, dense_linear, int_ops, fp8_ops, bnb_ops)
-# The Triton sampler itself, which engine/sampler.py makes on CUDA devices only
+MODULES = (ops, linear_ops)
+# The Triton sampler itself, which engine/device/sampler.py makes on CUDA devices only
 CUDA_ONLY = {"TokenSampler"}
 
 ROW = torch.zeros(1, dtype=torch.int64)
@@ -82,22 +83,22 @@ def mix_experts() -> None:
 
 def multiply_int() -> None:
     codes = torch.randint(0, 16, (64, 128), dtype=torch.uint8)
-    int_ops.IntLinear()(X, make_int_weight(codes, torch.rand(2, 64).half(), None, bits=4), BIAS)
+    ops.IntLinear()(X, make_int_weight(codes, torch.rand(2, 64).half(), None, bits=4), BIAS)
 
 
 def multiply_4bit() -> None:
-    packed, scales = quant_bnb.quantize_nf4(W)
-    weight = make_code_weight(packed, scales, torch.tensor(quant_bnb.NF4_TABLE), X.dtype)
-    bnb_ops.Linear4Bit()(X, weight, BIAS)
+    packed, scales = reference.quantize_nf4(W)
+    weight = make_code_weight(packed, scales, torch.tensor(reference.NF4_TABLE), X.dtype)
+    ops.Linear4Bit()(X, weight, BIAS)
 
 
 def multiply_fp8_rows() -> None:
-    fp8_ops.rows_linear(*fp8_ops.quantize_rows(X), *quant_fp8.quantize_rows(W), BIAS, X.dtype)
+    ops.rows_linear(*ops.quantize_rows(X), *reference.quantize_rows(W), BIAS, X.dtype)
 
 
 def multiply_fp8_blocks() -> None:
-    blocks = quant_fp8.quantize_blocks(W, 32, 64)
-    fp8_ops.blocks_linear(*fp8_ops.quantize_groups(X, 64), *blocks, BIAS, X.dtype, rows=32, columns=64)
+    blocks = reference.quantize_blocks(W, 32, 64)
+    ops.blocks_linear(*ops.quantize_groups(X, 64), *blocks, BIAS, X.dtype, rows=32, columns=64)
 
 
 CASES: dict[str, Callable[[], object]] = {
@@ -112,15 +113,15 @@ CASES: dict[str, Callable[[], object]] = {
     "penalize": penalize,
     "allow_only": lambda: ops.allow_only(torch.randn(1, 64), ROW, torch.ones(1, 2, dtype=torch.int32)),
     "LoraTokens": add_loras,
-    "DenseLinear": lambda: dense_linear.DenseLinear()(X, W, BIAS),
+    "DenseLinear": lambda: linear_ops.DenseLinear()(X, W, BIAS),
     "IntLinear": multiply_int,
-    "quantize_rows": lambda: fp8_ops.quantize_rows(X),
-    "quantize_by": lambda: fp8_ops.quantize_by(X, torch.tensor(0.1)),
-    "quantize_groups": lambda: fp8_ops.quantize_groups(X, 64),
+    "quantize_rows": lambda: ops.quantize_rows(X),
+    "quantize_by": lambda: ops.quantize_by(X, torch.tensor(0.1)),
+    "quantize_groups": lambda: ops.quantize_groups(X, 64),
     "rows_linear": multiply_fp8_rows,
     "blocks_linear": multiply_fp8_blocks,
     "Linear4Bit": multiply_4bit,
-    "linear_int8": lambda: bnb_ops.linear_int8(X, *quant_bnb.quantize_int8(W), BIAS),
+    "linear_int8": lambda: ops.linear_int8(X, *reference.quantize_int8(W), BIAS),
 }
 
 

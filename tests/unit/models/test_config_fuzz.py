@@ -6,12 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.layers.rotary import make_cos_sin_caches
 from models.registry import ARCHITECTURES
-from tests.unit.models.harness import CPU
-from tests.unit.models.test_published_configs import LLAMA3, LONGROPE, NAMES
+from tests.support.models_harness import CPU
+from tests.unit.models.config.test_published_configs import LLAMA3, LONGROPE, NAMES
 
 SIZES = dict(zip(NAMES, (100, 32, 48, 4, 4, 2, 64), strict=True)) | {
     "num_experts": 4,

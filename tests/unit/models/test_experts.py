@@ -7,15 +7,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import distributed
 
-from models.config import ModelConfig, ModelError
+from models.build import build
+from models.config.model_config import ModelConfig, ModelError
 from models.layers.moe import SparseMLP
 from models.parallel import TensorParallel
 from models.quantization.unquantized import Unquantized
-from models.registry import build
-from models.weights import Weights
-from tests.unit.models.checkpoints import make_configs
-from tests.unit.models.harness import CPU, PagedRunner, load
-from tests.unit.models.reference import reference_logits, save_checkpoint
+from models.weights.weights import Weights
+from tests.support.checkpoints import make_configs
+from tests.support.models_harness import CPU, PagedRunner, load
+from tests.support.reference import reference_logits, save_checkpoint
 
 KINDS = ("mixtral", "qwen2_moe", "qwen3_moe")
 ARCHITECTURES = {

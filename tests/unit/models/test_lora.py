@@ -7,14 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 from kernels.ops import LoraTokens
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.lora.adapter import Adapter
-from models.lora.check import check_adapters
-from models.lora.stack import AdapterStack
+from models.lora.linear import AdapterStack, check_adapters
 from models.parallel import TensorParallel
-from tests.unit.models.checkpoints import make_configs
-from tests.unit.models.harness import CPU, PagedRunner, load
-from tests.unit.models.lora_adapters import (
+from tests.support.checkpoints import make_configs
+from tests.support.lora_adapters import (
     ATTENTION,
     MERGED,
     MLP,
@@ -24,9 +22,10 @@ from tests.unit.models.lora_adapters import (
     save_adapter,
     save_merged,
 )
-from tests.unit.models.lora_rank import run_rank
-from tests.unit.models.reference import reference_logits, save_checkpoint
-from tests.unit.rank_group import run_ranks
+from tests.support.lora_rank import run_rank
+from tests.support.models_harness import CPU, PagedRunner, load
+from tests.support.rank_group import run_ranks
+from tests.support.reference import reference_logits, save_checkpoint
 
 TOLERANCE = 1e-4
 PROMPT = torch.randint(0, 97, (29,), generator=torch.Generator().manual_seed(7)).tolist()

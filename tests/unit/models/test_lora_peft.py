@@ -5,14 +5,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kernels.ops import LoraTokens
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.lora.adapter import Adapter
-from models.lora.check import check_adapters
-from models.lora.stack import AdapterStack
+from models.lora.linear import AdapterStack, check_adapters
 from models.parallel import TensorParallel
-from tests.unit.models.checkpoints import make_configs
-from tests.unit.models.harness import CPU, PagedRunner, load
-from tests.unit.models.reference import save_checkpoint
+from tests.support.checkpoints import make_configs
+from tests.support.models_harness import CPU, PagedRunner, load
+from tests.support.reference import save_checkpoint
 from tests.unit.models.test_text_part import make_gemma, make_mistral
 
 peft = pytest.importorskip("peft")

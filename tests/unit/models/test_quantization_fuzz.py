@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.config_fields import Fields
 from models.errors import ModelError
-from models.quantization.parse import FORMATS, parse_quantization
-from tests.unit.models import int_checkpoints
+from models.fields import Fields
+from models.quantization.schemes import FORMATS, parse_quantization
+from tests.support import int_checkpoints
 
 FIELDS = (
     *("bits", "w_bit", "group_size", "q_group_size", "version", "format", "zero_point", "modules_to_not_convert"),

@@ -10,18 +10,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, Phi3Config, Qwen3Config
 
-from models.config import ModelConfig, ModelError
+from models.build import build
+from models.config.model_config import ModelConfig, ModelError
+from models.layers.linear import make_linear_method
 from models.parallel import TensorParallel
-from models.quantization.base import LinearPart
 from models.quantization.gptq import Gptq
-from models.quantization.registry import make_linear_method
-from models.registry import build
-from models.weights import Weights
-from tests.unit.models import int_checkpoints
-from tests.unit.models.checkpoints import TINY
-from tests.unit.models.harness import CPU, PagedRunner, load
-from tests.unit.models.int_checkpoints import FORMATS, Integers, edit_config, save_quantized
-from tests.unit.models.reference import reference_logits, save_checkpoint
+from models.quantization.linear_method import LinearPart
+from models.weights.weights import Weights
+from tests.support import int_checkpoints
+from tests.support.checkpoints import TINY
+from tests.support.int_checkpoints import FORMATS, Integers, edit_config, save_quantized
+from tests.support.models_harness import CPU, PagedRunner, load
+from tests.support.reference import reference_logits, save_checkpoint
 
 LLAMA = LlamaConfig(**TINY, num_key_value_heads=2)
 BIASED = LlamaConfig(**TINY, num_key_value_heads=2, attention_bias=True, mlp_bias=True)

@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import distributed
 
-from models.config import ModelConfig
+from models.build import build
+from models.config.matrices import quantized_matrices
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
 from models.quantization.config import QuantizationConfig
-from models.quantization.matrices import quantized_matrices
 from models.quantization.unquantized import Unquantized
-from models.registry import build
-from models.weights import Weights
-from tests.unit.models.checkpoints import make_configs
-from tests.unit.models.harness import CPU
-from tests.unit.models.int_checkpoints import packed_config
-from tests.unit.models.test_model_config import parse
+from models.weights.weights import Weights
+from tests.support.checkpoints import make_configs
+from tests.support.int_checkpoints import packed_config
+from tests.support.models_harness import CPU
+from tests.unit.models.config.test_model_config import parse
 
 KINDS = make_configs()
 # Projections of 1376 inputs for each of eight ranks; 1376 is 43 times 32

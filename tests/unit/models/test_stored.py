@@ -8,11 +8,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
-from models.stored import stored_weights
-from tests.unit.models.checkpoints import make_configs
-from tests.unit.models.reference import save_checkpoint
+from models.weights.folder_stats import stored_weights
+from tests.support.checkpoints import make_configs
+from tests.support.reference import save_checkpoint
 
 CONFIGS = make_configs()
 

@@ -5,17 +5,17 @@ import torch
 from torch import distributed
 from transformers import LlamaConfig, Olmo2Config, Qwen3Config
 
-from kernels.elementwise import add_rms_norm
-from models.config import ModelConfig
+from kernels.elementwise.reference import add_rms_norm
+from models.config.model_config import ModelConfig
 from models.layers.embedding import load_vocab_rows
 from models.parallel import TensorParallel, Unsummed, whole
-from models.weights import Weights
-from tests.unit.models.checkpoints import TINY, make_configs
-from tests.unit.models.harness import CPU, PagedRunner, load
-from tests.unit.models.int_checkpoints import FORMATS, save_quantized, with_groups_of
-from tests.unit.models.reference import save_checkpoint
-from tests.unit.models.tensor_parallel_rank import PROMPT, pool_dtype, run_rank
-from tests.unit.rank_group import run_ranks
+from models.weights.weights import Weights
+from tests.support.checkpoints import TINY, make_configs
+from tests.support.int_checkpoints import FORMATS, save_quantized, with_groups_of
+from tests.support.models_harness import CPU, PagedRunner, load
+from tests.support.rank_group import run_ranks
+from tests.support.reference import save_checkpoint
+from tests.support.tensor_parallel_rank import PROMPT, pool_dtype, run_rank
 
 # Every vocabulary here is odd, so the last rank's rows are padded
 TWO_RANKS = {

@@ -12,10 +12,10 @@ from transformers import (
     Mistral3ForConditionalGeneration,
 )
 
-from models.config import ModelConfig
+from models.config.model_config import ModelConfig
 from models.errors import ModelError
-from tests.unit.models.checkpoints import TINY
-from tests.unit.models.harness import PagedRunner, load
+from tests.support.checkpoints import TINY
+from tests.support.models_harness import PagedRunner, load
 
 PROMPT = [3, 80, 17, 4, 55, 8, 8, 61, 2, 0, 42, 7, 7]
 # Of google/gemma-3-4b-it: all else is left to the defaults of transformers' class

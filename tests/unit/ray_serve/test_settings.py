@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from deploy.ray.settings import RayArguments, RaySettings, Reservation, read_arguments
-from engine.errors import StartupError
-from server.hosted_daemon import parse_flags
+from engine.interface.errors import StartupError
+from server.hosted.daemon import parse_flags
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,15 +14,15 @@ import pytest
 import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine.config import ServerConfig
-from engine.metrics import Metrics
-from server.access import RequestTracer
-from server.app import create_app
-from server.http_metrics import HttpMetrics
-from server.http_protocol import HttpProtocol
-from server.open_requests import OpenRequests
-from tests.fakes import FakeEngineClient, FakeSupervisor
-from tests.unit.server.templates import CHATML
+from engine.interface.config import ServerConfig
+from engine.interface.metrics import Metrics
+from server.api.request_record import OpenRequests
+from server.http.access_log import RequestTracer
+from server.http.app import create_app
+from server.http.h11_protocol import HttpProtocol
+from server.http.metrics import HttpMetrics
+from tests.support.fakes import FakeEngineClient, FakeSupervisor
+from tests.support.templates import CHATML
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",

@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.config import EngineConfig, LaunchConfig, LoraSource, ServerConfig, SpeculativeConfig
-from engine.errors import StartupError
-from server import launch, listener
+from engine.interface.config import EngineConfig, LaunchConfig, LoraSource, ServerConfig, SpeculativeConfig
+from engine.interface.errors import StartupError
 from server.cli import main
-from server.flags import size
-from server.own_server import served_name_flags
+from server.commands.child_server import served_name_flags
+from server.config.value_types import size
+from server.launcher import launcher as launch
+from server.launcher import listener
 
 ROOT = Path(__file__).parents[3]
 

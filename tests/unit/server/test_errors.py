@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from engine.errors import EngineDead, EngineError, OutOfMemory, Overloaded, ShuttingDown
-from server.tokenizer import Tokenizer
+from engine.interface.errors import EngineDead, EngineError, OutOfMemory, Overloaded, ShuttingDown
+from server.text.tokenizer import Tokenizer
 from tests.unit.server.conftest import (
     CHAT,
     USER_HI,

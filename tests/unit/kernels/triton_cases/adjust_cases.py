@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernels import sampling, triton_adjust
+from kernels.sampling import reference as sampling
+from kernels.sampling import triton_logits as triton_adjust
 from tests.unit.kernels.triton_cases.adjust_problem import bitmask_problem, penalty_problem
 
 

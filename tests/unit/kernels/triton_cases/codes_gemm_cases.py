@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.codes_configs import CodesGemmConfig, codes_gemm_config
-from kernels.quant_codes import dequantize
-from kernels.triton_codes_dequantize import dequantize as triton_dequantize
-from kernels.triton_codes_gemm import allocate_scratch, can_codes_gemm, codes_gemm, look_up_asm
+from kernels.linear.lut4_configs import CodesGemmConfig, codes_gemm_config
+from kernels.linear.reference import dequantize_lut4
+from kernels.linear.triton_lut4 import allocate_scratch, can_codes_gemm, codes_gemm, look_up_asm
+from kernels.linear.triton_lut4 import dequantize_lut4 as triton_dequantize
 from tests.unit.kernels.triton_cases.codes_problem import TABLES, codes_problem
 from tests.unit.kernels.triton_cases.ptx import run_ptx
 from tests.unit.kernels.triton_cases.ragged import relative_error
@@ -67,7 +67,7 @@ def test_what_is_not_taken():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_dequantized_weights_equal_the_specification(k, dtype):
     weight, _ = codes_problem(70, k, dtype=F16)
-    assert torch.equal(triton_dequantize(weight, dtype), dequantize(weight, dtype))
+    assert torch.equal(triton_dequantize(weight, dtype), dequantize_lut4(weight, dtype))
 
 
 def test_the_lookup_in_ptx_gives_both_values_of_every_byte():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.quant_bnb import BLOCK, NF4_TABLE, dequantize_4bit
-from kernels.quant_codes import CodeWeight, make_code_weight
+from kernels.linear.reference import BLOCK, NF4_TABLE, CodeWeight, dequantize_4bit, make_code_weight
 
 _FP4_MAGNITUDES = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 TABLES = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import elementwise, triton_elementwise
-from kernels.kv_write import write_kv
+from kernels.elementwise import reference as elementwise
+from kernels.elementwise import triton as triton_elementwise
+from kernels.elementwise.reference import write_kv
 
 # The interpreter truncates to bf16 instead of rounding: half precision stands for it here, bf16 is tested on the GPU
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}

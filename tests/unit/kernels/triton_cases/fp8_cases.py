@@ -9,10 +9,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import elementwise, triton_elementwise
 from kernels.attention.triton_decode import DecodeScratch, decode_attention
 from kernels.attention.triton_prefill import PrefillConfig, prefill_attention
-from kernels.kv_write import FP8, KVScales, write_kv
+from kernels.elementwise import reference as elementwise
+from kernels.elementwise import triton as triton_elementwise
+from kernels.elementwise.reference import FP8, KVScales, write_kv
 from tests.unit.kernels.triton_cases.ragged import as_fp8, make_problem, reference, relative_error
 
 SCALES = KVScales(k=0.5, v=0.03)

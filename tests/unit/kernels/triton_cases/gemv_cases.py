@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.triton_gemv import GemvConfig, allocate_scratch, gemv, gemv_config
+from kernels.linear.triton_gemv import GemvConfig, allocate_scratch, gemv, gemv_config
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
 

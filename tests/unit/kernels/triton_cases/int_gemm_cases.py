@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.quant_int import dequantize
-from kernels.triton_int_dequantize import dequantize as triton_dequantize
-from kernels.triton_int_gemm import (
+from kernels.linear.reference import dequantize_int
+from kernels.linear.triton_int import (
     SCRATCH_SUMS,
     SCRATCH_TILES,
     IntGemmConfig,
@@ -16,6 +15,7 @@ from kernels.triton_int_gemm import (
     int_gemm,
     int_gemm_config,
 )
+from kernels.linear.triton_int import dequantize_int as triton_dequantize
 from tests.unit.kernels.triton_cases.int_problem import int_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
@@ -100,4 +100,4 @@ def test_the_scratch_holds_every_chosen_split():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_dequantized_weights_equal_the_specification(bits, k, group_size, dtype):
     weight, _ = int_problem(70, k, bits=bits, group_size=group_size)
-    assert torch.equal(triton_dequantize(weight, dtype), dequantize(weight, dtype))
+    assert torch.equal(triton_dequantize(weight, dtype), dequantize_int(weight, dtype))

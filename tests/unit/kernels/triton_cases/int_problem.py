@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.quant_int import IntWeight, make_int_weight
+from kernels.linear.reference import IntWeight, make_int_weight
 
 
 def int_problem(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.lora import add_lora as add_by_torch
-from kernels.triton_lora import LoraTiles, _num_splits, _num_tiles, _tile_size, add_lora, group_tokens
+from kernels.lora.reference import add_lora as add_by_torch
+from kernels.lora.triton import LoraTiles, _num_splits, _num_tiles, _tile_size, add_lora, group_tokens
 from tests.unit.kernels.triton_cases.lora_problem import make_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
 

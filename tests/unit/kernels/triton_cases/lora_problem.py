@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.lora import LoraWeights, gather_loras
+from kernels.lora.reference import LoraWeights, gather_loras
 
 
 @dataclass

@@ -7,16 +7,17 @@ from unittest import mock
 import pytest
 import torch
 
-from kernels import moe, triton_moe
-from kernels.moe_configs import GroupedConfig, PairsConfig, PairTile, Tile
-from kernels.triton_moe_route import lay_out, max_tiles, route
-from models.config import ModelConfig
+from kernels.moe import reference as moe
+from kernels.moe import triton as triton_moe
+from kernels.moe.configs import GroupedConfig, PairsConfig, PairTile, Tile
+from kernels.moe.triton_route import lay_out, max_tiles, route
+from models.build import build
+from models.config.model_config import ModelConfig
 from models.layers import moe as moe_layer
 from models.parallel import TensorParallel
-from models.registry import build
-from models.weights import Weights
+from models.weights.weights import Weights
+from tests.support.models_harness import CPU, PagedRunner
 from tests.unit.kernels.triton_cases.moe_problem import make_problem
-from tests.unit.models.harness import CPU, PagedRunner
 
 # The interpreter truncates to bf16 instead of rounding: half precision stands for it here, bf16 is tested on the GPU
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3}

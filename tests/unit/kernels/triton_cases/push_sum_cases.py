@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from kernels.triton_push_sum import MAX_PUSHED_BYTES, MAX_ROWS, PushSum, clear_inbox, inbox_shape
+from kernels.all_reduce.triton import MAX_PUSHED_BYTES, MAX_ROWS, PushSum, clear_inbox, inbox_shape
+from tests.support.rank_group import run_ranks
 from tests.unit.kernels.triton_cases.push_sum_rank import WIDTH, run_rank
-from tests.unit.rank_group import run_ranks
 
 TIMEOUT_S = 100
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 import tests.unit.kernels.triton_cases.conftest  # noqa: F401  (mends the interpreter)
-from kernels import triton_push_sum
-from kernels.push_sum import sum_add_rms_norm, sum_parts
-from kernels.triton_push_sum import PushSum, inbox_shape
+from kernels.all_reduce import triton as triton_push_sum
+from kernels.all_reduce.reference import sum_add_rms_norm, sum_parts
+from kernels.all_reduce.triton import PushSum, inbox_shape
 
 WIDTH = 48
 NUM_PROGRAMS = 3  # fewer than rows: a program has several

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import quant_bnb, triton_quant_bnb
+from kernels.linear import reference as quant_bnb
+from kernels.linear import triton_bitsandbytes as triton_quant_bnb
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

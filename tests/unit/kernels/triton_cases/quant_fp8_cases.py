@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import quant_fp8, triton_quant_fp8
+from kernels.linear import reference as quant_fp8
+from kernels.linear import triton_fp8 as triton_quant_fp8
 
 
 def _equal(pair, expected):

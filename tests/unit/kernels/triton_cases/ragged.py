@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention.base import AttentionMetadata
-from kernels.kv_write import to_fp8
+from kernels.elementwise.reference import to_fp8
 
 
 def make_problem(

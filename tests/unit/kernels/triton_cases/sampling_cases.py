@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import batch_inputs, triton_batch_inputs
-from kernels.triton_sampling import SamplingConfig
+from kernels.inputs import reference as batch_inputs
+from kernels.inputs import triton as triton_batch_inputs
+from kernels.sampling.triton_draw import SamplingConfig
 from tests.unit.kernels.triton_cases.sampling_problem import (
     Parameters,
     assert_kept_equal,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.sampling import Truncation, gumbel_noise, sample, truncate
+from kernels.sampling.reference import Truncation, gumbel_noise, sample, truncate
 
 
 class Parameters(NamedTuple):
@@ -36,7 +36,7 @@ class Problem:
 
 def make_problem(rows, size, *, spread=3.0, dtype=torch.float32, device="cpu", seed=0):
     """Random logits of that spread, the rows of a wider tensor; random seeds and positions."""
-    from kernels.triton_truncation import SamplingState
+    from kernels.sampling.triton_truncation import SamplingState
 
     random = torch.Generator(device).manual_seed(seed)
     num_rows, num_requests = len(rows), len(rows) + 3
@@ -56,7 +56,7 @@ def make_problem(rows, size, *, spread=3.0, dtype=torch.float32, device="cpu", s
 
 def make_scratch(problem):
     """Scratch whose numbers a sampler must write before it reads them."""
-    from kernels.triton_sampling import SamplingScratch
+    from kernels.sampling.triton_draw import SamplingScratch
 
     num_rows, size = problem.logits.shape
     scratch = SamplingScratch.allocate(max_rows=num_rows, vocab_size=size, device=problem.logits.device)
@@ -67,7 +67,7 @@ def make_scratch(problem):
 
 def run_triton(problem, *, scratch=None, **options):
     """Return the tokens [S], having checked what else the sampler writes."""
-    from kernels import triton_sampling
+    from kernels.sampling import triton_draw as triton_sampling
 
     scratch = make_scratch(problem) if scratch is None else scratch
     out = torch.full((problem.logits.shape[0],), -1, device=problem.logits.device)
@@ -89,7 +89,7 @@ def truncation_of(problem):
 
 
 def assert_tokens_equal(problem, **options):
-    """Compare with kernels.sampling.sample, but for rows in which its uniform number rounds to 1."""
+    """Compare with kernels.sampling.reference.sample, but for rows in which its uniform number rounds to 1."""
     out = run_triton(problem, **options)
     rows, state = problem.req_index, problem.state
     expected = sample(
@@ -103,13 +103,14 @@ def assert_tokens_equal(problem, **options):
 
 
 def assert_kept_equal(problem, scratch=None):
-    """Compare what each row keeps with kernels.sampling.truncate after a stable sort (torch.topk leaves ties open).
+    """Compare what each row keeps with kernels.sampling.reference.truncate after a stable sort (torch.topk leaves ties
+    open).
 
     Where top_p is on, rounding may decide on its last entry. Where it is off, the specification still drops what lies
     past a cumulated mass of 1 in float32, some 1e-7; the kernel does not, so it is asked for a mass of 2 there.
     scratch: a TruncationScratch with the cuts of the problem; without, they are found here.
     """
-    from kernels.triton_truncation import TruncationScratch, find_cuts
+    from kernels.sampling.triton_truncation import TruncationScratch, find_cuts
 
     num_rows, size = problem.logits.shape
     if scratch is None:

@@ -1,0 +1,339 @@
+"""Engine: the loop that joins the clients, the scheduler and the executor. Plain Python; never torch, one thread.
+
+    receive → schedule(n) → forward(n) → wait and commit(n-1) → sample(n) → send
+At depth 2 step n is launched before the tokens of step n-1 are read, so the device never waits for the host. Depth 1
+only moves the commit above schedule(): the oracle of the tests and the debugging switch.
+Every AddRequest ends exactly once: by a `finished` row, by RequestFailed, or by its client's own end.
+A step that the device has no memory for is given up, together with all that were launched after it: the requests that
+made it large fail, the others are computed again.
+
+From a message to a Request: what the engine itself checks of one, since a wrong id would be a fault of the device.
+
+Plain Python; never torch.
+"""
+
+import logging
+from collections.abc import Callable
+
+from engine.core.executor import Executor, StepHandle
+from engine.core.grammars import Grammars, no_compiler
+from engine.core.kv_snapshot import KvView
+from engine.core.outbox import Outbox, Transport
+from engine.core.request import PooledPrompt, Request
+from engine.core.scheduler import Scheduler
+from engine.core.speculative import Drafter
+from engine.core.stats import EngineStats
+from engine.core.step import StepPlan, TokenMasks
+from engine.interface.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError, UnsupportedFeature
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import AbortRequest, AddRequest, AskKv, ClientGone, QueueState, RequestFailed, ToEngine
+
+
+class Admission:
+    """What a model takes; the arguments are those of Engine."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        num_loras: int,
+        can_generate: bool,
+        make_drafter: Callable[[Request], Drafter | None] | None,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._num_loras = num_loras
+        self._can_generate = can_generate
+        self._make_drafter = make_drafter
+
+    def request(self, message: AddRequest, *, client_id: int) -> Request:
+        """Make the request. Raises InvalidParameter or UnsupportedFeature."""
+        self._check_ids(message.prompt_token_ids, "prompt")
+        self._check_ids(message.params.logit_bias, "logit_bias")
+        self._check_ids(message.params.stop_token_ids, "stop_token_ids")
+        if not 0 <= message.lora_index <= self._num_loras:
+            raise InvalidParameter(
+                f"There is no adapter {message.lora_index}; {self._num_loras} are loaded.", param="model"
+            )
+        request = Request(
+            message.request_id,
+            message.prompt_token_ids,
+            message.params,
+            arrival_s=message.arrival_s,
+            cache_salt=message.cache_salt,
+            priority=message.priority,
+            client_id=client_id,
+            lora_index=message.lora_index,
+        )
+        if message.pooling is not None:
+            request.pooled = PooledPrompt(message.pooling, len(message.prompt_token_ids))
+        elif not self._can_generate:
+            raise UnsupportedFeature("This model has no language-model head: it makes embeddings and no text.")
+        elif message.grammar is None and self._make_drafter is not None:
+            request.drafter = self._make_drafter(request)
+        return request
+
+    def _check_ids(self, token_ids: list[int] | dict[int, float], name: str) -> None:
+        """Raise InvalidParameter unless all ids exist."""
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
+            wrong = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+            raise InvalidParameter(
+                f"Token id {wrong} is outside the vocabulary of {self._vocab_size} tokens.", param=name
+            )
+
+
+logger = logging.getLogger(__name__)
+
+_GATE_POLL_S = 0.001  # while nothing runs, but a grammar compiles
+
+
+class Engine:
+    """Owns the loop and what is about to be sent. A device fault raises out of run_once(); a request's fault never."""
+
+    def __init__(
+        self,
+        *,
+        executor: Executor,
+        scheduler: Scheduler,
+        transport: Transport,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        vocab_size: int,
+        depth: int = 2,
+        max_waiting: int = 2048,
+        max_queued_tokens: int | None = None,
+        memory_error: type[Exception] = MemoryError,
+        release_memory: Callable[[], None] = lambda: None,
+        grammars: Grammars | None = None,
+        can_generate: bool = True,
+        num_loras: int = 0,
+        make_drafter: Callable[[Request], Drafter | None] | None = None,
+        bytes_per_block: int = 0,
+    ) -> None:
+        """memory_error: what the executor raises where the device has too little memory for a step.
+
+        release_memory: called after that; waits for what was launched, and frees what can be freed.
+        grammars: None: requests with a grammar fail. can_generate: False: so do all but those for embeddings.
+        num_loras: adapters that the executor has. make_drafter: called for each request that neither has a grammar nor
+        is for an embedding; None: no speculation. bytes_per_block: of the KV pool, told to who asks.
+        """
+        self.scheduler = scheduler
+        self.clock = clock
+        self.depth = depth
+        self.max_waiting = max_waiting
+        self.max_queued_tokens = max_queued_tokens  # None: any number
+        self._is_full = False  # as the clients were told last
+        self.is_draining = False  # set by the process: everything new is refused, what runs is finished
+        self._executor = executor
+        self._transport = transport
+        self._admission = Admission(
+            vocab_size=vocab_size, num_loras=num_loras, can_generate=can_generate, make_drafter=make_drafter
+        )
+        self._memory_error = memory_error
+        self._release_memory = release_memory
+        self._grammars = grammars or Grammars(no_compiler, vocab_size=vocab_size)
+        self._is_speculative = make_drafter is not None
+        self._stats = EngineStats(metrics, scheduler)
+        self._in_flight: StepHandle | None = None
+        self._outbox = Outbox(transport, self._stats)
+        self._kv_view = KvView(scheduler, self._grammars.held, bytes_per_block=bytes_per_block, clock=clock)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if only a message can bring work."""
+        return (
+            self._in_flight is None
+            and not self.scheduler.has_work
+            and self._outbox.is_empty
+            and not self._grammars.held
+        )
+
+    def run_once(self, idle_timeout_s: float | None = None) -> None:
+        """Turn the loop once. Blocks for messages only while idle; else waits for nothing but the step before."""
+        is_gate_all = bool(self._grammars.held) and self._in_flight is None and not self.scheduler.has_work
+        patience_s = idle_timeout_s if self.is_idle else _GATE_POLL_S if is_gate_all else 0
+        for client_id, message in self._transport.receive(patience_s):
+            self._handle(client_id, message)
+        self._open_gate()
+        plan = failure = None
+        try:
+            plan = self._turn()
+        except self._memory_error as error:
+            failure = str(error).partition("\n")[0]
+        if failure is not None:  # only now, since the error holds the tensors of the step
+            self._give_up_steps(failure)
+        self._send_events()
+        self._stats.record_turn(plan, self.clock())
+        self._tell_if_full()
+        self._kv_view.answer(self._transport)
+
+    def abort_all(self, client_id: int | None = None) -> None:
+        """End every request, or those of one client. Their `finished` rows go out with the next run_once()."""
+        for request in [*self.scheduler.requests.values(), *self._grammars.held.values()]:
+            if client_id is None or request.client_id == client_id:
+                self._abort(request.request_id)
+
+    def record_state(self) -> None:
+        """Bring the metrics up to date that are not counted as things happen. Before they are drained."""
+        self._stats.record_state(num_deferred=len(self._grammars.held))
+
+    def _turn(self) -> StepPlan | None:
+        """Launch one step and commit the one before; returns what was launched."""
+        if self.depth == 1:
+            self._commit()
+            self._outbox.send(
+                self.scheduler.committed_step_id
+            )  # now: where forward() computes, tokens must not wait for the step after theirs
+        plan = self.scheduler.schedule(self.clock())
+        if plan is None and self._is_speculative:
+            self._commit()  # all wait for how far the drafts in flight come; now the device waits for this thread
+            plan = self.scheduler.schedule(self.clock())
+        step = self._executor.forward(plan) if plan else None
+        if self.depth > 1:
+            self._commit()
+        if step is not None and plan is not None:
+            step.sample(self._masks(plan))
+        self._in_flight = step
+        return plan
+
+    def _give_up_steps(self, reason: str) -> None:
+        """Fail the requests that the oldest uncommitted step has no memory for; compute that and later steps again."""
+        try:
+            self._commit()  # a step launched before the one that failed is whole
+        except self._memory_error as error:
+            reason = str(error).partition("\n")[0]
+        self._release_memory()
+        self._send_events()  # first, since nothing may follow a request's end
+        failed = self.scheduler.give_up_steps()
+        logger.error(
+            "out of memory in a step failed=%d recomputed=%d reason=%r",
+            len(failed),
+            len(self.scheduler.waiting),
+            reason,
+        )
+        for request in failed:
+            message = "The device has too little free memory for this request now; try again shortly."
+            self._transport.send(request.client_id, RequestFailed(request.request_id, OutOfMemory.code, message))
+            self._stats.record_finished(request)
+
+    def _handle(self, client_id: int, message: ToEngine | ClientGone) -> None:
+        match message:
+            case AddRequest():
+                try:
+                    self._add(client_id, message)
+                except ServiceError as error:  # the client's side counts what was refused
+                    failed = RequestFailed(message.request_id, error.code, error.message, error.param)
+                    self._transport.send(client_id, failed)
+            case AbortRequest(request_id, reason):
+                request = self._find(request_id)
+                if request is not None and request.client_id == client_id:
+                    self._abort(request_id, "stop" if reason == "stop" else "abort")
+            case AskKv():
+                self._kv_view.ask(client_id)
+            case ClientGone():
+                self.abort_all(client_id)
+                self._outbox.drop(client_id)
+
+    def _add(self, client_id: int, message: AddRequest) -> None:
+        if self.is_draining:
+            raise Overloaded("The engine is shutting down and takes no new requests.")
+        if self._find(message.request_id) is not None:
+            raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
+        # what is about to start does not count: a burst into an idle engine is no queue
+        if len(self.scheduler.waiting) + len(self._grammars.held) >= self.max_waiting + self.scheduler.num_free_rows:
+            raise Overloaded(f"The queue is full: {self.max_waiting} requests are waiting.")
+        self._check_queued_tokens(len(message.prompt_token_ids))
+        request = self._admission.request(message, client_id=client_id)
+        if message.grammar is None:
+            self.scheduler.add(request)
+        else:
+            self._grammars.hold(request, message.grammar, self.clock())
+
+    def _open_gate(self) -> None:
+        """Queue the requests whose grammar is compiled by now."""
+        for request, error in self._grammars.take_opened(self.clock()):
+            try:
+                if error is not None:
+                    raise error
+                self.scheduler.add(request)
+            except ServiceError as failure:
+                self._fail(request, failure)
+
+    def _masks(self, plan: StepPlan) -> TokenMasks | None:
+        """Return what the constrained rows of a plan may sample. Whoever may sample nothing ends."""
+        masks, ended = self._grammars.masks(plan)
+        if ended:
+            self._outbox.send(
+                self.scheduler.committed_step_id
+            )  # each has a token there, and a message has one row of a request
+        for request, error in ended:
+            if error is None:
+                self._abort(request.request_id, "stop")
+            else:
+                self._fail(request, error)
+        return masks
+
+    def _fail(self, request: Request, error: ServiceError) -> None:
+        """End a request, of which nothing is in the outbox, by RequestFailed."""
+        if self.scheduler.abort(request.request_id, "error") is None:
+            request.finish_reason = "error"  # the scheduler never had it
+        failed = RequestFailed(request.request_id, error.code, error.message, error.param)
+        self._transport.send(request.client_id, failed)
+        self._stats.record_failed()
+
+    def _find(self, request_id: str) -> Request | None:
+        """Return a request that has not ended, running, queued or at the gate."""
+        return self.scheduler.requests.get(request_id) or self._grammars.held.get(request_id)
+
+    @property
+    def _num_queued_tokens(self) -> int:
+        return self.scheduler.waiting.num_tokens + self._grammars.num_held_tokens
+
+    def _check_queued_tokens(self, num_prompt: int) -> None:
+        """Raise Overloaded if a prompt would make the queue too long; an empty queue takes any."""
+        num_queued, limit = self._num_queued_tokens, self.max_queued_tokens
+        if limit is not None and num_queued and num_queued + num_prompt > limit:
+            raise Overloaded(
+                f"The queue is full: {num_queued} tokens are waiting, and {num_prompt} more would be over the "
+                f"limit of {limit}."
+            )
+
+    def _tell_if_full(self) -> None:
+        """Tell the clients when the queue became full or no longer is, so that they can refuse without asking."""
+        num_queued, limit = self._num_queued_tokens, self.max_queued_tokens
+        num_waiting = len(self.scheduler.waiting) + len(self._grammars.held)
+        is_full = num_waiting >= self.max_waiting + self.scheduler.num_free_rows
+        is_full = is_full or (limit is not None and num_queued > 0 and num_queued >= limit)
+        if is_full != self._is_full:
+            self._is_full = is_full
+            self._transport.broadcast(QueueState(is_full))
+
+    def _abort(self, request_id: str, reason: str = "abort") -> None:
+        request = self.scheduler.abort(request_id, reason) or self._grammars.drop(request_id, reason)
+        if request is not None:
+            self._outbox.add_end(request, reason)
+
+    def _commit(self) -> None:
+        """Wait for the step in flight, if there is one, and turn its tokens into events."""
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return
+        result = step.wait()
+        now = self.clock()
+        outputs = self.scheduler.commit(result, now)
+        self._stats.record_commit(sum(len(output.token_ids) for output in outputs), now)
+        for request, error in self._grammars.advance(outputs):
+            if error is None:
+                self.scheduler.abort(request.request_id, "stop")
+            else:
+                self._fail(request, error)
+        for output in outputs:
+            if output.request.finish_reason != "error":
+                self._outbox.add_tokens(output)
+        for request in self.scheduler.scored:
+            if request.unsent_scores and request.finish_reason is None:  # else they went with its token, or it is over
+                self._outbox.add_scores(request)
+        for request in self.scheduler.embedded:
+            self._outbox.add_embedding(request)
+
+    def _send_events(self) -> None:
+        self._outbox.send(self.scheduler.committed_step_id)

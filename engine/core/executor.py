@@ -1,0 +1,42 @@
+"""The seam between the loop and the hardware. Never imports torch.
+
+forward(plan) launches a step and returns at once; the step's tokens are asked for later, through its handle. A
+ModelRunner on one device is an Executor as it stands; RankedExecutor (tensor parallel) sends the same plan bytes to
+every rank. tests/support/fakes.py has one that computes tokens by arithmetic.
+"""
+
+from typing import Protocol
+
+from engine.core.step import StepPlan, StepResult, TokenMasks
+
+
+class StepHandle(Protocol):
+    """One step in flight. sample() exactly once, then wait() exactly once."""
+
+    def sample(self, masks: TokenMasks | None = None) -> None:
+        """Launch sampling of the rows that sample; called after the previous step was committed. Does not block.
+
+        masks: what some of these rows may sample; None: all may sample any token.
+        """
+        ...
+
+    def wait(self) -> StepResult:
+        """Block until the step's tokens are on the host: the only place where the loop waits for the device."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs plans in the order given. A device fault raises out of any method and ends the process.
+
+    A step for which there is too little memory raises the Engine's memory_error, from any of its methods. It may have
+    been applied in part: its handle and those of later steps are dropped, its freed rows are named again, and rows that
+    go on are initialised anew.
+    """
+
+    def forward(self, plan: StepPlan) -> StepHandle:
+        """Apply the plan's frees and inits, launch its forward pass, return without waiting for the device."""
+        ...
+
+    def close(self) -> None:
+        """Release device memory and ranks."""
+        ...

@@ -1,0 +1,230 @@
+"""Grammars: what constrained requests may sample, step by step. Plain Python over bitmasks; never torch, never text.
+
+A constrained request's life: hold() at the gate while its grammar compiles in a thread → take_opened() gives it to the
+loop, with a matcher of its own → masks() before each of its tokens is sampled, advance() after each is committed → its
+end. The matcher belongs to the Request and follows committed tokens alone, so preemption, recomputation, steps given up
+and aborts need nothing here. While no constrained request lives, all of this costs a test for an empty list.
+"""
+
+import logging
+import queue
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.core.request import Request
+from engine.core.step import StepPlan, TokenMasks
+from engine.core.step_in_flight import RowOutput
+from engine.grammar.compiler import GrammarCompiler, Matcher
+from engine.interface.errors import GrammarError, ServiceError, UnsupportedFeature
+from engine.interface.protocol import GrammarSpec
+
+logger = logging.getLogger(__name__)
+
+COMPILE_TIMEOUT_S = 15.0  # at the gate; the server has tried the grammar before, under a shorter one
+_NUM_THREADS = 2
+_STACK_BYTES = 16 << 20  # far more than where the grammar was tried, since too small a stack ends the process
+_MAX_CACHED = 32  # compiled grammars
+
+
+class Outcome(NamedTuple):
+    """A request that may begin, or whose grammar has come to its end; with `error` one that must fail."""
+
+    request: Request
+    error: ServiceError | None
+
+
+class Grammars:
+    """Owns the gate, the compiled grammars, and the list of constrained requests that live."""
+
+    def __init__(self, get_compiler: Callable[[], GrammarCompiler], *, vocab_size: int) -> None:
+        """get_compiler: may block and raise UnsupportedFeature; called in threads. vocab_size: of the model."""
+        self._get_compiler = get_compiler
+        self._num_words = -(-vocab_size // 32)
+        self._vocab_size = vocab_size
+        self.held: dict[str, Request] = {}  # those at the gate, by request_id
+        self.num_held_tokens = 0  # of their prompts
+        self._wanted: dict[str, tuple[GrammarSpec, float]] = {}  # by request_id: what each waits for, and until when
+        self._live: list[Request] = []
+        self._compiled: OrderedDict[GrammarSpec, Matcher] = OrderedDict()  # at their beginnings; least recent first
+        self._compiling: set[GrammarSpec] = set()
+        self._todo: queue.SimpleQueue[GrammarSpec] = queue.SimpleQueue()
+        self._done: deque[tuple[GrammarSpec, Matcher | ServiceError]] = deque()
+        self._threads: list[threading.Thread] = []
+        self._compiler: GrammarCompiler | None = None  # once one grammar was compiled
+        self._valid: np.ndarray | None = None  # [num_words] uint32: the bits of tokens that exist
+
+    def hold(self, request: Request, spec: GrammarSpec, now: float) -> None:
+        """Keep a request at the gate until its grammar is compiled."""
+        self.held[request.request_id] = request
+        self.num_held_tokens += request.num_tokens
+        self._wanted[request.request_id] = (spec, now + COMPILE_TIMEOUT_S)
+        if spec not in self._compiled and spec not in self._compiling:
+            self._start_threads()
+            self._compiling.add(spec)
+            self._todo.put(spec)
+
+    def drop(self, request_id: str, reason: str) -> Request | None:
+        """End a request at the gate; None if it is not there."""
+        if request_id not in self.held:
+            return None
+        request = self._let_go(request_id)
+        request.finish_reason = reason
+        return request
+
+    def take_opened(self, now: float) -> list[Outcome]:
+        """Let go of the requests whose grammar is compiled, or (with an error) could not be."""
+        failures: dict[GrammarSpec, ServiceError] = {}
+        while self._done:
+            spec, result = self._done.popleft()
+            self._compiling.discard(spec)
+            if isinstance(result, ServiceError):
+                failures[spec] = result
+            else:
+                self._compiled[spec] = result
+        opened = [outcome for id_ in self.held if (outcome := self._try_open(id_, failures, now))]
+        for request, error in opened:
+            self._let_go(request.request_id)
+            if error is None:
+                self._live.append(request)
+        while len(self._compiled) > _MAX_CACHED:
+            self._compiled.popitem(last=False)
+        return opened
+
+    def advance(self, outputs: Iterable[RowOutput]) -> list[Outcome]:
+        """Follow the tokens just committed; return the requests that must end now."""
+        outcomes: list[Outcome] = []
+        if self._live:
+            for request, token_ids, _ in outputs:
+                matcher = request.matcher
+                if matcher is None or request.finish_reason is not None:
+                    continue
+                if not matcher.accept(token_ids[0]):  # there are no drafts of a constrained request
+                    outcomes.append(self._fail(request, matcher))
+                elif matcher.is_ended:
+                    outcomes.append(Outcome(request, None))
+        return outcomes
+
+    def masks(self, plan: StepPlan) -> tuple[TokenMasks | None, list[Outcome]]:
+        """Return what the constrained rows of a plan may sample, and the requests that must end instead."""
+        if not self._live:
+            return None, []
+        self._live = [request for request in self._live if request.finish_reason is None]
+        sampling = {row.req_index for row in plan.rows if row.samples}
+        requests = [request for request in self._live if request.req_index in sampling]
+        matchers = [request.matcher for request in requests if request.matcher is not None]
+        if not matchers or self._compiler is None:
+            return None, []
+        masks, may_end = self._fill(self._compiler, matchers)
+        outcomes: list[Outcome] = []
+        free_rows: list[int] = []
+        for row, (request, matcher) in enumerate(zip(requests, matchers, strict=True)):
+            _apply_stop_tokens(masks[row], request, may_end=may_end[row])
+            if matcher.error:
+                outcomes.append(self._fail(request, matcher))
+            elif masks[row].any():
+                free_rows.append(row)
+            elif may_end[row]:
+                outcomes.append(Outcome(request, None))
+            else:
+                outcomes.append(Outcome(request, GrammarError("The answer cannot go on: no token fits its grammar.")))
+        if not free_rows:
+            return None, outcomes
+        req_indices = [requests[row].req_index for row in free_rows]
+        chosen = masks if len(free_rows) == len(requests) else masks[free_rows]
+        return TokenMasks(req_indices, chosen.tobytes()), outcomes
+
+    def _let_go(self, request_id: str) -> Request:
+        request = self.held.pop(request_id)
+        del self._wanted[request_id]
+        self.num_held_tokens -= request.num_tokens
+        return request
+
+    def _fill(self, compiler: GrammarCompiler, matchers: list[Matcher]) -> tuple[np.ndarray, list[bool]]:
+        """Return masks [C, num_words] uint32 of the model's vocabulary, and where the grammars may end."""
+        words = compiler.fill_masks(matchers)
+        end = compiler.end_token_id
+        may_end = ((words[:, end // 32] >> (end % 32)) & 1).astype(bool).tolist()
+        if self._valid is None:
+            bits = np.zeros(self._num_words * 32, dtype=bool)
+            bits[: min(end, self._vocab_size)] = True
+            self._valid = np.packbits(bits, bitorder="little").view(np.uint32)
+        masks = np.zeros((len(matchers), self._num_words), dtype=np.uint32)
+        width = min(self._num_words, compiler.num_words)
+        np.bitwise_and(words[:, :width], self._valid[:width], out=masks[:, :width])
+        return masks, may_end
+
+    def _try_open(self, request_id: str, failures: dict[GrammarSpec, ServiceError], now: float) -> Outcome | None:
+        request, (spec, deadline_s) = self.held[request_id], self._wanted[request_id]
+        compiled = self._compiled.get(spec)
+        if compiled is not None:
+            self._compiled.move_to_end(spec)
+            request.matcher = compiled.copy()
+            return Outcome(request, None)
+        if spec in failures:
+            return Outcome(request, failures[spec])
+        if now >= deadline_s:
+            return Outcome(request, GrammarError(f"The grammar was not compiled within {COMPILE_TIMEOUT_S:g} s."))
+        return None
+
+    def _fail(self, request: Request, matcher: Matcher) -> Outcome:
+        """Report a matcher's error. What it shares with its template may be at fault, so that is compiled anew."""
+        logger.warning("grammar failed request_id=%s tokens=%d", request.request_id, len(request.output_token_ids))
+        self._compiled.pop(matcher.spec, None)
+        return Outcome(request, GrammarError(f"The grammar cannot be followed any further: {matcher.error}"))
+
+    def _start_threads(self) -> None:
+        if self._threads:
+            return
+        previous = threading.stack_size(_STACK_BYTES)
+        try:
+            for _ in range(_NUM_THREADS):
+                thread = threading.Thread(target=self._compile, name="grammar", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        finally:
+            threading.stack_size(previous)
+
+    def _compile(self) -> None:
+        while True:
+            spec = self._todo.get()
+            outcome: Matcher | ServiceError
+            try:
+                self._compiler = self._get_compiler()
+                outcome = self._compiler.compile(spec)
+            except ServiceError as error:
+                outcome = error
+            except BaseException as error:  # a bug or a panic of the library: its request must not wait for ever
+                logger.exception("grammar compilation failed")
+                outcome = GrammarError(f"The grammar could not be compiled: {type(error).__name__}.")
+            self._done.append((spec, outcome))
+
+
+def no_compiler() -> GrammarCompiler:
+    """Stand in for a compiler where there is none. Raises UnsupportedFeature."""
+    raise UnsupportedFeature("This engine runs without a tokenizer, so it does not do structured output.")
+
+
+def _apply_stop_tokens(mask: np.ndarray, request: Request, *, may_end: bool) -> None:
+    """Allow a request's stop tokens where its grammar may end and min_tokens is reached.
+
+    Before that they are forbidden, also where they are part of the grammar, unless they are all that is left of it.
+    """
+    params = request.params
+    if len(request.output_token_ids) + 1 >= params.min_tokens:
+        if may_end:
+            for token_id in params.stop_token_ids:
+                mask[token_id // 32] |= _bit(token_id)
+        return
+    allowed = mask.copy()
+    for token_id in params.stop_token_ids:
+        allowed[token_id // 32] &= ~_bit(token_id)
+    if allowed.any():
+        mask[:] = allowed
+
+
+def _bit(token_id: int) -> np.uint32:
+    return np.uint32(1 << token_id % 32)

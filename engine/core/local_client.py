@@ -1,0 +1,119 @@
+"""Offline generation over the engine's own loop, with a transport that is two queues. Never imports torch.
+
+transport = LocalTransport()
+engine = Engine(executor=..., scheduler=..., transport=transport, ...)
+generations = generate(engine, transport, prompts, params)
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.core.engine import Engine
+from engine.interface.protocol import (
+    AddRequest,
+    ClientGone,
+    FromEngine,
+    PoolingKind,
+    RequestFailed,
+    SamplingParams,
+    StepEvents,
+    ToEngine,
+    TokenLogprobs,
+)
+
+
+class LocalTransport:
+    """The transport of an engine whose only client lives in the same thread."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[tuple[int, ToEngine | ClientGone]] = deque()
+        self.outbox: deque[FromEngine] = deque()
+
+    def receive(self, timeout_s: float | None) -> list[tuple[int, ToEngine | ClientGone]]:
+        """Return what was put into `inbox`; if that is nothing, wait the whole timeout, but never for ever.
+
+        Nobody else could put anything.
+        """
+        if timeout_s and not self.inbox:
+            time.sleep(timeout_s)
+        messages = list(self.inbox)
+        self.inbox.clear()
+        return messages
+
+    def send(self, client_id: int, message: FromEngine) -> None:
+        """Keep the message in `outbox`."""
+        self.outbox.append(message)
+
+    def broadcast(self, message: FromEngine) -> None:
+        """Keep the message in `outbox`."""
+        self.outbox.append(message)
+
+
+class Generation(msgspec.Struct):
+    """What became of one prompt: its tokens and reason, or `error`."""
+
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []  # one per token if asked for
+    prompt_logprobs: list[TokenLogprobs] = []  # one per prompt token but the first if asked for
+    embedding: bytes = b""  # float32s if asked for
+    num_cached_tokens: int = 0
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    error: RequestFailed | None = None
+
+
+def generate(
+    engine: Engine,
+    transport: LocalTransport,
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    pooling: Sequence[PoolingKind | None] | None = None,
+    *,
+    lora_indices: Sequence[int] | None = None,
+) -> list[Generation]:
+    """Run all prompts to their ends and return them in order. The engine must be idle, and is again afterwards.
+
+    pooling: for each prompt the kind of embedding to make of it instead of tokens. lora_indices: each prompt's adapter,
+    as in AddRequest; None: all are for the model itself.
+    """
+    generations = [Generation() for _ in prompts]
+    by_id = {str(index): generation for index, generation in enumerate(generations)}
+    nothing, no_loras = [None] * len(prompts), [0] * len(prompts)
+    todo = deque(zip(by_id, prompts, params, pooling or nothing, lora_indices or no_loras, strict=True))
+    while todo or not engine.is_idle:
+        while todo and len(engine.scheduler.waiting) + len(transport.inbox) < engine.max_waiting:
+            request_id, prompt, sampling, kind, lora_index = todo.popleft()
+            now = engine.clock()
+            added = AddRequest(request_id, prompt, sampling, arrival_s=now, pooling=kind, lora_index=lora_index)
+            transport.inbox.append((0, added))
+        engine.run_once()
+        while transport.outbox:
+            _apply(transport.outbox.popleft(), by_id)
+    return generations
+
+
+def _apply(message: FromEngine, by_id: dict[str, Generation]) -> None:
+    if isinstance(message, RequestFailed):
+        by_id[message.request_id].error = message
+    elif isinstance(message, StepEvents):
+        _apply_events(message, by_id)
+
+
+def _apply_events(events: StepEvents, by_id: dict[str, Generation]) -> None:
+    start = 0
+    for row, request_id in enumerate(events.request_ids):
+        generation = by_id[request_id]
+        end = start + events.num_tokens[row]
+        generation.token_ids += events.token_ids[start:end]
+        generation.logprobs += events.logprobs.get(row, [])
+        generation.prompt_logprobs += events.prompt_logprobs.get(row, [])
+        generation.embedding += events.embeddings.get(row, b"")
+        start = end
+    for started in events.started:
+        by_id[events.request_ids[started.row]].num_cached_tokens = started.num_cached_tokens
+    for finished in events.finished:
+        generation = by_id[events.request_ids[finished.row]]
+        generation.finish_reason, generation.stop_token_id = finished.reason, finished.stop_token_id

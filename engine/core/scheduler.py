@@ -1,0 +1,366 @@
+"""Scheduler: decides each step's rows, and takes in what each step sampled. Plain Python; never torch, clock or socket.
+
+There is no prefill phase: a request has num_tokens, of which num_computed_tokens are launched, and every step lets the
+second catch up with the first. schedule() may run while an earlier step is still on the device: a row whose last token
+is not read back is planned all the same (num_pending_tokens), and dropped at its commit if that token was the end.
+Retire at commit: whoever leaves `running` (finish, abort, preemption) keeps its blocks and its req_index until the last
+step that contains it is committed, since the device still reads and writes them.
+Everything that orders rows is a list, so the same inputs give the same plans.
+
+How many tokens a step may have while requests decode, which wait for the whole of it. Plain Python.
+
+Prompt tokens ride along with decode rows for less than they cost alone, as long as the step stays short (docs/
+performance.md): so they are spread over many steps, but not over more than keep up with the requests that end
+meanwhile, nor so many that a burst fills the batch late.
+
+WaitingQueue: the requests that wait for their turn, in order of service. Plain Python; imports request only.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+from operator import attrgetter
+
+from engine.core.block_manager import BlockManager
+from engine.core.request import Request, Status
+from engine.core.step import RequestInit, RowPlan, StepPlan, StepResult
+from engine.core.step_in_flight import DraftCounts, PlannedStep, RowOutput, take_drafted
+from engine.interface.config import SchedulerConfig
+from engine.interface.errors import InvalidParameter, PromptTooLong
+
+# Whoever sends 4 prompt tokens per token of output needs 5
+_TOKENS_PER_DECODE = 8
+_STEPS_PER_BURST = 32  # in which the prompts that could start now are computed
+
+
+def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending: int) -> int:
+    """Return the tokens of a step with prompt chunks beside num_decodes decode rows, these included.
+
+    num_pending: prompt tokens of the requests that could start now.
+    """
+    most = config.max_num_mixed_tokens or config.max_num_batched_tokens
+    least = config.min_num_mixed_tokens or most
+    wanted = max(least, _TOKENS_PER_DECODE * num_decodes, num_decodes + num_pending // _STEPS_PER_BURST)
+    return min(next((size for size in config.step_sizes if size >= wanted), wanted), most)
+
+
+_sort_key = attrgetter("sort_key")
+
+
+class WaitingQueue:
+    """A sorted list that knows how many tokens are to be computed before its last request has its turn."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    @property
+    def first(self) -> Request:
+        """Whose turn it is; there must be one."""
+        return self._requests[0]
+
+    def add(self, request: Request) -> None:
+        """Put a request in its place."""
+        insort(self._requests, request, key=_sort_key)
+        self.num_tokens += request.num_tokens
+
+    def pop_first(self) -> Request:
+        """Take out whose turn it is."""
+        request = self._requests.pop(0)
+        self.num_tokens -= request.num_tokens
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Take out a request that is in it."""
+        self._requests.remove(request)
+        self.num_tokens -= request.num_tokens
+
+    def num_tokens_of_first(self, count: int) -> int:
+        """Return the tokens of the first `count` requests."""
+        return sum(request.num_tokens for request in self._requests[:count])
+
+    def check(self) -> None:
+        """Assert order and count; tests call it after every step."""
+        assert self._requests == sorted(self._requests, key=_sort_key)
+        assert self.num_tokens == sum(request.num_tokens for request in self._requests)
+
+
+class Scheduler:
+    """Owns the queue, the running requests and the block manager. schedule() and commit() alternate, depth apart."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.blocks = BlockManager(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.requests: dict[str, Request] = {}  # by request_id, until their end is known
+        self.waiting = WaitingQueue()
+        self.running: list[Request] = []  # in order of service, as the queue
+        self.retiring: list[Request] = []
+        self.scored: list[Request] = []  # those with scores of the last commit, for the engine to send
+        self.embedded: list[Request] = []  # those that it ended with an embedding
+        self.committed_step_id = -1
+        self.num_preemptions = 0
+        self._in_flight: deque[PlannedStep] = deque()
+        self._free_req_indices = list(range(config.max_num_seqs))[::-1]
+        self._freed: list[int] = []  # req_indices to name in the next plan
+        self._next_step_id = 0
+        self._num_added = 0
+        self.drafts = DraftCounts()  # of committed steps
+        self._num_stalled = 0  # rows of this schedule() that wait for promised blocks
+        # The pool bounds a request as max_model_len does: one that runs alone can always grow to its end.
+        self.max_num_tokens = min(config.max_model_len, self.blocks.num_usable_tokens)
+
+    @property
+    def has_work(self) -> bool:
+        """True until every request has ended and every step is committed."""
+        return bool(self.waiting or self.running or self._in_flight)
+
+    @property
+    def num_free_rows(self) -> int:
+        """Requests that could start now, as far as rows of device state go."""
+        return len(self._free_req_indices)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises PromptTooLong or InvalidParameter for what could never be served."""
+        num_prompt, max_tokens = len(request.prompt_token_ids), request.params.max_tokens
+        if not num_prompt or max_tokens < 1:
+            raise InvalidParameter(
+                f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
+            )
+        most = self.max_num_tokens - (request.pooled is None)
+        if num_prompt > most:
+            raise PromptTooLong(
+                f"The prompt has {num_prompt} tokens; at most {most} leave room for {self.max_num_tokens - most} more"
+                f" (max_model_len {self.config.max_model_len}, KV cache {self.blocks.num_usable} blocks"
+                f" of {self.config.block_size} tokens)."
+            )
+        if request.request_id in self.requests:
+            raise InvalidParameter(f"The request id {request.request_id!r} is already being served.")
+        request.max_num_tokens = min(num_prompt + request.max_output_tokens, self.max_num_tokens)
+        request.sort_key = (request.priority, request.arrival_s, self._num_added)
+        self._num_added += 1
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+
+    def abort(self, request_id: str, reason: str = "abort") -> Request | None:
+        """End a request now; tokens of it still in flight are dropped. Returns it, or None if it is not known."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._finish(request, reason)
+        return request
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """Plan the next step, or return None if nothing can run before the next commit."""
+        step = PlannedStep(self._next_step_id, [], self._freed)
+        inits: list[RequestInit] = []
+        self._num_stalled = 0
+        budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
+        if step.rows:  # prompts beside them make them wait
+            num_decodes = len(step.rows)
+            pending = self.waiting.num_tokens_of_first(self.num_free_rows)
+            most = mixed_step_tokens(self.config, num_decodes=num_decodes, num_pending=pending)
+            budget = max(min(budget, most - num_decodes), 0)
+        for request in self.running:
+            if budget and not request.is_decoding:
+                budget -= self._plan_chunk(step, request, budget, [])
+        self._admit(step, inits, budget, now)
+        if not step.rows:
+            return None
+        self._next_step_id += 1
+        self._in_flight.append(step)
+        self._freed = []
+        return StepPlan(step.step_id, [row for _, row in step.rows], inits, step.freed)
+
+    def commit(self, result: StepResult, now: float) -> list[RowOutput]:
+        """Take in the oldest step in flight: append its tokens, publish full blocks, end and release requests."""
+        step = self._in_flight.popleft()
+        assert step.step_id == result.step_id
+        self.committed_step_id = step.step_id
+        outputs: list[RowOutput] = []
+        self.scored, self.embedded = step.take_in(result, now)
+        end, block_size, logprobs = 0, self.config.block_size, result.logprobs
+        for request, row in step.rows:
+            index, end = end, end + row.samples + row.num_drafts
+            if request.finish_reason is not None:
+                continue  # it ended while this step was in flight
+            num_committed, reason = row.start + row.num_tokens, None
+            if row.num_drafts:
+                output, reason = take_drafted(request, row, result, first=index, now=now, counts=self.drafts)
+                outputs.append(output)
+                num_committed = row.start + len(output.token_ids)
+            elif row.samples:
+                token_id = result.token_ids[index]
+                outputs.append(RowOutput(request, [token_id], [logprobs[index]] if index in logprobs else None))
+                reason = request.append(token_id, now)
+            if num_committed // block_size > request.num_published_blocks:
+                self.blocks.publish(request, num_committed)
+            if reason is not None:
+                self._finish(request, reason)
+        for request in self.embedded:
+            self._finish(request, "stop")
+        self._release_retired()
+        return outputs
+
+    def give_up_steps(self) -> list[Request]:
+        """Drop every step in flight, the oldest of which had too little memory; end and return whom to blame for it."""
+        steps = list(self._in_flight)
+        self._in_flight.clear()
+        self.committed_step_id = self._next_step_id - 1
+        blamed = steps[0].give_up() if steps else []
+        for request in dict.fromkeys(request for step in steps for request, _ in step.rows):
+            request.num_pending_tokens = 0
+            if request in blamed:
+                self._finish(request, "error")
+            elif request.status is Status.RUNNING:
+                request.num_preemptions += 1
+                self.running.remove(request)
+                self._retire(request)
+        self._release_retired()
+        self._freed = [req_index for step in steps for req_index in step.freed] + self._freed
+        return blamed
+
+    def check(self) -> None:
+        """Assert invariants 1 and 2 of docs/architecture.md; tests call it after every step."""
+        holders = self.running + self.retiring
+        self.blocks.check(holders)
+        indices = [request.req_index for request in holders]
+        assert sorted(indices + self._free_req_indices) == list(range(self.config.max_num_seqs))
+        for request in holders:
+            assert request.num_computed_tokens <= request.num_tokens <= request.max_num_tokens
+            assert request.num_computed_tokens <= len(request.block_ids) * self.config.block_size
+        assert all(request.status is Status.RUNNING for request in self.running)
+        assert all(request.status is Status.RETIRING for request in self.retiring)
+        assert all(request.status is Status.WAITING and not request.block_ids for request in self.waiting)
+        assert all(request.last_step > self.committed_step_id for request in self.retiring)
+        self.waiting.check()
+        assert self.running == sorted(self.running, key=_sort_key)
+
+    def _plan_decodes(self, step: PlannedStep, budget: int) -> int:
+        """Plan one token of every decoding request that may grow, and drafts; return the budget left."""
+        running, rows, block_size, step_id = self.running, step.rows, self.config.block_size, step.step_id
+        num_rows = len(running) + min(len(self.waiting), self.num_free_rows)  # of this step, at most
+        num_spare = min(budget // 2, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
+        told_rows: list[tuple[Request, RowPlan]] = []  # whose tokens the host sends
+        position = 0
+        while position < len(running) and budget:  # preemption shortens `running` from its end
+            request = running[position]
+            position += 1
+            start = request.num_computed_tokens
+            if start < request.num_prefill_tokens or start + 1 >= request.max_num_tokens:
+                continue  # a chunk comes later; or the token in flight is the last one
+            drafter = request.drafter
+            if drafter is not None and drafter.is_unverified(request, self.committed_step_id):
+                continue
+            row = RowPlan(request.req_index, start, 1)
+            if start == len(request.block_ids) * block_size:
+                if not self._make_room(request):
+                    continue
+                row.new_block_ids = [self.blocks.grow(request)]
+            if drafter is not None:
+                drafter.extend(row, request, self.blocks, step_id=step_id, most=num_spare, num_reserved=len(running))
+                num_spare -= row.num_drafts
+            (told_rows if row.token_ids else rows).append((request, row))
+            request.num_computed_tokens = start + row.num_tokens
+            request.num_pending_tokens += row.num_tokens
+            request.last_step = step_id
+            budget -= row.num_tokens
+        rows += told_rows
+        return budget
+
+    def _plan_chunk(self, step: PlannedStep, request: Request, budget: int, new_block_ids: list[int]) -> int:
+        """Plan the next tokens of a request that the host still sends; return their number."""
+        start = request.num_computed_tokens
+        end = min(start + budget, request.num_prefill_tokens)
+        samples = end == request.num_prefill_tokens and request.pooled is None
+        row = RowPlan(request.req_index, start, end - start, request.token_ids(start, end), new_block_ids, samples)
+        row.scores, row.pools = request.score_span(start, end), request.pool_span(start, end)
+        step.rows.append((request, row))
+        request.num_computed_tokens = end
+        request.num_pending_tokens += samples
+        request.last_step = step.step_id
+        return end - start
+
+    def _admit(self, step: PlannedStep, inits: list[RequestInit], budget: int, now: float) -> None:
+        """Let waiting requests run, strictly in order, each with blocks for all its tokens.
+
+        A block per running request stays free, so that nobody is admitted only to be preempted a few steps later.
+        """
+        while self.waiting and budget and self._free_req_indices:
+            if not self.blocks.admit(self.waiting.first, num_reserved=len(self.running)):
+                return
+            request = self.waiting.pop_first()
+            insort(self.running, request, key=_sort_key)
+            request.status = Status.RUNNING
+            request.req_index = self._free_req_indices.pop()
+            request.num_prefill_tokens = request.num_tokens
+            if request.first_scheduled_s is None:
+                request.first_scheduled_s = now
+                request.num_cached_tokens = request.num_computed_tokens
+            init = RequestInit(request.req_index, request.params, len(request.prompt_token_ids))
+            init.lora_index = request.lora_index
+            if request.params.has_penalties:
+                init.token_ids = request.token_ids(0, request.num_tokens)
+            inits.append(init)
+            budget -= self._plan_chunk(step, request, budget, list(request.block_ids))
+
+    def _make_room(self, request: Request) -> bool:
+        """Return True once a block is free for `request`; False if it must wait for one, or was itself preempted.
+
+        Victims come from the end of the order of service, so never a row already planned. Blocks that retiring requests
+        hold are counted as promised, each to one stalled row; without that, one shortage preempts a victim per step.
+        """
+        while not self.blocks.num_free:
+            if sum(retiree.num_promised_blocks for retiree in self.retiring) > self._num_stalled:
+                self._num_stalled += 1
+                return False
+            victim = self.running.pop()
+            victim.num_preemptions += 1
+            self.num_preemptions += 1
+            self._retire(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _release_retired(self) -> None:
+        """Release whoever waited for the step that has just been committed or dropped."""
+        if self.retiring:
+            retiring, self.retiring = self.retiring, []
+            for request in retiring:
+                self._retire(request)
+
+    def _finish(self, request: Request, reason: str) -> None:
+        """End a request in whatever state it is."""
+        request.finish_reason = reason
+        del self.requests[request.request_id]
+        if request.status is Status.WAITING:
+            self.waiting.remove(request)
+            request.status = Status.FINISHED
+        elif request.status is Status.RUNNING:
+            self.running.remove(request)
+            self._retire(request)
+
+    def _retire(self, request: Request) -> None:
+        """Release a request that left `running`, at once or, if a step in flight contains it, at that step's commit."""
+        if request.last_step > self.committed_step_id:
+            request.status = Status.RETIRING
+            request.num_promised_blocks = self.blocks.num_held_alone(request)
+            self.retiring.append(request)
+            return
+        self.blocks.free(request)
+        self._freed.append(request.req_index)
+        self._free_req_indices.append(request.req_index)
+        request.req_index = -1
+        if request.finish_reason is None:
+            request.status = Status.WAITING
+            self.waiting.add(request)
+        else:
+            request.status = Status.FINISHED

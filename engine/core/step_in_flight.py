@@ -1,0 +1,89 @@
+"""A step between its plan and its commit, and what a committed one gives: the scheduler's own values. Never torch."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.core.request import Request
+from engine.core.step import RowPlan, StepResult
+from engine.interface.protocol import TokenLogprobs
+
+
+class RowOutput(NamedTuple):
+    """What a committed step gave a request: a token, with drafts several. If it ended, request.finish_reason is set."""
+
+    request: Request
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None  # one per token if asked for
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What became of drafts."""
+
+    num_rows: int = 0
+    num_tokens: int = 0
+    num_accepted: int = 0
+
+
+class PlannedStep(NamedTuple):
+    """A planned step that is not committed yet."""
+
+    step_id: int
+    rows: list[tuple[Request, RowPlan]]
+    freed: list[int]  # req_indices named in its plan
+
+    def take_in(self, result: StepResult, now: float) -> tuple[list[Request], list[Request]]:
+        """Give its requests what came of their prompts; return those with scores, and those whose vector is whole."""
+        scored: list[Request] = []
+        embedded: list[Request] = []
+        for place, scores in result.prompt_logprobs.items():
+            request, _ = self.rows[place]
+            request.add_scores(scores)
+            scored.append(request)
+        for place, total in result.pooled.items():
+            request, row = self.rows[place]
+            assert request.pooled is not None
+            assert row.pools is not None
+            request.pooled.add(row.pools, total)
+            if request.pooled.is_whole and request.finish_reason is None:
+                request.first_token_s = now
+                embedded.append(request)
+        return scored, embedded
+
+    def give_up(self) -> list[Request]:
+        """Return the requests that made it too large: prompt chunks that ask for more than a token, else prompt chunks.
+
+        Without any: nobody if rows have drafts, which need not be; else decode rows that ask for more than a token;
+        else all. Who has drafts gets none from now on.
+        """
+        drafted = [request for request, row in self.rows if row.num_drafts]
+        for request in drafted:
+            request.drafter = None
+        live = [(request, row) for request, row in self.rows if request.finish_reason is None]
+        with_chunks = [request for request, row in live if row.start < request.num_prefill_tokens]
+        with_extras = [request for request, _ in live if request.has_extras]
+        joining = [request for request in with_chunks if request.has_extras]
+        if drafted and not with_chunks:
+            return []
+        return joining or with_chunks or with_extras or [request for request, _ in live]
+
+
+def take_drafted(
+    request: Request, row: RowPlan, result: StepResult, *, first: int, now: float, counts: DraftCounts
+) -> tuple[RowOutput, str | None]:
+    """Add what a row with drafts gave to the request's output; return it, and why the request ends now, if it does.
+
+    first: index of the row's first sample in result.token_ids.
+    """
+    assert request.drafter is not None
+    token_ids, logprobs, reason = [], result.logprobs, None
+    for token_id in request.drafter.verify(request, row, result.token_ids[first : first + row.num_samples]):
+        token_ids.append(token_id)
+        reason = request.append(token_id, now)
+        if reason is not None:
+            break
+    counts.num_rows += 1
+    counts.num_tokens += row.num_drafts
+    counts.num_accepted += len(token_ids) - 1
+    scores = [logprobs[i] for i in range(first, first + len(token_ids))] if first in logprobs else None
+    return RowOutput(request, token_ids, scores), reason

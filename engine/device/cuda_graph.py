@@ -1,0 +1,195 @@
+"""Forward passes as CUDA graphs: a replay costs the host microseconds where launching every kernel costs milliseconds.
+
+DecodeGraphs: one token per row, by padded number of rows. A graph reads DeviceState by the req_index values in one
+fixed buffer, so a replay needs nothing from the host but, when the set of decoding requests changed, that buffer. Rows
+past the real ones point at the state's padding row.
+MixedGraphs: rows of any length, by padded number of tokens and of rows, from what InputBatchBuilder.send_mixed shipped.
+Both end at the last hidden states: logits are a hundred times larger, and each graph would keep its own. Captured
+largest first into one memory pool, so that all sizes share the largest one's activations.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.device.input_batch import MixedShape
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE as GraphPool  # the only name that torch has for it
+
+RunDecode = Callable[[torch.Tensor], torch.Tensor]
+RunMixed = Callable[[MixedShape], torch.Tensor]
+Agree = Callable[[list[float]], list[float]]
+
+# Padded numbers of tokens. Below the first bound of tokens there are also shapes of few rows; up to the second, where
+# idle programs of the prefill kernel would show, few rows may be prompts
+TOKEN_SIZES = (
+    32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 6144, 8192,
+)  # fmt: skip
+_NEARLY = 0.85  # of the best rate
+FEW_ROWS, FEW_ROWS_MAX_TOKENS, FEW_PREFILLS_MAX_TOKENS = 32, 2048, 4096
+MANY_DRAFTED_MAX_TOKENS = 512  # of shapes with drafts in many rows
+
+
+def mixed_shapes(
+    max_num_seqs: int, max_num_batched_tokens: int, *, max_num_samples: int | None = None
+) -> list[MixedShape]:
+    """Return the padded shapes of mixed steps, ascending; each has one row more than requests, for padding.
+
+    max_num_samples: where rows have drafts, the most positions that a step samples; then there are also small shapes
+    in which every row may have several tokens. None: there are no drafts.
+    """
+    shapes = []
+    for num_tokens in TOKEN_SIZES:
+        rows = max(max_num_seqs, max_num_samples or 0) + 1
+        if num_tokens <= FEW_ROWS_MAX_TOKENS and rows > FEW_ROWS:
+            shapes.append(MixedShape(num_tokens, FEW_ROWS, FEW_ROWS))
+        num_prefills = min(FEW_ROWS, rows) if num_tokens <= FEW_PREFILLS_MAX_TOKENS else rows
+        shapes.append(MixedShape(num_tokens, rows, num_prefills))
+        if max_num_samples is not None and num_prefills < rows and 2 * FEW_ROWS < num_tokens <= MANY_DRAFTED_MAX_TOKENS:
+            shapes.append(MixedShape(num_tokens, rows, rows))
+        if num_tokens >= max_num_batched_tokens:
+            break
+    return shapes
+
+
+def max_step_tokens(max_num_seqs: int, max_num_batched_tokens: int) -> int:
+    """Return how many tokens a step has at most, padding included."""
+    return max(max_num_batched_tokens, mixed_shapes(max_num_seqs, max_num_batched_tokens)[-1].num_tokens)
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """Return the padded batch sizes, ascending: fine where a step is short, by 16 above 32, by 32 above 128."""
+    sizes = [1, 2, 4, 8, 12, 16, 20, 24, 28, 32, *range(48, 129, 16), *range(160, max_num_seqs + 32, 32)]
+    fitting = [size for size in sizes if size < max_num_seqs]
+    return [*fitting, max_num_seqs]
+
+
+class DecodeGraphs:
+    """Captures `run_decode` (req_index [B] int64 → hidden [B, hidden_size], no sync inside) and replays it."""
+
+    def __init__(self, run_decode: RunDecode, *, max_num_seqs: int, padding_row: int, device: torch.device) -> None:
+        self._run_decode = run_decode
+        self._padding_row = padding_row
+        self._sizes = graph_sizes(max_num_seqs)
+        # [max_num_seqs] int64: what every graph reads
+        self._req_index = torch.full((max_num_seqs,), padding_row, dtype=torch.int64, device=device)
+        self._num_rows = 0
+        self._loaded: torch.Tensor | None = None  # the decode rows whose indices are in the buffer
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._hidden: dict[int, torch.Tensor] = {}
+
+    @property
+    def num_graphs(self) -> int:
+        """How many graphs capture() makes."""
+        return len(self._sizes)
+
+    def capture(self, pool: GraphPool, on_captured: Callable[[], None]) -> None:
+        """Capture every size into `pool`. Blocks; on_captured() after each."""
+        for size in reversed(self._sizes):
+            rows = self._req_index[:size]
+            self._graphs[size], self._hidden[size] = _capture(partial(self._run_decode, rows), pool)
+            on_captured()
+
+    def replay(self, req_index: torch.Tensor) -> torch.Tensor:
+        """Launch the step of these rows ([R] int64); return hidden [R, hidden_size], valid until the next replay."""
+        num_rows = req_index.shape[0]
+        size = next(size for size in self._sizes if size >= num_rows)
+        if self._loaded is not req_index:
+            self._req_index[:num_rows].copy_(req_index)
+            if self._num_rows > num_rows:
+                self._req_index[num_rows : self._num_rows].fill_(self._padding_row)
+            self._num_rows, self._loaded = num_rows, req_index
+        self._graphs[size].replay()
+        return self._hidden[size][:num_rows]
+
+
+class MixedGraphs:
+    """Captures `run_mixed` (MixedShape → hidden [R, hidden_size], no sync inside) and replays it."""
+
+    def __init__(self, run_mixed: RunMixed, *, shapes: list[MixedShape], agree: Agree) -> None:
+        """agree: makes what was measured here what the first of several ranks measured, since all must choose alike."""
+        self._run_mixed = run_mixed
+        self._agree = agree
+        self.shapes = shapes
+        self._graphs: dict[MixedShape, torch.cuda.CUDAGraph] = {}
+        self._hidden: dict[MixedShape, torch.Tensor] = {}
+        # by tokens: a step's time, measured after the capture: all but attention
+        self._seconds: dict[int, float] = {}
+        self._launch_s = 0.0  # host time to launch one step without a graph
+
+    @property
+    def num_graphs(self) -> int:
+        """How many graphs capture() makes."""
+        return len(self.shapes)
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """The padded numbers of tokens, ascending."""
+        return sorted({shape.num_tokens for shape in self.shapes})
+
+    def capture(self, pool: GraphPool, on_captured: Callable[[], None]) -> None:
+        """Capture every shape into `pool`. Blocks; on_captured() after each."""
+        for shape in reversed(self.shapes):
+            self._graphs[shape], self._hidden[shape] = _capture(partial(self._run_mixed, shape), pool)
+            on_captured()
+        self._measure()
+
+    def fitting_shape(self, needed: MixedShape) -> MixedShape | None:
+        """The smallest shape for a step, or None if launching it kernel by kernel is faster, padding considered."""
+        fits = (shape for shape in self.shapes if all(has >= needs for has, needs in zip(shape, needed, strict=True)))
+        shape = next(fits, None)
+        if shape is None:
+            return None
+        padded_s = self._seconds[shape.num_tokens]
+        return shape if padded_s <= max(self._launch_s, padded_s * needed.num_tokens / shape.num_tokens) else None
+
+    def fitting_tokens(self, seconds: float) -> int:
+        """The padded number of tokens whose step takes nearest to `seconds`."""
+        return min(self._seconds, key=lambda num_tokens: abs(math.log(self._seconds[num_tokens] / seconds)))
+
+    @property
+    def efficient_tokens(self) -> int:
+        """The smallest padded number of tokens that are computed at nearly the best rate."""
+        rates = {num_tokens: num_tokens / seconds for num_tokens, seconds in self._seconds.items()}
+        return min(num_tokens for num_tokens, rate in rates.items() if rate >= _NEARLY * max(rates.values()))
+
+    def replay(self, shape: MixedShape) -> torch.Tensor:
+        """Launch a step; return hidden [R, hidden_size] of the rows that sample, valid until the next replay."""
+        self._graphs[shape].replay()
+        return self._hidden[shape]
+
+    def _measure(self) -> None:
+        """Time the graphs of most rows, and how long the host takes to launch a step without one. Blocks."""
+        for shape in {shape.num_tokens: shape for shape in self.shapes}.values():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            if shape.num_tokens <= FEW_ROWS_MAX_TOKENS:  # a first replay uploads the graph, which a long step hides
+                self._graphs[shape].replay()
+            start.record()
+            self._graphs[shape].replay()
+            end.record()
+            end.synchronize()
+            self._seconds[shape.num_tokens] = start.elapsed_time(end) / 1e3
+        launched_s = time.perf_counter()
+        self._run_mixed(self.shapes[0])
+        self._launch_s = time.perf_counter() - launched_s
+        torch.cuda.synchronize()
+        self._launch_s, *seconds = self._agree([self._launch_s, *self._seconds.values()])
+        self._seconds = dict(zip(self._seconds, seconds, strict=True))
+
+
+def _capture(run: Callable[[], torch.Tensor], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """Run once, which compiles kernels and fills library caches, then capture; returns the graph and its output."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # thread_local, since NCCL has a thread that asks for events
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        output = run()
+    return graph, output

@@ -1,0 +1,134 @@
+"""DeviceState: everything the device knows of the running requests, by req_index, at fixed addresses.
+
+The host ships only what changed: a row's parameters when a request joins, block ids when its table grows. Tensors are
+allocated once, so a CUDA graph can read them. The last row (index num_rows) belongs to padding.
+Life of a row: init() → steps write last_token and num_computed → the next init() of the same index overwrites all.
+
+Staging: the one way from the host's values to the device. Imports torch; knows nothing of requests.
+
+On CUDA values pass through pinned memory, so a copy is queued behind the steps in flight and the host goes on; from
+pageable memory a copy above 64 KiB waits for all of them. Two buffers take turns by step: with two steps in flight, the
+older one is read back, hence done, before its buffer is written again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.core.step import RequestInit
+
+_ALIGNMENT = 16  # bytes
+
+
+class Staging:
+    """Two pinned buffers of num_bytes each. One thread, one stream."""
+
+    def __init__(self, device: torch.device, *, num_bytes: int) -> None:
+        self._device = device
+        self._turn = 0
+        self._used = 0
+        self._buffers: list[torch.Tensor] = []
+        if device.type == "cuda":
+            self._buffers = [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+
+    def begin_step(self) -> None:
+        """Take the other buffer: values of the step before the last may be overwritten from now on."""
+        self._turn ^= 1
+        self._used = 0
+
+    def send(self, values: np.ndarray, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Copy values to the device, into the front of `out` if given; returns the tensor of their shape and dtype."""
+        source = self._stage(values)
+        if out is None:
+            return source.to(self._device, non_blocking=True)
+        return out[: source.shape[0]].copy_(source, non_blocking=True)
+
+    def send_large(self, values: np.ndarray) -> torch.Tensor:
+        """Copy values that may exceed a step's share to the device, queued as send() does."""
+        source = torch.from_numpy(values)
+        if self._device.type == "cuda":
+            # pinned blocks come from torch's caching host allocator, which reuses one only when copies of it are done
+            source = torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)
+        return source.to(self._device, non_blocking=True)
+
+    def _stage(self, values: np.ndarray) -> torch.Tensor:
+        if not self._buffers or self._used + values.nbytes > self._buffers[0].shape[0]:
+            return torch.from_numpy(values)  # rare on CUDA: more than a step's share, and the host waits
+        staged = self._buffers[self._turn][self._used : self._used + values.nbytes]
+        self._used += -(-values.nbytes // _ALIGNMENT) * _ALIGNMENT
+        staged.numpy()[:] = values.reshape(-1).view(np.uint8)
+        return staged.view(torch.from_numpy(values).dtype).view(values.shape)
+
+
+class DeviceState:
+    """Rows of request state on one device. Not thread-safe: one step at a time writes it."""
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        max_blocks: int,
+        vocab_size: int,
+        device: torch.device,
+        staging: Staging,
+        has_loras: bool = False,
+    ) -> None:
+        rows = num_rows + 1
+        self.device = device
+        self.vocab_size = vocab_size
+        self.staging = staging
+        # [rows] int64: the newest token of each request
+        self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
+        # [rows] int64: tokens whose keys and values are in the pool; the position of a decode row's token
+        self.num_computed = torch.zeros(rows, dtype=torch.int64, device=device)
+        # [rows, max_blocks, rounded up] int32: block ids in order; stale entries are valid ids that nobody reads
+        self.block_table = torch.zeros(rows, -(-max_blocks // 16) * 16, dtype=torch.int32, device=device)
+        # [rows] float32 each, and int64
+        self._floats = torch.zeros(6, rows, dtype=torch.float32, device=device)
+        self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = self._floats
+        self._integers = torch.zeros(2, rows, dtype=torch.int64, device=device)
+        self.top_k, self.seeds = self._integers
+        # [rows] int32: the adapter of each request, 0 for none; None: there are no adapters
+        self.lora_indices = torch.zeros(rows, dtype=torch.int32, device=device) if has_loras else None
+        # [rows, V] int32 and bool, made when the first request with penalties comes
+        self.output_counts: torch.Tensor | None = None
+        self.in_prompt: torch.Tensor | None = None
+
+    def init(self, inits: list[RequestInit]) -> None:
+        """Fill the rows of requests that join, in a few copies however many they are."""
+        rows = self.staging.send(np.array([init.req_index for init in inits]))
+        params = [init.params for init in inits]
+        floats = [
+            (p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
+            for p in params
+        ]
+        self._floats[:, rows] = self.staging.send(np.array(floats, dtype=np.float32)).T
+        self._integers[:, rows] = self.staging.send(np.array([(p.top_k, p.seed) for p in params], dtype=np.int64)).T
+        if self.lora_indices is not None:
+            indices = np.array([init.lora_index for init in inits], dtype=np.int32)
+            self.lora_indices[rows] = self.staging.send(indices)
+        for init in inits:
+            if init.params.has_penalties:
+                self._init_counts(init)
+
+    @property
+    def padding_row(self) -> int:
+        """The row that rows of a padded batch point at."""
+        return self.last_token.shape[0] - 1
+
+    def append_blocks(self, rows: list[int], columns: list[int], block_ids: list[int]) -> None:
+        """Write block_table[rows[i], columns[i]] = block_ids[i]."""
+        updates = self.staging.send(np.array([rows, columns, block_ids]))
+        self.block_table[updates[0], updates[1]] = updates[2].to(torch.int32)
+
+    def _init_counts(self, init: RequestInit) -> None:
+        if self.output_counts is None or self.in_prompt is None:
+            shape = (self.last_token.shape[0], self.vocab_size)
+            self.output_counts = torch.zeros(shape, dtype=torch.int32, device=self.device)
+            self.in_prompt = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        tokens = self.staging.send(np.array(init.token_ids, dtype=np.int64))
+        prompt, output = tokens[: init.num_prompt_tokens], tokens[init.num_prompt_tokens :]
+        self.in_prompt[init.req_index].zero_().index_fill_(0, prompt, True)
+        counts = self.output_counts[init.req_index].zero_()
+        counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))

@@ -1,0 +1,236 @@
+"""From a StepPlan to the tensors of one forward pass. Sees plans and tensors; owns nothing but caches of row layouts.
+
+Decode rows take token, position and table from DeviceState: while the same requests decode, no tensor is made from a
+Python list. A step with prompt chunks brings all that only the host knows in one packed copy. Three index spaces:
+req_index (row of DeviceState), row (place in this step), slot (block_id * block_size + offset).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.core.step import NEWEST, RowPlan, StepPlan
+from engine.device.device_state import DeviceState, Staging
+from kernels.attention.base import AttentionMetadata
+from kernels.inputs.reference import DecodeInputs, MixedInputs, MixedPlan
+from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
+
+_NEWEST = [NEWEST]  # token ids of a decode row
+
+
+@dataclass
+class SampleRows:
+    """The S positions of a step that are sampled: the host's view and the device's."""
+
+    # of each position
+    rows: list[RowPlan]
+    # [S] int64
+    req_index: torch.Tensor
+    # [S] int64: the place in its request of the token to be chosen
+    positions: torch.Tensor
+
+
+class MixedShape(NamedTuple):
+    """How large the tensors of a step with prompt chunks are; at least what its rows need."""
+
+    num_tokens: int
+    num_rows: int  # and as many positions may be sampled
+    num_prefills: int  # rows that may have more than one token
+
+
+def shape_of(rows: list[RowPlan], num_decodes: int) -> MixedShape:
+    """Return the smallest shape of a mixed step: without padding, unless it samples more positions than it has rows."""
+    num_tokens, num_samples = sum(row.num_tokens for row in rows), sum(row.num_samples for row in rows)
+    if num_samples > len(rows):
+        return MixedShape(num_tokens, num_samples, len(rows) - num_decodes + 1)
+    return MixedShape(num_tokens, len(rows), len(rows) - num_decodes)
+
+
+@dataclass
+class InputBatch:
+    """The tensors of one forward pass: R rows, T tokens."""
+
+    # [T] int64
+    input_ids: torch.Tensor
+    # [T] int64
+    positions: torch.Tensor
+    attention: AttentionMetadata
+    # [R] int64: index into the T hidden states of each token after which one is sampled, the rest arbitrary;
+    # None: after every token
+    last_tokens: torch.Tensor | None
+
+
+class InputBatchBuilder:
+    """Builds InputBatch after InputBatch over one DeviceState. Each lives in buffers that the next one fills again."""
+
+    def __init__(
+        self,
+        state: DeviceState,
+        staging: Staging,
+        *,
+        block_size: int,
+        max_mixed: MixedShape,
+        lora_tokens: LoraTokens | None = None,
+    ) -> None:
+        self._state = state
+        self._staging = staging
+        self._block_size = block_size
+        self._lora_tokens = lora_tokens
+        max_rows, max_blocks, device = state.last_token.shape[0], state.block_table.shape[1], state.device
+        self._num_blocks = [0] * max_rows  # per req_index: length of its block table
+        self._arange = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+        self._inputs = DecodeInputs.allocate(max_rows=max_rows, max_blocks=max_blocks, device=device)
+        self._decode_key: list[int] = []
+        self._decode_req_index = torch.empty(0, dtype=torch.int64, device=device)
+        self._mixed = MixedInputs.allocate(
+            max_tokens=max_mixed.num_tokens, max_rows=max_mixed.num_rows, max_blocks=max_blocks, device=device
+        )
+        num_values = MixedPlan.num_values(max_mixed.num_tokens, max_mixed.num_rows)
+        self._packed = torch.zeros(num_values, dtype=torch.int32, device=device)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Bring joins and table growth into the state; first thing of every step."""
+        self._staging.begin_step()
+        if plan.inits:
+            self._state.init(plan.inits)
+            for init in plan.inits:
+                self._num_blocks[init.req_index] = 0
+        self._append_blocks(plan.rows)
+
+    def decode_req_index(self, rows: list[RowPlan]) -> torch.Tensor:
+        """Return the req_index [R] int64 of decode rows: the same tensor while the rows are the same."""
+        key = [row.req_index for row in rows]
+        if key != self._decode_key:
+            self._decode_req_index = self._staging.send(np.array(key))
+            self._decode_key = key  # only now: sending may fail
+        return self._decode_req_index
+
+    def decode_batch(self, req_index: torch.Tensor, *, max_seq_len: int) -> InputBatch:
+        """Gather decode rows, all from the state, which advances. Graph-safe: the host gives no more than the bound."""
+        state, inputs, num_rows = self._state, self._inputs, req_index.shape[0]
+        gather_decode_inputs(
+            req_index,
+            last_token=state.last_token,
+            num_computed=state.num_computed,
+            block_table=state.block_table,
+            block_size=self._block_size,
+            padding_row=state.padding_row,
+            out=inputs,
+        )
+        self._gather_loras(req_index, None)
+        metadata = AttentionMetadata(
+            query_start_loc=self._arange[: num_rows + 1],
+            seq_lens=inputs.seq_lens[:num_rows],
+            block_table=inputs.block_table[:num_rows, : self._table_width(max_seq_len)],
+            slot_mapping=inputs.slot_mapping[:num_rows],
+            max_query_len=1,
+            max_seq_len=max_seq_len,
+            num_decodes=num_rows,
+        )
+        return InputBatch(inputs.input_ids[:num_rows], inputs.positions[:num_rows], metadata, None)
+
+    def send_mixed(self, rows: list[RowPlan], shape: MixedShape) -> None:
+        """Ship what mixed_batch(shape) needs of a plan's rows.
+
+        Prompt chunks come first, then decode rows. A shape with more rows than these begins with a row of padding, to
+        which the tokens belong that are none.
+        """
+        num_decodes = sum(1 for row in rows if not row.token_ids)
+        order = rows[num_decodes:] + rows[:num_decodes]
+        req_index = [row.req_index for row in order]
+        seq_lens = [row.start + row.num_tokens for row in order]
+        lengths = [row.num_tokens for row in order]
+        chunks = [row.token_ids or _NEWEST for row in order]
+        num_paddings = int(shape.num_rows > len(rows))
+        if num_paddings:
+            req_index.insert(0, self._state.padding_row)
+            seq_lens.insert(0, 0)
+            lengths.insert(0, shape.num_tokens - sum(lengths))
+            chunks.insert(0, [0] * lengths[0])
+        packed = np.zeros(MixedPlan.num_values(shape.num_tokens, shape.num_rows), dtype=np.int32)
+        plan = MixedPlan.view(torch.from_numpy(packed), shape.num_tokens, shape.num_rows)
+        num_rows = len(lengths)
+        plan.token_ids.numpy()[:] = list(itertools.chain.from_iterable(chunks))
+        plan.token_rows.numpy()[:] = np.repeat(np.arange(num_rows), lengths)
+        plan.req_index.numpy()[:] = self._state.padding_row
+        plan.req_index.numpy()[:num_rows] = req_index
+        plan.seq_lens.numpy()[:num_rows] = seq_lens
+        plan.query_start_loc.numpy()[1:] = shape.num_tokens
+        plan.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)
+        # in plan order, which begins with the decode rows
+        places = (np.arange(len(rows)) - num_decodes) % len(rows) + num_paddings
+        counts = np.array([row.num_samples for row in rows])
+        sampling = np.repeat(places, counts)
+        before_end = np.repeat(np.cumsum(counts), counts) - np.arange(len(sampling))
+        plan.sample_rows.numpy()[: len(sampling)] = sampling
+        plan.sample_tokens.numpy()[: len(sampling)] = plan.query_start_loc.numpy()[1:][sampling] - before_end
+        self._staging.send(packed, self._packed)
+
+    def mixed_batch(
+        self, shape: MixedShape, *, max_query_len: int, max_seq_len: int, num_attended: int | None = None
+    ) -> InputBatch:
+        """Gather what send_mixed shipped for the same shape. Graph-safe: needs nothing of the host but the bounds.
+
+        num_attended: the first rows, all that have tokens; None: any row may have some.
+        """
+        state, inputs, (num_tokens, num_rows, num_prefills) = self._state, self._mixed, shape
+        attended = num_rows if num_attended is None else num_attended
+        plan = MixedPlan.view(self._packed, num_tokens, num_rows)
+        gather_mixed_inputs(
+            plan,
+            last_token=state.last_token,
+            num_computed=state.num_computed,
+            block_table=state.block_table,
+            block_size=self._block_size,
+            out=inputs,
+        )
+        self._gather_loras(plan.req_index, plan.token_rows)
+        metadata = AttentionMetadata(
+            query_start_loc=plan.query_start_loc[: attended + 1],
+            seq_lens=plan.seq_lens[:attended],
+            block_table=inputs.block_table[:attended, : self._table_width(max_seq_len)],
+            slot_mapping=inputs.slot_mapping[:num_tokens],
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            num_decodes=None,
+            max_prefills=num_prefills,
+        )
+        return InputBatch(
+            inputs.input_ids[:num_tokens], inputs.positions[:num_tokens], metadata, inputs.sample_tokens[:num_rows]
+        )
+
+    def mixed_samples(self, rows: list[RowPlan]) -> SampleRows:
+        """The positions of the mixed step gathered last that are sampled, in plan order."""
+        sampling = [row for row in rows for _ in range(row.num_samples)]
+        count = len(sampling)
+        return SampleRows(sampling, self._mixed.sample_req_index[:count], self._mixed.sample_positions[:count])
+
+    def _gather_loras(self, req_index: torch.Tensor, token_rows: torch.Tensor | None) -> None:
+        """Say which adapter each token has. Graph-safe."""
+        if self._lora_tokens is not None and self._state.lora_indices is not None:
+            self._lora_tokens.gather(self._state.lora_indices, req_index, token_rows)
+
+    def _table_width(self, max_seq_len: int) -> int:
+        """Columns for max_seq_len tokens, in sixteens: kernels specialise on such strides."""
+        return -(-max_seq_len // self._block_size // 16) * 16
+
+    def _append_blocks(self, rows: list[RowPlan]) -> None:
+        growing = [row for row in rows if row.new_block_ids]
+        if not growing:
+            return
+        req_index: list[int] = []
+        columns: list[int] = []
+        block_ids: list[int] = []
+        for row in growing:
+            first = self._num_blocks[row.req_index]
+            count = len(row.new_block_ids)
+            req_index += [row.req_index] * count
+            columns += range(first, first + count)
+            block_ids += row.new_block_ids
+            self._num_blocks[row.req_index] = first + count
+        self._state.append_blocks(req_index, columns, block_ids)

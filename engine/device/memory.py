@@ -1,0 +1,146 @@
+"""What memory a device has, and whether a model fits it: said before minutes go into loading. Imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError
+from engine.interface.units import GIB, format_count, format_size
+from models.config.model_config import ModelConfig
+
+# Without a limit of its own, a CPU daemon's KV pool takes this share of the memory that is free when it starts
+_HOST_SHARE = 0.4
+# What makes weights smaller, the fastest first
+_SMALLER = ("fp8", "bitsandbytes-nf4")
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A device's memory at one moment, in bytes."""
+
+    name: str  # for people: "NVIDIA H100 80GB HBM3"
+    total: int
+    free: int
+    usable: int  # what the daemon may still take
+    pool_share: float = 1.0  # how much of what nothing else needs the KV pool takes by itself
+
+    def pool_bytes(self, *, needed_bytes: int) -> int:
+        """Return what the KV pool may take beside needed_bytes for everything else."""
+        return int((self.usable - needed_bytes) * self.pool_share)
+
+
+def measure_memory(config: EngineConfig, device: torch.device) -> DeviceMemory:
+    """Return what `device` has now. On the CPU: what the system says is available, within this cgroup's limit."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        usable = int(free - total * (1 - config.gpu_memory_utilization))
+        return DeviceMemory(torch.cuda.get_device_name(device), total, free, usable)
+    if device.type == "mps":
+        total, taken = torch.mps.recommended_max_memory(), torch.mps.current_allocated_memory()
+        return DeviceMemory("The GPU", total, total - taken, int(total * config.gpu_memory_utilization) - taken)
+    total, free = _host_memory_bytes()
+    return DeviceMemory("This machine", total, free, free, _HOST_SHARE)
+
+
+def check_memory(
+    config: EngineConfig,
+    model: ModelConfig,
+    memory: DeviceMemory,
+    *,
+    dtype: torch.dtype,
+    step_bytes: int,
+    pool_bytes: int,
+) -> None:
+    """Raise StartupError if the weights, a step and the smallest KV pool do not fit: with numbers, and what would."""
+    weights = model.weight_bytes(dtype)
+    if weights + step_bytes + pool_bytes <= memory.usable:
+        return
+    kind = str(dtype).removeprefix("torch.") if model.quantization is None else model.quantization.describe()
+    parts = [f"{format_size(weights)} for its weights in {kind}"]
+    parts += [f"{format_size(step_bytes)} to compute a step"] if step_bytes else []
+    raise StartupError(
+        f"{memory.name} has {format_size(memory.free)} free of {format_size(memory.total)}, of which this daemon may"
+        f" use {format_size(memory.usable)}; {model.architecture} with {format_count(model.num_parameters)} parameters"
+        f" needs {', '.join(parts)} and {format_size(pool_bytes)} of KV cache: use "
+        + ", or ".join(
+            _what_fits(config, model, memory, dtype, weights=weights, step_bytes=step_bytes, pool_bytes=pool_bytes)
+        )
+        + "."
+    )
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Tell whether torch, a CUDA library or the host's allocator had too little memory."""
+    text = str(error)
+    is_named = any(words in text for words in ("out of memory", "ALLOC_FAILED", "can't allocate memory"))
+    return is_named or isinstance(error, torch.OutOfMemoryError)
+
+
+def describe_shortage(config: EngineConfig, *, during: str) -> str:
+    """Say in one sentence that memory ran out at a stage of the start, who holds it, and what to do."""
+    text = f"The device ran out of memory at the stage {during}"
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return f"{text}: use a smaller model, --dtype bfloat16, or a smaller --kv-cache-memory."
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError:  # not even a context fits
+        return f"{text}: end other programs on this GPU."
+    ours = torch.cuda.memory_reserved()
+    return (
+        f"{text}: {torch.cuda.get_device_name()} has {format_size(free)} free of {format_size(total)},"
+        f" {format_size(ours)} are held by this daemon and {format_size(total - free - ours)} by contexts and other"
+        f" programs: use a smaller --gpu-memory-utilization than {config.gpu_memory_utilization:g},"
+        " or end other programs on this GPU."
+    )
+
+
+def _what_fits(
+    config: EngineConfig,
+    model: ModelConfig,
+    memory: DeviceMemory,
+    dtype: torch.dtype,
+    *,
+    weights: int,
+    step_bytes: int,
+    pool_bytes: int,
+) -> list[str]:
+    """What to change, each of which alone is enough; a smaller model if nothing else is."""
+    needed, held = weights + step_bytes + pool_bytes, memory.total - memory.free
+    spare = memory.usable - needed
+    remedies = []
+    if config.kv_cache_memory_bytes is not None and spare + pool_bytes > 0:
+        remedies.append(f"--kv-cache-memory of at most {format_size(spare + pool_bytes)}")
+    if dtype.itemsize == 4 and spare + needed // 2 >= 0:
+        remedies.append("--dtype bfloat16")
+    for name in _SMALLER if model.quantization is None else ():
+        if model.quantized(name).weight_bytes(dtype) + step_bytes + pool_bytes <= memory.usable:
+            remedies.append(f"--quantization {name}")
+            break
+    if step_bytes and spare + step_bytes // 2 >= 0:
+        remedies.append("half of --max-num-batched-tokens and of --max-num-seqs")
+    if needed <= memory.free:
+        remedies.append("a larger --gpu-memory-utilization")
+    elif spare + held >= 0:
+        remedies.append(f"this device without the other programs, which hold {format_size(held)} of it")
+    fitting = (memory.usable - step_bytes - pool_bytes) // dtype.itemsize
+    if fitting > 0:
+        remedies.append(f"a model of at most about {format_count(fitting)} parameters")
+    return remedies or ["a device with more free memory"]
+
+
+def _host_memory_bytes() -> tuple[int, int]:
+    """Memory in all, and what this process may still take: the system's, or its cgroup's if that is less."""
+    total = available = 4 * GIB
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        total = min(total, int(text))
+        available = min(available, max(int(text) - int(used.read_text()), 0))
+    return total, available

@@ -1,0 +1,265 @@
+"""ModelRunner: an Executor on one device. Plans in, tokens out; sees both a plan and a tensor.
+
+A step's life: forward() applies the plan to DeviceState and launches the layers (by a CUDA graph where one fits, else
+kernel by kernel); sample() chooses tokens, leaves them in DeviceState for the next step, and starts
+their copy to the host; wait() is the only sync.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.core.step import RowPlan, StepPlan, StepResult, TokenMasks
+from engine.device.cuda_graph import DecodeGraphs, MixedGraphs, max_step_tokens, mixed_shapes
+from engine.device.device_state import DeviceState, Staging
+from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows, shape_of
+from engine.device.kv_cache import KVCachePlan
+from engine.device.prompt_outputs import PoolSums, PromptScorer, PromptScores, pool
+from engine.device.sampler import Sampled, Sampler
+from engine.tensor_parallel.process_group import agree
+from kernels.attention.base import AttentionBackend
+from kernels.ops import LoraTokens, allow_only
+from models.build import Model
+from models.context import ForwardContext
+from models.parallel import ALONE, TensorParallel
+
+
+class ModelRunner:
+    """Owns the model, the KV pool and the device state of one device."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
+        plan: KVCachePlan,
+        backend: AttentionBackend,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        vocab_size: int,
+        device: torch.device,
+        lora_tokens: LoraTokens | None = None,
+        max_num_samples: int | None = None,
+        tp: TensorParallel = ALONE,
+    ) -> None:
+        """lora_tokens: what the model's linear layers read; None: it has no adapters.
+
+        max_num_samples: the most positions that a step with drafts samples; None: there are no drafts.
+        tp: the ranks that run the same plans; the first samples, the others are told.
+        """
+        self.device = device
+        self._tp = tp
+        self._model = model
+        self._kv_caches = kv_caches
+        self._backend = backend
+        self._max_num_seqs = max_num_seqs
+        self._max_model_len = plan.max_model_len
+        # A step's tokens and rows take 4 bytes each, twice or five times; what joins and grows is rarely as much again
+        staging = Staging(device, num_bytes=64 * (max_num_batched_tokens + max_num_seqs))
+        self._state = DeviceState(
+            num_rows=max_num_seqs,
+            max_blocks=-(-plan.max_model_len // plan.block_size),
+            vocab_size=vocab_size,
+            device=device,
+            staging=staging,
+            has_loras=lora_tokens is not None,
+        )
+        self._shapes = mixed_shapes(max_num_seqs, max_num_batched_tokens, max_num_samples=max_num_samples)
+        max_tokens = max_step_tokens(max_num_seqs, max_num_batched_tokens)
+        max_rows = self._shapes[-1].num_rows
+        max_mixed = MixedShape(max_tokens, max_rows, max_rows)
+        self._builder = InputBatchBuilder(
+            self._state, staging, block_size=plan.block_size, max_mixed=max_mixed, lora_tokens=lora_tokens
+        )
+        self._sampler = Sampler(self._state, max_rows=max_rows, tp=tp)
+        self._scorer = PromptScorer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
+        self._decode_graphs: DecodeGraphs | None = None
+        self._mixed_graphs: MixedGraphs | None = None
+
+    def capture_graphs(self, on_progress: Callable[[int, int], None]) -> None:
+        """Capture decode steps and steps with prompt chunks as CUDA graphs; from then on they are replayed. Blocks."""
+        decode = DecodeGraphs(
+            lambda req_index: self._run_decode(req_index, self._max_model_len),
+            max_num_seqs=self._max_num_seqs,
+            padding_row=self._state.padding_row,
+            device=self.device,
+        )
+        mixed = MixedGraphs(
+            lambda shape: self._run_mixed(shape, shape.num_tokens, self._max_model_len),
+            shapes=self._shapes,
+            agree=lambda seconds: agree(self._tp, seconds, self.device),
+        )
+        pool = torch.cuda.graph_pool_handle()
+        done = itertools.count(1)
+        with torch.inference_mode():
+            for graphs in (mixed, decode):  # the larger first
+                graphs.capture(pool, lambda: on_progress(next(done), mixed.num_graphs + decode.num_graphs))
+        torch.cuda.empty_cache()  # what the steps before each capture needed, the pool has now
+        self._decode_graphs, self._mixed_graphs = decode, mixed
+
+    def fitting_tokens(self, seconds: float) -> int | None:
+        """How many tokens a step of `seconds` has here, as measured when graphs were captured; None: they were not."""
+        return None if self._mixed_graphs is None else self._mixed_graphs.fitting_tokens(seconds)
+
+    @property
+    def efficient_tokens(self) -> int | None:
+        """The fewest tokens of a step that are computed at nearly the best rate; None: nothing was captured."""
+        return None if self._mixed_graphs is None else self._mixed_graphs.efficient_tokens
+
+    @property
+    def padded_tokens(self) -> list[int]:
+        """The numbers of tokens to which steps with prompt chunks are padded, ascending; empty: to none."""
+        return [] if self._mixed_graphs is None else self._mixed_graphs.num_tokens
+
+    def forward(self, plan: StepPlan) -> _Step:
+        """See Executor.forward."""
+        of_prompts = _OfPrompts()
+        with torch.inference_mode():
+            if plan.inits:
+                self._sampler.init(plan.inits)
+                self._scorer.init(plan.inits)
+            self._builder.apply(plan)
+            num_decodes = sum(1 for row in plan.rows if not row.token_ids)
+            if num_decodes == len(plan.rows):
+                req_index = self._builder.decode_req_index(plan.rows)
+                if self._decode_graphs is not None:
+                    hidden = self._decode_graphs.replay(req_index)
+                else:
+                    hidden = self._run_decode(req_index, max(row.start + 1 for row in plan.rows))
+                sampling = SampleRows(plan.rows, req_index, self._state.num_computed[req_index])
+            elif any(row.needs_hidden for row in plan.rows[num_decodes:]):
+                hidden, sampling, of_prompts = self._forward_whole(plan.rows, num_decodes)
+            else:
+                hidden, sampling = self._forward_mixed(plan.rows, num_decodes)
+            logits = self._model.compute_logits(hidden) if sampling.rows else hidden
+        return _Step(plan.step_id, sampling, logits, self._sampler, self.device, of_prompts)
+
+    def rehearse_masks(self) -> None:
+        """Launch what no request without a grammar does."""
+        with torch.inference_mode():
+            logits = torch.zeros(1, self._state.vocab_size, device=self.device)
+            masks = torch.zeros(1, -(-self._state.vocab_size // 32), dtype=torch.int32, device=self.device)
+            allow_only(logits, torch.zeros(1, dtype=torch.int64, device=self.device), masks)
+
+    def close(self) -> None:
+        """Release the pool, the graphs and the weights."""
+        self._kv_caches = []
+        self._decode_graphs = self._mixed_graphs = None
+        del self._model
+
+    def _run_decode(self, req_index: torch.Tensor, max_seq_len: int) -> torch.Tensor:
+        """One token of each row; req_index: [R] int64 → hidden [R, hidden_size]."""
+        return self._last_hidden(self._builder.decode_batch(req_index, max_seq_len=max_seq_len))
+
+    def _forward_mixed(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows]:
+        """Rows of any kind → (hidden [S, hidden_size] of those that sample, S possibly 0, and what they are)."""
+        exact, shape = shape_of(rows, num_decodes), None
+        if self._mixed_graphs is not None:  # a row more than these, for padding
+            needed = MixedShape(exact.num_tokens, max(exact.num_rows, len(rows) + 1), len(rows) - num_decodes + 1)
+            shape = self._mixed_graphs.fitting_shape(needed)
+        if self._mixed_graphs is not None and shape is not None:
+            self._builder.send_mixed(rows, shape)
+            hidden = self._mixed_graphs.replay(shape)
+        else:
+            shape = exact
+            self._builder.send_mixed(rows, shape)
+            hidden = self._last_hidden(self._exact_batch(shape, rows))
+        sampling = self._builder.mixed_samples(rows)
+        return hidden[: len(sampling.rows)], sampling
+
+    def _forward_whole(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows, _OfPrompts]:
+        """As _forward_mixed, with what rows ask of prompts. Never a graph: those end at the last hidden states."""
+        shape = shape_of(rows, num_decodes)
+        self._builder.send_mixed(rows, shape)
+        batch = self._exact_batch(shape, rows)
+        hidden = self._run_layers(batch)
+        of_prompts = _OfPrompts()
+        if any(row.scores is not None for row in rows):
+            of_prompts.scores = self._scorer.score(rows, hidden, self._model.compute_logits)
+        if any(row.pools is not None for row in rows):
+            of_prompts.sums = pool(rows, hidden, self._state.staging)
+        sampling = self._builder.mixed_samples(rows)
+        return hidden[batch.last_tokens][: len(sampling.rows)], sampling, of_prompts
+
+    def _exact_batch(self, shape: MixedShape, rows: list[RowPlan]) -> InputBatch:
+        """Gather what send_mixed shipped last of these rows, with the bounds they need and no more."""
+        return self._builder.mixed_batch(
+            shape,
+            max_query_len=max(row.num_tokens for row in rows),
+            max_seq_len=max(row.start + row.num_tokens for row in rows),
+            num_attended=min(len(rows) + 1, shape.num_rows),
+        )
+
+    def _run_mixed(self, shape: MixedShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
+        """What send_mixed shipped last → hidden [R, hidden_size], first the rows that sample."""
+        return self._last_hidden(self._builder.mixed_batch(shape, max_query_len=max_query_len, max_seq_len=max_seq_len))
+
+    def _last_hidden(self, batch: InputBatch) -> torch.Tensor:
+        """Run the layers; returns the hidden states [R, hidden_size] of the batch's last tokens."""
+        hidden = self._run_layers(batch)
+        return hidden if batch.last_tokens is None else hidden[batch.last_tokens]
+
+    def _run_layers(self, batch: InputBatch) -> torch.Tensor:
+        """Return the hidden states [T, hidden_size] of all tokens of a batch."""
+        ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_caches)
+        return self._model(batch.input_ids, ctx)
+
+
+@dataclass
+class _OfPrompts:
+    """What rows of a step ask of their prompts, beside the next token."""
+
+    scores: PromptScores | None = None
+    sums: PoolSums | None = None
+
+
+class _Step:
+    """A step in flight; StepHandle."""
+
+    def __init__(
+        self,
+        step_id: int,
+        sampling: SampleRows,
+        logits: torch.Tensor,
+        sampler: Sampler,
+        device: torch.device,
+        of_prompts: _OfPrompts,
+    ) -> None:
+        self._step_id = step_id
+        self._sampling = sampling
+        self._logits = logits
+        self._sampler = sampler
+        self._device = device
+        self._of_prompts = of_prompts
+        self._sampled: Sampled | None = None
+        self._num_logprobs: dict[int, int | None] = {}
+        self._done: torch.cuda.Event | None = None
+
+    def sample(self, masks: TokenMasks | None = None) -> None:
+        """See StepHandle.sample."""
+        if self._sampling.rows:
+            # now, since a row's parameters change hands once the step is committed
+            self._num_logprobs = self._sampler.num_logprobs(self._sampling.rows)
+            with torch.inference_mode():
+                sampled = self._sampler.sample(self._logits, self._sampling, masks)
+                self._sampled = None if sampled is None else sampled.start_copy()
+        if self._device.type == "cuda":
+            self._done = torch.cuda.Event()
+            self._done.record()
+
+    def wait(self) -> StepResult:
+        """See StepHandle.wait."""
+        if self._done is not None:
+            self._done.synchronize()
+        result = StepResult(self._step_id, [])
+        if self._sampled is not None:
+            result.token_ids, result.logprobs = self._sampled.to_lists(self._sampling.rows, self._num_logprobs)
+        if self._of_prompts.scores is not None:
+            result.prompt_logprobs = self._of_prompts.scores.to_lists()
+        if self._of_prompts.sums is not None:
+            result.pooled = self._of_prompts.sums.to_bytes()
+        return result

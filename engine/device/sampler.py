@@ -1,0 +1,263 @@
+"""Sampler: logits to tokens for rows with any mix of parameters. Owns the host's copy of each row's parameters.
+
+What a batch needs (noise, truncation, penalties, bias, masks, logprobs) is decided on the host from the plan, never by
+reading the device, and kept while the same rows sample: a batch of greedy rows costs one argmax. Rows whose logits are
+adjusted first, or whose logprobs are wanted, are taken out for that: the others pay nothing.
+A token mask comes last and wins: over bias, penalties, and the bans of min_tokens, which a mask has in itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from engine.core.step import RequestInit, RowPlan, TokenMasks
+from engine.device.device_state import DeviceState
+from engine.device.input_batch import SampleRows
+from engine.interface.protocol import TokenLogprobs
+from kernels.ops import HAS_TRITON, TokenSampler, allow_only, penalize
+from kernels.sampling.reference import Truncation, add_bias, sample, top_logprobs
+from models.parallel import ALONE, TensorParallel
+
+_Bias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # rows, token ids, values
+
+
+@dataclass
+class Sampled:
+    """One step's choice, on the device. S rows; logprob tensors only if a row asked."""
+
+    # [S] int64
+    token_ids: torch.Tensor
+    # of the L rows that asked: [L] float32, [L, n] int64, [L, n] float32
+    logprobs: tuple[torch.Tensor, ...] | None
+
+    def start_copy(self) -> Sampled:
+        """Return the same on the host: on CUDA an asynchronous copy to pinned memory, complete after the stream is."""
+        logprobs = None if self.logprobs is None else tuple(to_host(tensor) for tensor in self.logprobs)
+        return Sampled(to_host(self.token_ids), logprobs)
+
+    def to_lists(
+        self, rows: list[RowPlan], counts: dict[int, int | None]
+    ) -> tuple[list[int], dict[int, TokenLogprobs]]:
+        """Return the token ids, and the logprobs of the rows that asked for counts[req_index] of them."""
+        token_ids = self.token_ids.tolist()
+        if self.logprobs is None:
+            return token_ids, {}
+        chosen, ids, values = (tensor.tolist() for tensor in self.logprobs)
+        asked = [(i, counts[row.req_index]) for i, row in enumerate(rows) if counts[row.req_index] is not None]
+        return token_ids, {i: TokenLogprobs(chosen[j], ids[j][:n], values[j][:n]) for j, (i, n) in enumerate(asked)}
+
+
+@dataclass
+class _Group:
+    """Rows that are drawn together."""
+
+    is_greedy: bool
+    has_truncation: bool
+    truncation: Truncation | None  # where torch draws; Triton reads the state itself
+
+
+@dataclass
+class _Layout:
+    """What the rows of `req_indices` need, `constrained` of them with a token mask.
+
+    Valid until a row among them is taken by another request.
+    """
+
+    req_indices: list[int]
+    constrained: list[int]
+    everyone: _Group
+    # [A] int64 rows of this step whose logits are adjusted; below, rows are places among these A
+    adjusted: torch.Tensor | None
+    adjusted_group: _Group
+    penalized: torch.Tensor | None  # [P] int64 rows
+    masked: torch.Tensor | None  # [C] int64 rows, in the order of `constrained`
+    bias: _Bias | None
+    min_tokens_rows: dict[int, int]  # row of this step → row
+    # [L] int64 rows of this step that asked for logprobs, and the most that one asked for
+    logprob_rows: torch.Tensor | None
+    num_logprobs: int
+    banned_rows: list[int] = field(default_factory=list)  # of min_tokens_rows, those still too short
+    banned: _Bias | None = None
+
+
+class Sampler:
+    """Samples step after step over one DeviceState."""
+
+    def __init__(self, state: DeviceState, *, max_rows: int, tp: TensorParallel = ALONE) -> None:
+        """max_rows: logits of one step. tp: the ranks whose models run the same plans."""
+        self._state = state
+        self._tp = tp
+        self._inits: dict[int, RequestInit] = {}
+        self._layout: _Layout | None = None
+        self._token_sampler: TokenSampler | None = None
+        if HAS_TRITON and state.device.type == "cuda":
+            self._token_sampler = TokenSampler(
+                temperature=state.temperature,
+                top_p=state.top_p,
+                min_p=state.min_p,
+                top_k=state.top_k,
+                seeds=state.seeds,
+                last_token=state.last_token,
+                vocab_size=state.vocab_size,
+                max_rows=max_rows,
+            )
+
+    def init(self, inits: list[RequestInit]) -> None:
+        """Note the parameters of requests that join."""
+        for init in inits:
+            self._inits[init.req_index] = init
+        self._layout = None
+
+    def num_logprobs(self, rows: list[RowPlan]) -> dict[int, int | None]:
+        """Return how many logprobs each row's request asked for, by req_index, as of now."""
+        return {row.req_index: self._inits[row.req_index].params.logprobs for row in rows}
+
+    def sample(self, logits: torch.Tensor, sampling: SampleRows, masks: TokenMasks | None = None) -> Sampled | None:
+        """Choose a token for each row of logits [S, V], and record it in the state. Does not sync.
+
+        Of several ranks only the first chooses, so that they cannot differ; the others are told, and return None.
+        """
+        sampled = self._sample(logits, sampling, masks) if self._tp.rank == 0 else None
+        self._tp.broadcast(self._state.last_token)
+        return sampled
+
+    def _sample(self, logits: torch.Tensor, sampling: SampleRows, masks: TokenMasks | None) -> Sampled:
+        layout, req_index = self._layout_of(sampling.rows, masks.req_indices if masks else []), sampling.req_index
+        adjusted = layout.adjusted
+        if adjusted is None:
+            token_ids = self._choose(logits, req_index, sampling.positions, layout.everyone)
+        else:
+            if adjusted.shape[0] < req_index.shape[0]:
+                token_ids = self._choose(logits, req_index, sampling.positions, layout.everyone)
+            else:
+                token_ids = torch.empty_like(req_index)
+            rows, changed = req_index[adjusted], self._adjust(logits[adjusted].float(), sampling, layout, masks)
+            token_ids[adjusted] = self._choose(changed, rows, sampling.positions[adjusted], layout.adjusted_group)
+            if layout.penalized is not None and self._state.output_counts is not None:
+                places = rows[layout.penalized], token_ids[adjusted][layout.penalized]
+                ones = torch.ones_like(layout.penalized, dtype=torch.int32)
+                self._state.output_counts.index_put_(places, ones, accumulate=True)
+        asked = layout.logprob_rows
+        logprobs = None if asked is None else top_logprobs(logits[asked], token_ids[asked], layout.num_logprobs)
+        return Sampled(token_ids, logprobs)
+
+    def _choose(
+        self, logits: torch.Tensor, req_index: torch.Tensor, positions: torch.Tensor, group: _Group
+    ) -> torch.Tensor:
+        """A token for each row of logits [S, V], also left in the state's last_token."""
+        if self._token_sampler is not None:
+            return self._token_sampler(
+                logits, req_index=req_index, positions=positions, has_truncation=group.has_truncation
+            )
+        if group.is_greedy:
+            token_ids = logits.argmax(dim=-1)
+        else:
+            token_ids = sample(
+                logits.float(),
+                temperature=self._state.temperature[req_index],
+                seeds=self._state.seeds[req_index],
+                positions=positions,
+                truncation=group.truncation,
+            )
+        self._state.last_token[req_index] = token_ids
+        return token_ids
+
+    def _adjust(
+        self, logits: torch.Tensor, sampling: SampleRows, layout: _Layout, masks: TokenMasks | None
+    ) -> torch.Tensor:
+        """Apply bias, bans, penalties and masks to logits [A, V] float32, in place; returns them."""
+        for bias in (layout.bias, self._banned_until_min_tokens(sampling.rows, layout)):
+            if bias is not None:
+                add_bias(logits, *bias)
+        if layout.penalized is not None and self._state.output_counts is not None and self._state.in_prompt is not None:
+            penalize(
+                logits,
+                layout.penalized,
+                sampling.req_index[layout.adjusted][layout.penalized],
+                output_counts=self._state.output_counts,
+                in_prompt=self._state.in_prompt,
+                presence=self._state.presence,
+                frequency=self._state.frequency,
+                repetition=self._state.repetition,
+            )
+        if layout.masked is not None and masks is not None:
+            words = np.frombuffer(bytearray(masks.words), dtype=np.int32).reshape(len(masks.req_indices), -1)
+            allow_only(logits, layout.masked, self._state.staging.send_large(words))
+        return logits
+
+    def _banned_until_min_tokens(self, rows: list[RowPlan], layout: _Layout) -> _Bias | None:
+        """The stop tokens of rows that may not stop yet; made anew only when one of them has grown long enough."""
+        short = [i for i in layout.min_tokens_rows if self._is_short(rows[i])]
+        if short != layout.banned_rows:
+            stop_ids = {i: self._inits[rows[i].req_index].params.stop_token_ids for i in short}
+            bans = [(layout.min_tokens_rows[i], t, float("-inf")) for i in short for t in stop_ids[i]]
+            layout.banned_rows, layout.banned = short, self._bias(bans)
+        return layout.banned
+
+    def _is_short(self, row: RowPlan) -> bool:
+        init = self._inits[row.req_index]
+        return row.start + row.num_tokens - init.num_prompt_tokens < init.params.min_tokens
+
+    def _bias(self, entries: list[tuple[int, int, float]]) -> _Bias | None:
+        if not entries:
+            return None
+        rows, token_ids, values = zip(*entries, strict=True)
+        send = self._state.staging.send
+        return send(np.array(rows)), send(np.array(token_ids)), send(np.array(values, dtype=np.float32))
+
+    def _layout_of(self, rows: list[RowPlan], constrained: list[int]) -> _Layout:
+        req_indices, layout = [row.req_index for row in rows], self._layout
+        if layout is None or layout.req_indices != req_indices or layout.constrained != constrained:
+            layout = self._layout = self._make_layout(req_indices, constrained)
+        return layout
+
+    def _make_layout(self, req_indices: list[int], constrained: list[int]) -> _Layout:
+        params = [self._inits[index].params for index in req_indices]
+        with_mask = set(constrained)
+        masked = [index in with_mask for index in req_indices]
+        limited = [bool(p.min_tokens and p.stop_token_ids and not masked[i]) for i, p in enumerate(params)]
+        adjusted = [i for i, p in enumerate(params) if p.has_penalties or p.logit_bias or limited[i] or masked[i]]
+        places = {req_indices[i]: row for row, i in enumerate(adjusted)}
+        bias = [(row, t, v) for row, i in enumerate(adjusted) for t, v in params[i].logit_bias.items()]
+        logprobs = {i: p.logprobs for i, p in enumerate(params) if p.logprobs is not None}
+        return _Layout(
+            req_indices,
+            constrained,
+            everyone=self._make_group(req_indices),
+            adjusted=self._rows(adjusted),
+            adjusted_group=self._make_group([req_indices[i] for i in adjusted]),
+            penalized=self._rows([row for row, i in enumerate(adjusted) if params[i].has_penalties]),
+            masked=self._rows([places[index] for index in constrained]),
+            bias=self._bias(bias),
+            min_tokens_rows={i: row for row, i in enumerate(adjusted) if limited[i]},
+            logprob_rows=self._rows(list(logprobs)),
+            num_logprobs=max(logprobs.values(), default=0),
+        )
+
+    def _make_group(self, req_indices: list[int]) -> _Group:
+        drawn = [p for p in (self._inits[index].params for index in req_indices) if not p.is_greedy]
+        has_truncation = any(p.top_k or p.top_p < 1.0 or p.min_p for p in drawn)
+        if not has_truncation or self._token_sampler is not None:
+            return _Group(is_greedy=not drawn, has_truncation=has_truncation, truncation=None)
+        rows = torch.tensor(req_indices, device=self._state.device)
+        truncation = Truncation(
+            top_k=self._state.top_k[rows],
+            top_p=self._state.top_p[rows],
+            min_p=self._state.min_p[rows],
+            max_top_k=max(p.top_k for p in drawn) if all(p.top_k for p in drawn) else 0,
+        )
+        return _Group(is_greedy=False, has_truncation=True, truncation=truncation)
+
+    def _rows(self, rows: list[int]) -> torch.Tensor | None:
+        return self._state.staging.send(np.array(rows)) if rows else None
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the host: on CUDA an asynchronous one to pinned memory, complete after the stream is."""
+    if tensor.device.type != "cuda":
+        return tensor.to("cpu")
+    # pinned blocks come from torch's caching host allocator, which reuses one only when copies into it are done
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,0 +1,188 @@
+"""From a GrammarSpec to a matcher that knows which tokens may come next. The one file that knows llguidance; no torch.
+
+GrammarCompiler: one tokenizer, loaded once per process (a second for a large vocabulary, with the interpreter lock
+held: before serving begins, so that no request waits for it). compile() releases the lock.
+Matcher: where one answer stands in its grammar. Copies of one matcher share what they learn of it.
+A mask has a bit for an end-of-grammar token of ours, appended to the vocabulary: no model can say it, so where a
+grammar may end never mixes with what the model's own end-of-sequence tokens mean.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from engine.interface.errors import GrammarError, UnsupportedFeature, sentence
+from engine.interface.protocol import GrammarSpec
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+_END = "<|end of grammar|>"
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+_MIN_PARALLEL = 16  # masks; fewer are made sooner than threads wake up
+_MAX_THREADS = 8
+_MAX_LEXER_STATES = 50_000  # of one or two KiB each, kept as long as the grammar
+_MAX_REASON_CHARS = 400
+_REWORDED = {"NoExtensionBias": "It matches no text at all."}  # names from inside the library
+
+
+class Matcher:
+    """One answer's place in its grammar. One thread at a time."""
+
+    def __init__(self, spec: GrammarSpec, matcher: LLMatcher) -> None:
+        self.spec = spec
+        self.inner = matcher
+
+    def copy(self) -> Matcher:
+        """Return another that stands at the same place."""
+        return Matcher(self.spec, self.inner.deep_copy())
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by one token; False if it is not allowed here, or the grammar has become too complex to follow."""
+        return self.inner.consume_token(token_id)
+
+    @property
+    def is_ended(self) -> bool:
+        """True once nothing may follow."""
+        return self.inner.is_stopped()
+
+    @property
+    def error(self) -> str:
+        """Why nothing can be said any more; empty: all is well."""
+        return _reason(self.inner.get_error())
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer, and fills masks. Thread-safe but for fill_masks."""
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        """Raises UnsupportedFeature if llguidance is not there or cannot work with this tokenizer."""
+        try:
+            import llguidance
+        except ImportError:
+            raise UnsupportedFeature(
+                "Structured output needs the package llguidance, which is not installed here."
+            ) from None
+        try:
+            text, self.end_token_id = _with_end_token(tokenizer_json)
+            self._tokenizer: LLTokenizer = llguidance.LLTokenizer(text, eos_token=self.end_token_id)
+            is_last = self._tokenizer.tokenize_str(_END, parse_special=True) == [self.end_token_id]
+        except BaseException as error:  # a panic of Rust is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            reason = sentence(_reason(str(error)) or type(error).__name__)
+            raise UnsupportedFeature(f"This model's tokenizer does not work with structured output: {reason}") from None
+        if not is_last:
+            raise UnsupportedFeature("This model's tokenizer does not work with structured output: its ids have gaps.")
+        self._llguidance = llguidance
+        self._limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+        self._executor: LLExecutor | None = None
+        self.num_words = self._tokenizer.vocab_size // 32 + (self._tokenizer.vocab_size % 32 > 0)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> GrammarCompiler:
+        """Load the tokenizer of a model folder. Blocks, up to seconds. Raises UnsupportedFeature."""
+        try:
+            text = (folder / "tokenizer.json").read_bytes()
+        except OSError:
+            raise UnsupportedFeature(
+                "Structured output needs a model folder with a tokenizer.json, which this one has not."
+            ) from None
+        return cls(text)
+
+    def compile(self, spec: GrammarSpec) -> Matcher:
+        """Compile, and make the first mask, often the longest to make. Blocks without the lock. Raises GrammarError."""
+        source = _without_forcing(spec.source)
+        inner = self._llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+        matcher = Matcher(spec, inner)
+        mask = bytearray() if matcher.error else bytearray(matcher.inner.compute_bitmask())
+        if matcher.error:
+            raise GrammarError(sentence(matcher.error))
+        mask[self.end_token_id // 8] &= ~(1 << self.end_token_id % 8)
+        if matcher.is_ended or not any(mask):
+            raise GrammarError("It allows nothing but the empty text.")
+        return matcher
+
+    def fill_masks(self, matchers: list[Matcher]) -> np.ndarray:
+        """Return [len(matchers), num_words] uint32, the bits of a word from the lowest up: the tokens that may come."""
+        masks = np.zeros((len(matchers), self.num_words), dtype=np.uint32)
+        num_bytes = self.num_words * 4
+        if len(matchers) < _MIN_PARALLEL:
+            for mask, matcher in zip(masks, matchers, strict=True):
+                matcher.inner.unsafe_compute_mask_ptr(mask.ctypes.data, num_bytes)
+            return masks
+        if self._executor is None:
+            self._executor = self._llguidance.LLExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
+        places = [(matcher.inner, place) for place, matcher in enumerate(matchers)]
+        self._executor.unsafe_compute_mask_ptr(places, masks.ctypes.data, num_bytes, len(matchers))
+        return masks
+
+
+class CompilerLoader:
+    """Loads a folder's GrammarCompiler once: in a thread of its own, or in that of whoever asks before."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._compiler: GrammarCompiler | None = None
+        self._error: UnsupportedFeature | None = None
+
+    def start(self) -> None:
+        """Load in the background."""
+        threading.Thread(target=self._load, name="grammar-vocabulary", daemon=True).start()
+
+    def get(self) -> GrammarCompiler:
+        """Return the compiler. Blocks until it is loaded. Raises UnsupportedFeature."""
+        self._load()
+        if self._compiler is None:
+            assert self._error is not None
+            raise UnsupportedFeature(self._error.message)
+        return self._compiler
+
+    def _load(self) -> None:
+        with self._lock:
+            if self._compiler is None and self._error is None:
+                try:
+                    self._compiler = GrammarCompiler.from_folder(self._folder)
+                except UnsupportedFeature as error:
+                    self._error = error
+
+
+def _with_end_token(tokenizer_json: bytes) -> tuple[str, int]:
+    """Append the end-of-grammar token to a tokenizer.json; return the text and the token's id."""
+    config: dict[str, Any] = msgspec.json.decode(tokenizer_json)
+    vocab, added = config["model"]["vocab"], config.get("added_tokens") or []
+    highest = max(vocab.values()) if isinstance(vocab, dict) else len(vocab) - 1  # a list: of Unigram models
+    token_id = max([highest, *(token["id"] for token in added)]) + 1
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    config["added_tokens"] = [*added, {"id": token_id, "content": _END, **flags}]
+    return msgspec.json.encode(config).decode(), token_id
+
+
+def _without_forcing(source: str) -> str:
+    """Let masks be made of bytes alone, also where only one text can follow.
+
+    Else llguidance encodes that text, finds the token of a tag in it (<think> in a string of a schema), and allows that
+    alone, which no text matches.
+    """
+    if not source.lstrip().startswith("{"):
+        return source + _NO_FORCING
+    form = msgspec.json.decode(source)
+    for grammar in form["grammars"]:
+        grammar["lark_grammar"] += _NO_FORCING
+    return msgspec.json.encode(form).decode()
+
+
+def _reason(error: str) -> str:
+    """The telling line of llguidance's error, which may go on with the source."""
+    lines = [line.strip() for line in error.strip().splitlines()]
+    details = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]  # of a regex
+    reason = ": ".join([lines[0].removesuffix(": regex parse error:"), *details]) if lines else ""
+    reason = _REWORDED.get(reason, reason)
+    return reason if len(reason) <= _MAX_REASON_CHARS else reason[: _MAX_REASON_CHARS - 1] + "…"

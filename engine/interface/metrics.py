@@ -1,0 +1,159 @@
+"""What Quire counts, and the recorder every process counts with. Pure Python; never torch, never prometheus_client.
+
+The registry is in the launcher alone (server/launcher/metrics_registry.py). Workers and engine record into a Metrics, and drain() it
+into small MetricsDelta messages; merging deltas is addition, so counts are exact with any number of processes.
+docs/observability.md has a row for each metric, which a test compares with the page.
+"""
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+import msgspec
+
+# Buckets hold the usual targets: 50 to 500 ms and whole seconds to the first token, 10 to 200 ms between tokens
+# fmt: off
+_LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_ITL_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+_E2E_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 240.0, 480.0)
+_LAG_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+_LENGTH = (*_TOKENS, 32768.0, 65536.0, 131072.0)
+_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+# fmt: on
+
+Key = tuple[str, ...]  # a metric's name and its label values, "" for none
+
+
+class Metric(NamedTuple):
+    """One row of the table. name: without the quire_ prefix; alias: the name other tools read, or ""."""
+
+    name: str
+    kind: str  # counter | gauge | histogram
+    help: str
+    alias: str = ""
+    label: str | tuple[str, ...] = ""  # beside model_name
+    label_values: tuple[str, ...] = ()  # created at 0, if there is one label
+    buckets: tuple[float, ...] = ()
+    alias_label: tuple[str, ...] = ()  # where the alias has other names for the labels
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels beside model_name."""
+        return self.label if isinstance(self.label, tuple) else tuple(filter(None, (self.label,)))
+
+
+# fmt: off
+FAILURES = ("deadline_exceeded", "engine_dead", "engine_error", "internal_error", "out_of_memory", "server_shutting_down")
+_ROLES = ("launcher", "engine", "worker")
+# fmt: on
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        # counted by the HTTP workers
+        Metric("time_to_first_token_seconds", "histogram", "Request received to first token.", "vllm:time_to_first_token_seconds", buckets=_LATENCY_S),
+        Metric("inter_token_latency_seconds", "histogram", "Time between tokens of one request.", "vllm:inter_token_latency_seconds", buckets=_ITL_S),
+        Metric("e2e_request_latency_seconds", "histogram", "Request received to last token.", "vllm:e2e_request_latency_seconds", buckets=_E2E_S),
+        Metric("request_max_num_generation_tokens", "histogram", "Tokens of the longest choice of an answer.", "vllm:request_max_num_generation_tokens", buckets=_LENGTH),
+        Metric("requests_rejected_total", "counter", "Requests refused before they reached the engine, by reason.", label="reason",
+               label_values=("invalid", "overloaded", "not_ready", "draining")),
+        Metric("requests_failed_total", "counter", "Requests that the server could not answer to their end, by reason.", label="reason", label_values=FAILURES),
+        Metric("http_requests_total", "counter", "HTTP requests answered, by route and class of status.", "http_requests_total",
+               label=("route", "status"), alias_label=("handler", "status")),
+        Metric("http_disconnects_total", "counter", "Clients that left before their answer ended."),
+        Metric("http_requests_in_progress", "gauge", "POST requests being answered."),
+        Metric("http_connections", "gauge", "Open connections of clients."),
+        Metric("event_loop_lag_seconds", "histogram", "How late a worker's event loop wakes up, four times a second.", buckets=_LAG_S),
+        # counted by the engine
+        Metric("request_queue_time_seconds", "histogram", "Request received to first scheduled.", "vllm:request_queue_time_seconds", buckets=_LATENCY_S),
+        Metric("request_prefill_time_seconds", "histogram", "First scheduled to first token.", "vllm:request_prefill_time_seconds", buckets=_LATENCY_S),
+        Metric("request_decode_time_seconds", "histogram", "First token to last token.", "vllm:request_decode_time_seconds", buckets=_E2E_S),
+        Metric("request_inference_time_seconds", "histogram", "First scheduled to last token.", "vllm:request_inference_time_seconds", buckets=_E2E_S),
+        Metric("request_time_per_output_token_seconds", "histogram", "A request's mean time per token after its first.", "vllm:request_time_per_output_token_seconds", buckets=_ITL_S),
+        Metric("request_prompt_tokens", "histogram", "Prompt tokens of a request that ended.", "vllm:request_prompt_tokens", buckets=_LENGTH),
+        Metric("request_generation_tokens", "histogram", "Tokens generated for a request that ended.", "vllm:request_generation_tokens", buckets=_LENGTH),
+        Metric("prompt_tokens_total", "counter", "Prompt tokens of started requests, cached ones included.", "vllm:prompt_tokens_total"),
+        Metric("prompt_tokens_cached_total", "counter", "Prompt tokens of started requests that were not computed again.", "vllm:prompt_tokens_cached_total"),
+        Metric("generation_tokens_total", "counter", "Tokens generated.", "vllm:generation_tokens_total"),
+        Metric("requests_finished_total", "counter", "Requests ended by the engine, by reason.", "vllm:request_success_total", label="finished_reason",
+               label_values=("stop", "length", "abort", "error")),
+        Metric("num_requests_running", "gauge", "Requests holding KV blocks.", "vllm:num_requests_running"),
+        Metric("num_requests_waiting", "gauge", "Requests queued.", "vllm:num_requests_waiting"),
+        Metric("num_requests_waiting_by_reason", "gauge", "Requests queued for room (capacity) or for their grammar (deferred).", "vllm:num_requests_waiting_by_reason",
+               label="reason", label_values=("capacity", "deferred")),
+        Metric("kv_cache_usage_ratio", "gauge", "Share of KV blocks held by requests, 0 to 1.", "vllm:kv_cache_usage_perc"),
+        Metric("kv_cache_blocks_used", "gauge", "KV blocks held by requests."),
+        Metric("kv_cache_blocks_total", "gauge", "KV blocks in the pool."),
+        Metric("kv_cache_bytes", "gauge", "Memory of the KV pool; of several GPUs, on each."),
+        Metric("gpu_memory_used_bytes", "gauge", "GPU memory in use, by whomever; of several GPUs, of the first; 0 without a GPU."),
+        Metric("gpu_memory_total_bytes", "gauge", "GPU memory; of several GPUs, of the first; 0 without a GPU."),
+        Metric("prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", "vllm:prefix_cache_queries_total"),
+        Metric("prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", "vllm:prefix_cache_hits_total"),
+        Metric("prefix_cache_evictions_total", "counter", "Cached KV blocks that were overwritten."),
+        Metric("num_preemptions_total", "counter", "Requests put back to the queue for want of KV blocks.", "vllm:num_preemptions_total"),
+        Metric("spec_decode_num_drafts_total", "counter", "Rows with draft tokens.", "vllm:spec_decode_num_drafts_total"),
+        Metric("spec_decode_num_draft_tokens_total", "counter", "Tokens guessed ahead.", "vllm:spec_decode_num_draft_tokens_total"),
+        Metric("spec_decode_num_accepted_tokens_total", "counter", "Tokens guessed ahead that became output.", "vllm:spec_decode_num_accepted_tokens_total"),
+        Metric("iteration_tokens", "histogram", "Tokens computed per engine step.", "vllm:iteration_tokens_total", buckets=_TOKENS),
+        Metric("iteration_rows", "histogram", "Requests computed per engine step.", buckets=_ROWS),
+        Metric("step_time_seconds", "histogram", "Time between commits of consecutive engine steps.", buckets=_ITL_S),
+        # counted by the launcher
+        Metric("ready", "gauge", "1 if /ready answers 200."),
+        Metric("engine_up", "gauge", "1 if the engine serves and its loop makes progress."),
+        Metric("engine_progress_age_seconds", "gauge", "Time since the engine's loop last made progress; about a second while idle."),
+        Metric("start_time_seconds", "gauge", "When the daemon started, in Unix time."),
+        Metric("engine_restarts_total", "counter", "Times the engine process was started again."),
+        Metric("engine_restart_seconds", "gauge", "How long the engine was gone when it last ended: until the next one was ready."),
+        Metric("worker_restarts_total", "counter", "Times an HTTP worker was started again."),
+        Metric("process_cpu_seconds_total", "counter", "CPU time, by role of process.", label="role", label_values=_ROLES),
+        Metric("process_resident_memory_bytes", "gauge", "Resident memory, by role of process.", label="role", label_values=_ROLES),
+        Metric("process_open_fds", "gauge", "Open file descriptors, by role of process.", label="role", label_values=_ROLES),
+    )
+}  # fmt: skip
+_BUCKETS = {metric.name: metric.buckets for metric in METRICS.values() if metric.kind == "histogram"}
+
+
+class Histogram(msgspec.Struct, array_like=True):
+    """Observations since the last drain. counts: per bucket, not cumulative, the last one above every bound."""
+
+    counts: list[int]
+    sum: float = 0.0
+
+
+class MetricsDelta(msgspec.Struct, tag=True, omit_defaults=True):
+    """What one process recorded since it last sent one."""
+
+    counters: dict[Key, float] = {}
+    gauges: dict[Key, float] = {}
+    histograms: dict[str, Histogram] = {}
+
+
+class Metrics:
+    """Records until drained. Not thread-safe: one per event loop."""
+
+    def __init__(self) -> None:
+        self._delta = MetricsDelta({}, {}, {})
+
+    def count(self, name: str, n: float = 1, label: str | tuple[str, ...] = "") -> None:
+        """Add `n` to a counter. label: its value, or several in the order of the table."""
+        key = (name, label) if isinstance(label, str) else (name, *label)
+        counters = self._delta.counters
+        counters[key] = counters.get(key, 0) + n
+
+    def gauge(self, name: str, value: float, label: str = "") -> None:
+        """Set a gauge."""
+        self._delta.gauges[name, label] = value
+
+    def observe(self, name: str, value: float, n: int = 1) -> None:
+        """Add `n` observations of `value` to a histogram."""
+        buckets = _BUCKETS[name]
+        histogram = self._delta.histograms.get(name)
+        if histogram is None:
+            histogram = self._delta.histograms[name] = Histogram([0] * (len(buckets) + 1))
+        histogram.counts[bisect_left(buckets, value)] += n
+        histogram.sum += value * n
+
+    def drain(self) -> MetricsDelta:
+        """Return what was recorded since the last call and start afresh."""
+        delta, self._delta = self._delta, MetricsDelta({}, {}, {})
+        return delta

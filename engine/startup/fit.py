@@ -1,0 +1,224 @@
+"""The engine's part of `quire doctor`: the machine, and how a model would fit it, by the engine's own arithmetic.
+
+    python -m engine.startup.fit < ask.json > diagnosis.json        (engine/interface/fit_report.py)
+Nothing is loaded: a model is its config.json, and the headers of its weights where they are. Imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from engine.device.memory import DeviceMemory, format_size, measure_memory
+from engine.grammar.compiler import CompilerLoader
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError, sentence
+from engine.interface.fit_report import Ask, Diagnosis, Gpu, Machine, ModelReport, Room, Stored
+from engine.startup.device_choice import resolve_device, resolve_dtype, resolve_kv_dtype, why_no_cuda
+from engine.startup.load import BACKENDS
+from engine.startup.setup import Setup, choose_limits
+from kernels.attention.base import AttentionBackend, select_backend
+from kernels.attention.torch_ref import TorchAttention
+from models.config.model_config import ModelConfig
+from models.errors import ModelError
+from models.parallel import TensorParallel
+from models.registry import find_architecture
+from models.weights.folder_stats import stored_weights
+
+# Tokens of a request whose number at once is told, as far as the context goes, which is told as well
+_TYPICAL_LENS = (512, 2048, 8192, 32_768, 131_072)
+_CPU = torch.device("cpu")
+
+
+def examine(ask: Ask) -> Diagnosis:
+    """Look at the machine and, if there is one, at the model."""
+    return Diagnosis(machine=_machine(), model=None if ask.folder is None else _examine_model(ask, Path(ask.folder)))
+
+
+def _examine_model(ask: Ask, folder: Path) -> ModelReport:
+    raw = _raw_config(folder)
+    names = raw.get("architectures")
+    quantization = raw.get("quantization_config")
+    report = ModelReport(architecture=str(names[0]) if isinstance(names, list) and names else "unknown")
+    report.is_supported = _is_supported(report.architecture)
+    if isinstance(quantization, dict):
+        report.quantization = str(quantization.get("quant_method", "unknown"))
+    try:
+        checkpoint = ModelConfig.from_folder(folder)
+        report.checkpoint_dtype = checkpoint.dtype
+        report.checkpoint_bytes = checkpoint.weight_bytes(resolve_dtype(checkpoint.dtype, checkpoint, _CPU))
+        model = checkpoint.quantized(ask.quantization)
+        report.quantization = None if model.quantization is None else model.quantization.describe()
+        _fill_in(report, ask, model, folder)
+    except ModelError as error:
+        report.problem = _sentence(error)
+        if report.stored is None:
+            report.stored = _stored(folder, None)
+    except StartupError as error:
+        report.problem = error.message
+    return report
+
+
+def _is_supported(architecture: str) -> bool:
+    try:
+        find_architecture(architecture)
+    except ModelError:
+        return False
+    return True
+
+
+def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) -> None:
+    """Fill a report in, as far as it goes. Raises ModelError or StartupError where it does not."""
+    config = EngineConfig(
+        model=str(folder),
+        device=ask.device,
+        dtype=ask.dtype,
+        kv_cache_dtype=ask.kv_cache_dtype,
+        quantization=ask.quantization,
+        max_model_len=ask.max_model_len,
+        gpu_memory_utilization=ask.gpu_memory_utilization,
+    )
+    device = resolve_device(ask.device, size=ask.num_gpus) if ask.gpu_memory is None else torch.device("cuda")
+    dtype = resolve_dtype(ask.dtype, model, device)
+    # A GPU that is not here may be of any kind
+    kv_dtype = resolve_kv_dtype(ask.kv_cache_dtype, dtype, device if ask.gpu_memory is None else _CPU)
+    report.num_parameters, report.has_lm_head = model.num_parameters, model.has_lm_head
+    report.dtype, report.max_context_len = str(dtype).removeprefix("torch."), model.max_context_len
+    report.stored = _stored(folder, model)
+    model.check_tensor_parallel(ask.num_gpus)
+    tp = TensorParallel(size=ask.num_gpus)
+    limits = choose_limits(config, is_cuda=device.type == "cuda")
+    backend = _backend(model.share_of_rank(tp.size), dtype, device, kv_dtype=kv_dtype)
+    setup = Setup(config, model, device, dtype, kv_dtype, limits, backend, CompilerLoader(folder), tp=tp)
+    report.weights, report.kv_bytes_per_token = setup.weight_bytes, model.kv_bytes_per_token(tp.size, setup.kv_dtype)
+    memory = _memory(ask, setup)
+    plan = setup.plan_pool(has_weights=False, memory=memory)
+    lens = sorted({size for size in _TYPICAL_LENS if size < plan.max_model_len} | {plan.max_model_len})
+    report.room = Room(
+        device=memory.name,
+        total=memory.total,
+        usable=memory.usable,
+        step=setup.step_bytes,
+        kv_cache=plan.num_blocks * plan.bytes_per_block,
+        kv_cache_tokens=plan.num_tokens,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        num_requests={
+            size: min((plan.num_blocks - 1) // -(-size // plan.block_size), limits.max_num_seqs) for size in lens
+        },
+    )
+
+
+def _memory(ask: Ask, setup: Setup) -> DeviceMemory:
+    """The memory to plan for: what was stated, or what is here."""
+    if ask.gpu_memory is not None:
+        size = format_size(ask.gpu_memory)
+        name = f"A GPU of {size}" if ask.num_gpus == 1 else f"Each of {ask.num_gpus} GPUs of {size}"
+        usable = int(ask.gpu_memory * ask.gpu_memory_utilization)
+        return DeviceMemory(name, ask.gpu_memory, ask.gpu_memory, usable)
+    if ask.num_gpus == 1:
+        return setup.measure_memory()
+    if setup.device.type == "cpu":
+        return dataclasses.replace(setup.measure_memory(), name=f"Each of {ask.num_gpus} ranks on this machine")
+    devices = [torch.device("cuda", rank) for rank in range(ask.num_gpus)]
+    memory = min((measure_memory(setup.config, device) for device in devices), key=lambda memory: memory.usable)
+    return dataclasses.replace(memory, name=f"Each of {ask.num_gpus} × {memory.name}")
+
+
+def _backend(
+    model: ModelConfig, dtype: torch.dtype, device: torch.device, *, kv_dtype: torch.dtype
+) -> AttentionBackend:
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return TorchAttention()  # for a GPU that is not here; only the size of blocks depends on it
+    try:
+        return select_backend(model.attention_spec(1, dtype, device, kv_dtype=kv_dtype), BACKENDS)
+    except ValueError as error:
+        raise StartupError(sentence(str(error))) from error
+
+
+def _stored(folder: Path, model: ModelConfig | None) -> Stored | None:
+    """What the folder holds; of a model that is not understood all tensors, if they can be read."""
+    try:
+        if model is None:
+            found = stored_weights(folder)
+        else:
+            unserved = find_architecture(model.architecture).unserved
+            needs_head = model.has_lm_head and not model.tie_word_embeddings
+            found = stored_weights(folder, needs_head=needs_head, unserved=unserved)
+    except ModelError:
+        if model is not None:
+            raise
+        return None
+    if found is None:
+        return None
+    return Stored(num_parameters=found.num_parameters, num_bytes=found.num_bytes, dtypes=list(found.dtypes))
+
+
+def _machine() -> Machine:
+    reason, _ = why_no_cuda()
+    gpus: list[Gpu] = []
+    for index in range(torch.cuda.device_count() if reason is None else 0):
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        gpus.append(Gpu(properties.name, total, free, f"{properties.major}.{properties.minor}"))
+    return Machine(
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        triton=_version("triton"),
+        driver=_driver(),
+        flash_attn=_version("flash-attn-3", "flash_attn_3", "flash-attn"),
+        transformers=_version("transformers"),
+        why_no_cuda=reason,
+        gpus=gpus,
+    )
+
+
+def _version(*distributions: str) -> str | None:
+    for name in distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _driver() -> str | None:
+    path = Path("/proc/driver/nvidia/version")
+    if not path.is_file():
+        return None
+    found = re.search(r"Module.*?\s(\d+(?:\.\d+)+)\s", path.read_text(errors="replace"))
+    return found[1] if found else "unknown"
+
+
+def _raw_config(folder: Path) -> dict[str, Any]:
+    """The config as it stands, {} if it cannot be read, which ModelConfig will say."""
+    try:
+        raw = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return raw if isinstance(raw, dict) else {}
+
+
+def _sentence(error: ModelError) -> str:
+    text = str(error)
+    return sentence(text[:1].upper() + text[1:] if text.split(" ", 1)[0].isalpha() else text)
+
+
+def main() -> int:
+    """Entry point of `python -m engine.startup.fit`."""
+    ask = msgspec.json.decode(sys.stdin.buffer.read(), type=Ask)
+    sys.stdout.buffer.write(msgspec.json.encode(examine(ask)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""From an EngineConfig to a ModelRunner: device, dtype, weights, KV pool, attention backend. Imports torch.
+
+Every default that depends on the machine is decided here, once, and reported as facts for the start-up panel. What
+cannot work is refused before the weights are read; kernels are compiled while they are (engine/startup/precompile.py).
+
+What the start-up panel says of a loaded model: label → text. Imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import distributed
+
+from engine.device.cuda_graph import max_step_tokens
+from engine.device.kv_cache import KVCachePlan
+from engine.device.memory import describe_shortage, format_size, is_out_of_memory
+from engine.device.model_runner import ModelRunner
+from engine.grammar.compiler import CompilerLoader
+from engine.interface.config import EngineConfig
+from engine.interface.control import Stage
+from engine.interface.errors import StartupError
+from engine.startup.adapters import open_adapters
+from engine.startup.device_choice import describe_device, resolve_device, resolve_dtype, resolve_kv_dtype
+from engine.startup.precompile import rehearse
+from engine.startup.setup import LoadedEngine, Setup, choose_limits
+from engine.tensor_parallel.process_group import least, leave_ranks, rehearsed_small_sums
+from engine.tensor_parallel.ranks import RankConfig, RankHost, Ranks
+from kernels.attention.base import AttentionBackend, select_backend
+from kernels.attention.flash import FlashAttention
+from kernels.attention.torch_ref import TorchAttention
+from kernels.attention.triton_backend import TritonAttention
+from kernels.elementwise.reference import FP8, UNSCALED
+from kernels.ops import HAS_TRITON
+from models.build import Model, build
+from models.config.model_config import ModelConfig
+from models.errors import ModelError
+from models.layers.attention import SelfAttention
+from models.parallel import TensorParallel
+from models.weights.weights import Weights
+
+logger = logging.getLogger(__name__)
+
+# Qwen2 has keys of hundreds, and fails with fp8 (github.com/QwenLM/Qwen3/issues/840); from 64 on, fp8's steps are 8
+_MAX_KEY_BIAS = 64.0
+
+
+def describe_setup(
+    setup: Setup,
+    plan: KVCachePlan,
+    model: Model,
+    *,
+    backends: Sequence[type[AttentionBackend]],
+    weights_s: float,
+) -> dict[str, str]:
+    """Return the rows, top to bottom. backends: those that were tried in turn. weights_s: what loading weights took."""
+    config, quantization, size = setup.config, setup.model_config.quantization, setup.tp.size
+    kind = _name(setup.dtype) if quantization is None else quantization.describe()
+    each = "" if size == 1 else f" on each of {size}"
+    facts = {
+        "Model": _describe_model(setup.model_config),
+        "Device": describe_device(setup.device) if size == 1 else f"{size} × {describe_device(setup.device)}",
+        "Weights": f"{format_size(setup.weight_bytes)}{each} {kind} in {weights_s:.1f} s",
+    }
+    if quantization is not None:
+        facts["Quantization"] = quantization.describe()
+    if size > 1 and setup.device.type == "cuda":
+        facts["Sums"] = (
+            "by NCCL" if setup.tp.small_sums is None else "small ones in one kernel with the norm, else NCCL"
+        )
+    if setup.adapters is not None:
+        facts["Adapters"] = setup.adapters.describe()
+    facts["KV cache"] = _describe_pool(plan, each) + (f", {_describe_fp8(model)}" if setup.kv_dtype == FP8 else "")
+    choice = _describe_choice(config, backends)
+    facts["Attention"] = f"{setup.backend.name} ({choice}), blocks of {plan.block_size} tokens"
+    if config.speculative is not None:
+        facts["Speculation"] = f"{config.speculative.method}, up to {config.speculative.num_tokens} tokens ahead"
+    if setup.device.type == "cuda" and not HAS_TRITON:
+        facts["Attention"] += "; all kernels in torch, since triton cannot be imported"
+    return facts
+
+
+def _describe_choice(config: EngineConfig, backends: Sequence[type[AttentionBackend]]) -> str:
+    if config.attention_backend != "auto":
+        return "asked for"
+    names = ", ".join(cls.name for cls in backends)
+    return f"of {names}, by speed on an H100, the first that takes this model here"
+
+
+def _describe_model(model: ModelConfig) -> str:
+    text = f"{model.architecture}, {model.num_parameters / 1e6:,.1f} M parameters"
+    return text if model.experts is None else f"{text}, {model.num_active_parameters / 1e6:,.1f} M for each token"
+
+
+def _describe_pool(plan: KVCachePlan, each: str) -> str:
+    size = format_size(plan.bytes_per_block * plan.num_blocks)
+    requests = plan.num_tokens // plan.max_model_len
+    return f"{plan.num_tokens:,} tokens = {requests} requests × {plan.max_model_len:,} ({size}{each})"
+
+
+def _describe_fp8(model: Model) -> str:
+    """Say whose scales an fp8 pool has; warn of a model that it is known to spoil."""
+    layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
+    largest = max((float(layer.key_bias.abs().max()) for layer in layers if layer.key_bias is not None), default=0.0)
+    if largest > _MAX_KEY_BIAS:
+        logger.warning(
+            "kv_cache_dtype=fp8: this model adds up to %.0f to its keys, which fp8 then rounds so coarsely that answers"
+            " may be wrong: use --kv-cache-dtype auto",
+            largest,
+        )
+    return "fp8 with the checkpoint's scales" if any(layer.kv_scales != UNSCALED for layer in layers) else "fp8"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# Fastest first, as measured on an H100 (benchmarks/notes.md)
+BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
+# Below this, waking a second thread costs more than it computes (docs/performance.md)
+_ONE_THREAD_PARAMETERS = 20_000_000
+OnStage = Callable[[Stage], None]
+
+
+Serve = Callable[[LoadedEngine], None]
+
+
+def load_engine(
+    config: EngineConfig, on_stage: OnStage, *, serve: Serve | None = None, host: RankHost | None = None
+) -> LoadedEngine:
+    """Load everything, reporting stages. Raises StartupError with one sentence for whatever is wrong.
+
+    serve: sends requests of every kind through a loaded engine, so that their kernels are compiled ahead, too.
+    host: of the other ranks, if the model is split over several.
+    """
+    stages = [Stage("config")]
+
+    def note(stage: Stage) -> None:
+        stages.append(stage)
+        on_stage(stage)
+
+    with _in_sentences(config, stages):
+        return _load(config, note, serve, host or RankHost())
+
+
+def load_rank(told: RankConfig) -> ModelRunner:
+    """Load the share of a rank after the first, beside load_engine in the first's process. Raises StartupError."""
+    config, stages = told.engine, [Stage("config")]
+    with _in_sentences(config, stages):
+        setup = _decide(config, rank=told.rank).limited_to(told.max_model_len).joined(told.rendezvous, told.rank)
+        started = time.monotonic()
+        model = _load_weights(setup, stages.append, "")
+        logger.info("weights loaded after_s=%.1f", time.monotonic() - started)  # else nobody knows which rank hangs
+        least(setup.tp, 0, setup.device)  # until the first has compiled all kernels
+        stages.append(Stage("kv_cache"))
+        return setup.assemble(model, setup.plan_pool(has_weights=True), lambda done, total: None, {}).runner
+
+
+@contextlib.contextmanager
+def _in_sentences(config: EngineConfig, stages: list[Stage]) -> Iterator[None]:
+    try:
+        yield
+    except ModelError as error:
+        raise StartupError(str(error)) from error
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise StartupError(describe_shortage(config, during=stages[-1].name)) from error
+
+
+def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: RankHost) -> LoadedEngine:
+    on_stage(Stage("config"))
+    setup = _decide(config, rank=0)
+    plan, key = setup.plan_pool(has_weights=False), repr(setup)
+    # The model is built for the requests that fit: its rotary tables end there, and longrope is chosen by it
+    whole, setup = setup.model_config, setup.limited_to(plan.max_model_len)
+    with _start_ranks(config, host, max_model_len=plan.max_model_len) as ranks:
+        return _load_beside(ranks, setup, whole, plan, key, on_stage, serve)
+
+
+@contextlib.contextmanager
+def _start_ranks(config: EngineConfig, host: RankHost, *, max_model_len: int) -> Iterator[Ranks | None]:
+    """Start the other ranks, if there are any. If what follows fails they end, as if there had been none."""
+    if config.tensor_parallel_size == 1:
+        yield None
+        return
+    if distributed.is_initialized():
+        raise StartupError(
+            "This process is in a group of torch.distributed, as of a model that is split over devices:"
+            " another such model needs its own process."
+        )
+    ranks = Ranks(config, host, max_model_len=max_model_len)
+    try:
+        yield ranks
+    except BaseException as error:
+        if isinstance(error, RuntimeError | OSError):  # as of a connection that broke
+            ranks.await_blame()
+        ranks.kill()
+        leave_ranks()
+        raise
+
+
+def _load_beside(
+    ranks: Ranks | None,
+    setup: Setup,
+    whole: ModelConfig,
+    plan: KVCachePlan,
+    key: str,
+    on_stage: OnStage,
+    serve: Serve | None,
+) -> LoadedEngine:
+    """Load this rank's share. whole: setup's model before it was limited; key: of all that decides on kernels."""
+    config, device = setup.config, setup.device
+    compilation = None
+    if device.type == "cuda" and HAS_TRITON:
+        on_stage(Stage("kernels"))
+        # Without graphs, too, since a step that fits none is launched kernel by kernel, and its kernels may differ
+        eager = dataclasses.replace(setup, config=msgspec.structs.replace(config, enforce_eager=True))
+        performances = [lambda: _serve_small(setup, plan, None), lambda: _serve_small(eager, plan, serve)]
+        compilation = rehearse(performances, key=key)
+    setup.compiler_loader.start()  # beside the weights, and after the rehearsal, which forks
+    dtype = str(setup.dtype).removeprefix("torch.")
+    detail = f"{whole.architecture}, {whole.num_layers} layers, {dtype} on {device.type}"
+    if ranks is not None:
+        on_stage(Stage("ranks", detail=f"{config.tensor_parallel_size} processes"))
+        setup = setup.joined(ranks.rendezvous, 0)
+    started = time.monotonic()
+    model = _load_weights(setup, on_stage, detail)
+    weights_s = time.monotonic() - started
+    if compilation is not None:
+        compilation.wait(lambda done, total: on_stage(Stage("kernels", done, total, unit="kernels")))
+    if ranks is not None:
+        on_stage(Stage("ranks", detail="until each has its weights"))
+    least(setup.tp, 0, device)  # now the other ranks find all kernels compiled
+    on_stage(Stage("kv_cache"))
+    plan = setup.plan_pool(has_weights=True)
+    if config.max_model_len is None and plan.max_model_len < whole.max_context_len:
+        logger.warning(
+            "max_model_len=%d reduced from %d: that is what %s of KV cache holds",
+            plan.max_model_len,
+            whole.max_context_len,
+            format_size(plan.bytes_per_block * plan.num_blocks),
+        )
+    facts = describe_setup(
+        dataclasses.replace(setup, model_config=whole), plan, model, backends=BACKENDS, weights_s=weights_s
+    )
+
+    def on_graph(done: int, total: int) -> None:
+        on_stage(Stage("graphs", done, total, unit="graphs", detail=detail))
+
+    return setup.assemble(model, plan, on_graph, facts, ranks=ranks)
+
+
+def _decide(config: EngineConfig, *, rank: int) -> Setup:
+    """Choose what the configuration leaves open, and open the adapters. Raises StartupError or ModelError."""
+    tp = TensorParallel(rank, config.tensor_parallel_size)
+    model = ModelConfig.from_folder(Path(config.model)).quantized(config.quantization)
+    model.check_tensor_parallel(tp.size)
+    device = resolve_device(config.device, rank=rank, size=tp.size)
+    dtype = resolve_dtype(config.dtype, model, device)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
+    if device.type == "cpu" and model.num_parameters < _ONE_THREAD_PARAMETERS:
+        torch.set_num_threads(1)
+    elif device.type == "cpu" and tp.size > 1:
+        torch.set_num_threads(max(torch.get_num_threads() // tp.size, 1))
+    backend = _select_backend(config, model, dtype, device, kv_dtype=kv_dtype)
+    limits = choose_limits(config, is_cuda=device.type == "cuda")
+    most = max_step_tokens(limits.max_num_seqs, limits.max_num_batched_tokens)
+    adapters = open_adapters(config, model, max_step_tokens=most, dtype=dtype, device=device, tp=tp)
+    loader = CompilerLoader(Path(config.model))
+    return Setup(config, model, device, dtype, kv_dtype, limits, backend, loader, adapters, tp)
+
+
+def _serve_small(setup: Setup, plan: KVCachePlan, serve: Serve | None) -> None:
+    """Serve one rank's share of a model of one random layer of each kind, with its true pool per layer."""
+    model_config = setup.model_config.one_layer_of_each_kind()
+    small = dataclasses.replace(setup, model_config=model_config, backend=type(setup.backend)())
+    adapters = None if setup.adapters is None else setup.adapters.stack(is_partial=True)
+    weights = Weights.dummy(device=setup.device, dtype=setup.dtype, adapters=adapters)
+    sums = rehearsed_small_sums(setup.tp.size, setup.device, width=model_config.hidden_size)
+    with torch.inference_mode():
+        model = build(model_config, weights, dataclasses.replace(setup.tp, small_sums=sums))
+    loaded = small.assemble(model, plan, lambda done, total: None, {})
+    if serve is not None:
+        serve(loaded)
+
+
+def _load_weights(setup: Setup, on_stage: OnStage, detail: str) -> Model:
+    """Return the model, or this rank's share of it, with its weights on the device."""
+
+    def progress(done: int, total: int) -> None:
+        on_stage(Stage("weights", done, total, unit="bytes", detail=detail))
+
+    on_stage(Stage("weights", detail=detail))
+    config, device, dtype = setup.config, setup.device, setup.dtype
+    adapters = None if setup.adapters is None else setup.adapters.stack()
+    if config.load_format == "dummy":
+        weights = Weights.dummy(device=device, dtype=dtype, adapters=adapters)
+    else:
+        folder = Path(config.model)
+        weights = Weights.from_folder(folder, device=device, dtype=dtype, progress=progress, adapters=adapters)
+    with torch.inference_mode():
+        model = build(setup.model_config, weights, setup.tp)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what quantising took for a moment is the pool's now
+    return model
+
+
+def _select_backend(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    kv_dtype: torch.dtype | None = None,
+) -> AttentionBackend:
+    spec = model.attention_spec(config.tensor_parallel_size, dtype, device, config.block_size, kv_dtype=kv_dtype)
+    try:
+        return select_backend(spec, BACKENDS, wanted=config.attention_backend)
+    except ValueError as error:
+        raise StartupError(str(error)) from error

@@ -1,0 +1,82 @@
+"""A rehearsal of serving, in which Triton's kernels are noted instead of launched, so that they compile side by side.
+
+Else each compiles at its first launch, one after another. It happens once per model, limits and machine: then a file in
+Triton's cache says that the cache has all kernels. Whatever fails here costs no more than time. Imports torch.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+try:
+    import triton
+
+    from kernels.precompile import Compilation, collect_kernels
+except ImportError:  # the caller asks for no rehearsal then
+    pass
+
+logger = logging.getLogger(__name__)
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_SOURCES = ("engine", "kernels", "models")
+
+
+class Rehearsal:
+    """The kernels of one rehearsal, being compiled. Life: rehearse() → wait."""
+
+    def __init__(self, compilation: Compilation, done: Path) -> None:
+        self._compilation = compilation
+        self._done = done
+
+    def wait(self, on_progress: Callable[[int, int], None]) -> None:
+        """Wait until all kernels are compiled."""
+        if self._compilation.wait(on_progress):
+            self._done.touch()
+
+
+def rehearse(performances: Sequence[Callable[[], None]], *, key: str) -> Rehearsal | None:
+    """Call each performance, which launches what serving launches, and start to compile those kernels.
+
+    key: whatever decides which kernels these are, beside the code and the versions. Returns None if the same was
+    rehearsed before, or cannot be.
+    """
+    try:
+        done = _done_file(key)
+        if done.exists():
+            return None
+        with collect_kernels() as kernels:
+            for perform in performances:
+                perform()
+                _free_memory()
+        return Rehearsal(Compilation(kernels), done)
+    except Exception as error:  # what stands in the way of serving itself comes again there
+        logger.warning("kernels compile one by one, since their rehearsal failed: %s", _first_line(error))
+    _free_memory()
+    return None
+
+
+def _free_memory() -> None:
+    gc.collect()  # graphs and their runner refer to each other
+    torch.cuda.empty_cache()
+
+
+def _done_file(key: str) -> Path:
+    digest = hashlib.sha256()
+    for text in (key, torch.__version__, triton.__version__, torch.cuda.get_device_name()):
+        digest.update(text.encode())
+    for folder in _SOURCES:
+        for path in sorted((_ROOT / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    cache = Path(triton.knobs.cache.dir)
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache / f"quire-{digest.hexdigest()[:32]}"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]

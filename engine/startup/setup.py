@@ -1,0 +1,321 @@
+"""Setup: what is decided before the weights are read, and how a model then becomes an engine. Imports torch.
+
+How much runs at once, of what the user left open. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+import torch
+
+from engine.core.engine import Engine
+from engine.core.grammars import Grammars
+from engine.core.outbox import Transport
+from engine.core.scheduler import Scheduler
+from engine.core.speculative import make_drafter
+from engine.device.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache, smallest_pool_bytes
+from engine.device.memory import GIB, DeviceMemory, check_memory, measure_memory
+from engine.device.model_runner import ModelRunner
+from engine.grammar.compiler import CompilerLoader
+from engine.interface.config import EngineConfig, SchedulerConfig, SpeculativeConfig
+from engine.interface.errors import StartupError
+from engine.interface.metrics import Metrics
+from engine.startup.adapters import Adapters
+from engine.tensor_parallel.process_group import join_ranks, least, leave_ranks
+from engine.tensor_parallel.ranks import NeverRaised, RankedExecutor, Ranks
+from kernels.attention.base import AttentionBackend
+from models.build import Model
+from models.config.model_config import ModelConfig
+from models.config.size import mlp_values_per_token
+from models.parallel import ALONE, TensorParallel
+
+_MANY_SAMPLES = 256  # positions of a step
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much runs at once; see EngineConfig."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_samples: int | None = None  # positions that a step with drafts samples; None: there are no drafts
+
+
+def choose_limits(config: EngineConfig, *, is_cuda: bool) -> Limits:
+    """Fill in what the user left open. Raises StartupError for limits that starve each other."""
+    num_seqs = config.max_num_seqs or min(256 if is_cuda else 64, config.max_num_batched_tokens or 256)
+    batched = config.max_num_batched_tokens or max(8192 if is_cuda else 512, num_seqs)
+    for flag, tokens in (
+        ("--max-num-batched-tokens", batched),
+        ("--max-num-mixed-tokens", config.max_num_mixed_tokens or batched),
+    ):
+        if tokens < num_seqs:
+            raise StartupError(
+                f"{flag} {tokens} is less than --max-num-seqs {num_seqs}: "
+                "each running request needs one token per step."
+            )
+    if config.speculative is None:
+        return Limits(num_seqs, batched)
+    # What is sampled without drafts is set aside anyway; few requests may need more
+    with_drafts = min(num_seqs * (1 + config.speculative.num_tokens), _MANY_SAMPLES, batched)
+    return Limits(num_seqs, batched, max(num_seqs, with_drafts))
+
+
+# How long decoding requests wait at most for a step with prompts: what a reader of a stream does not notice
+_LONG_STEP_S = 0.045
+# What the captured graphs themselves take on a GPU, about 10 MiB each
+_GRAPHS_BYTES = GIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedEngine:
+    """What the loop needs, and what the panel shows."""
+
+    runner: ModelRunner
+    scheduler_config: SchedulerConfig
+    depth: int
+    vocab_size: int
+    facts: dict[str, str]
+    compiler_loader: CompilerLoader
+    hidden_size: int
+    has_lm_head: bool
+    bytes_per_block: int
+    dtype: torch.dtype
+    kv_cache_bytes: int
+    num_loras: int = 0
+    speculative: SpeculativeConfig | None = None
+    ranks: Ranks | None = None  # the others that this model is split over
+
+    def engine(
+        self,
+        transport: Transport,
+        metrics: Metrics,
+        *,
+        depth: int | None = None,
+        max_waiting: int = 2048,
+        max_queued_tokens: int | None = None,
+    ) -> Engine:
+        """Return an engine over the runner, with a scheduler and a prefix cache of its own."""
+        return Engine(
+            executor=self.runner if self.ranks is None else RankedExecutor(self.runner, self.ranks),
+            scheduler=Scheduler(self.scheduler_config),
+            transport=transport,
+            metrics=metrics,
+            clock=time.monotonic,
+            vocab_size=self.vocab_size,
+            depth=depth or self.depth,
+            max_waiting=max_waiting,
+            max_queued_tokens=max_queued_tokens,
+            # several ranks cannot give up a step that one of them has begun
+            memory_error=torch.OutOfMemoryError if self.ranks is None else NeverRaised,
+            release_memory=self._release_memory,
+            grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
+            can_generate=self.has_lm_head,
+            num_loras=self.num_loras,
+            make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
+            bytes_per_block=self.bytes_per_block,
+        )
+
+    @property
+    def build(self) -> dict[str, str]:
+        """Labels of quire_build_info: what the model runs on."""
+        return {
+            "torch": str(torch.__version__),  # a TorchVersion cannot be sent
+            "cuda": torch.version.cuda or "",
+            "device": self.runner.device.type,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+    def measure_gpu_memory(self) -> tuple[int, int]:
+        """Return the bytes used, by whomever, and all bytes of the CUDA device; 0 and 0 without one. Does not sync."""
+        if self.runner.device.type != "cuda":
+            return 0, 0
+        free, total = torch.cuda.mem_get_info(self.runner.device)
+        return total - free, total
+
+    def close(self) -> None:
+        """Release what the model takes, and end the other ranks."""
+        self.runner.close()
+        if self.ranks is not None:
+            self.ranks.close()
+            leave_ranks()
+
+    def _release_memory(self) -> None:
+        """Wait for all that was launched, then give cached memory back to the device."""
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)
+            torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that is decided before the weights are read. Its repr tells it from every other."""
+
+    config: EngineConfig
+    model_config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype  # of the pool
+    limits: Limits
+    backend: AttentionBackend = field(repr=False)
+    compiler_loader: CompilerLoader = field(repr=False)
+    adapters: Adapters | None = None
+    tp: TensorParallel = field(default=ALONE, repr=False)
+
+    @property
+    def share(self) -> ModelConfig:
+        """The model as large as what one rank holds of it."""
+        return self.model_config.share_of_rank(self.tp.size)
+
+    @property
+    def num_loras(self) -> int:
+        """How many adapters are loaded."""
+        return 0 if self.adapters is None else len(self.adapters.opened)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take on each device."""
+        return self.share.weight_bytes(self.dtype)
+
+    @property
+    def step_bytes(self) -> int:
+        """What a step holds beside weights and pool; on the CPU nothing worth counting."""
+        if self.device.type == "cpu":
+            return 0
+        return _step_bytes(self.share, self.limits, self.dtype, vocab_size=self.model_config.vocab_size)
+
+    def limited_to(self, max_model_len: int) -> Setup:
+        """This, for requests of at most so many tokens."""
+        return dataclasses.replace(self, model_config=self.model_config.limited_to(max_model_len))
+
+    def joined(self, rendezvous: str, rank: int) -> Setup:
+        """This, once all ranks are there: see join_ranks. Blocks."""
+        tp = join_ranks(
+            rank=rank,
+            size=self.tp.size,
+            rendezvous=rendezvous,
+            device=self.device,
+            hidden_size=self.model_config.hidden_size if self.dtype.itemsize == 2 else None,
+        )
+        return dataclasses.replace(self, tp=tp)
+
+    def measure_memory(self) -> DeviceMemory:
+        """Return what this rank's device has now, or if another rank's may give less, as much less."""
+        memory, tp = measure_memory(self.config, self.device), self.tp
+        if self.device.type == "cpu":  # which all of them share
+            memory = dataclasses.replace(memory, usable=memory.usable // tp.size)
+        return dataclasses.replace(memory, usable=least(tp, memory.usable, self.device))
+
+    def plan_pool(self, *, has_weights: bool, memory: DeviceMemory | None = None) -> KVCachePlan:
+        """Size the pool from `memory`, or what is free now, less the weights unless they are there.
+
+        Raises StartupError.
+        """
+        config, model, dtype = self.config, self.share, self.dtype
+        memory = memory or self.measure_memory()
+        block_size = config.block_size or max(16, self.backend.block_size_multiple)
+        step_bytes = self.step_bytes
+        weights = 0 if has_weights else self.weight_bytes
+        if not has_weights and self.adapters is not None:
+            memory = dataclasses.replace(memory, usable=memory.usable - self.adapters.num_bytes)
+        if not has_weights:
+            least = smallest_pool_bytes(config, model, dtype=self.kv_dtype, block_size=block_size)
+            check_memory(config, model, memory, dtype=dtype, step_bytes=step_bytes, pool_bytes=least)
+        return plan_kv_cache(
+            config,
+            model,
+            dtype=self.kv_dtype,
+            block_size=block_size,
+            max_num_seqs=self.limits.max_num_seqs,
+            free_bytes=memory.pool_bytes(needed_bytes=weights + step_bytes),
+        )
+
+    def assemble(
+        self,
+        model: Model,
+        plan: KVCachePlan,
+        on_graph: Callable[[int, int], None],
+        facts: dict[str, str],
+        *,
+        ranks: Ranks | None = None,
+    ) -> LoadedEngine:
+        """Allocate the pool, capture graphs, and measure what limits depend on."""
+        config, limits, device = self.config, self.limits, self.device
+        runner = ModelRunner(
+            model,
+            kv_caches=allocate_kv_cache(plan, self.share, dtype=self.kv_dtype, device=device),
+            plan=plan,
+            backend=self.backend,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            vocab_size=self.model_config.vocab_size,
+            device=device,
+            lora_tokens=None if self.adapters is None else self.adapters.tokens,
+            max_num_samples=limits.max_num_samples,
+            tp=self.tp,
+        )
+        # Hidden states of whole prompts come without graphs, so a model without a head has no use for them
+        has_graphs = self.model_config.has_lm_head and not config.enforce_eager
+        if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
+            runner.capture_graphs(on_graph)
+        longest = _longest_step(runner, limits, config)
+        scheduler_config = SchedulerConfig(
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            min_num_mixed_tokens=min(runner.efficient_tokens or longest, longest),
+            max_num_mixed_tokens=longest,
+            step_sizes=runner.padded_tokens,
+            max_model_len=plan.max_model_len,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        if limits.max_num_samples is not None:
+            # past the size that is computed at nearly the best rate a draft costs as much as a token
+            most = min(limits.max_num_samples, runner.efficient_tokens or longest, longest)
+            scheduler_config = msgspec.structs.replace(scheduler_config, max_num_samples=most)
+        depth = config.depth or (2 if device.type == "cuda" else 1)
+        return LoadedEngine(
+            runner=runner,
+            scheduler_config=scheduler_config,
+            depth=depth,
+            vocab_size=self.model_config.vocab_size,
+            facts=facts,
+            compiler_loader=self.compiler_loader,
+            hidden_size=self.model_config.hidden_size,
+            has_lm_head=self.model_config.has_lm_head,
+            bytes_per_block=plan.bytes_per_block,
+            dtype=self.dtype,
+            kv_cache_bytes=plan.num_blocks * plan.bytes_per_block,
+            num_loras=self.num_loras,
+            speculative=config.speculative,
+            ranks=ranks,
+        )
+
+
+def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> int:
+    """How many tokens a step may have while requests decode, as measured here, unless the user says."""
+    if config.max_num_mixed_tokens:
+        return config.max_num_mixed_tokens
+    fitting = runner.fitting_tokens(_LONG_STEP_S) or limits.max_num_batched_tokens
+    return min(max(fitting, 2 * limits.max_num_seqs), limits.max_num_batched_tokens)
+
+
+def _step_bytes(share: ModelConfig, limits: Limits, dtype: torch.dtype, *, vocab_size: int) -> int:
+    """Upper estimate of what a step holds beside weights and pool: the widest layer, logits, counts for penalties.
+
+    share: what a rank holds of the model; vocab_size: of all.
+    """
+    model = share
+    widest = 4 * model.hidden_size + mlp_values_per_token(model) + 3 * model.num_heads * model.head_dim
+    num_samples = max(limits.max_num_seqs, limits.max_num_samples or 0)
+    logits = num_samples * vocab_size * (4 * 4 + 5) * model.has_lm_head
+    # Some quantised matrices are made dense for as long as they are multiplied
+    dense = 0 if model.quantization is None else 2 * model.intermediate_size * model.hidden_size * dtype.itemsize
+    return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + dense + _GRAPHS_BYTES

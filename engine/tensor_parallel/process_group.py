@@ -1,0 +1,186 @@
+"""The process group of the ranks that share a model: how they meet, and agree on what loading needs. Imports torch.
+
+How the ranks of one host come to sum small tensors by themselves: memory that all of them can write. Imports torch.
+
+kernels/all_reduce/triton.py has the kernel. Either every rank can, or NCCL makes all sums: they agree on each step
+here, since whatever only some of them begin would wait for ever.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import sys
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+from kernels.ops import HAS_TRITON, has_pdl
+from models.parallel import SmallSums, TensorParallel
+
+if HAS_TRITON:
+    from kernels.all_reduce.triton import MAX_PUSHED_BYTES, PushSum, clear_inbox, inbox_shape
+
+logger = logging.getLogger(__name__)
+
+# False in one rank: NCCL makes all sums of all ranks. For measuring
+IS_ENABLED = True
+_MAX_RANKS = 8  # what one NVSwitch joins, and the kernel is made for
+_ALIGNED = 8  # values
+
+
+def least_of(group: distributed.ProcessGroup, number: int, device: torch.device) -> int:
+    """Return the smallest of every rank's numbers, once all are there. Blocks and syncs."""
+    x = torch.tensor([number], dtype=torch.int64, device=device)
+    distributed.all_reduce(x, op=distributed.ReduceOp.MIN, group=group)
+    return int(x.item())
+
+
+def share_small_sums(
+    group: distributed.ProcessGroup, device: torch.device, *, width: int, max_pushed_bytes: int | None = None
+) -> SmallSums | None:
+    """Map an inbox of every rank in every other's memory; None, on all ranks, if some cannot. Blocks and syncs.
+
+    width: columns of the widest rows. max_pushed_bytes: of one sum, from one rank; None: where NCCL becomes faster.
+    """
+    size = distributed.get_world_size(group)
+    can_share = _can_share(size, device) and width % _ALIGNED == 0
+    num_programs = torch.cuda.get_device_properties(device).multi_processor_count if can_share else 0
+    num_programs = least_of(group, num_programs, device)
+    if num_programs == 0:
+        logger.info("small_sums=nccl")
+        return None
+    shape = inbox_shape(num_ranks=size, width=width)
+    own = _allocate(math.prod(shape), device)
+    if least_of(group, int(own is not None), device) == 0 or own is None:  # before some wait for others to share theirs
+        logger.info("small_sums=nccl")
+        return None
+    shared = _share_inboxes(group, own, shape)
+    is_shared = least_of(group, int(shared is not None), device) == 1  # and now all inboxes are clear
+    if shared is None or not is_shared:
+        logger.info("small_sums=nccl")
+        return None
+    memory, inboxes = shared
+    logger.info("small_sums=push_sum ranks=%d width=%d programs=%d", size, width, num_programs)
+    return PushSum(
+        inboxes,
+        memory=memory,
+        rank=distributed.get_rank(group),
+        width=width,
+        num_programs=num_programs,
+        device=device,
+        max_pushed_bytes=MAX_PUSHED_BYTES if max_pushed_bytes is None else max_pushed_bytes,
+        pdl=has_pdl(device),
+    )
+
+
+def rehearsed_small_sums(size: int, device: torch.device, *, width: int) -> SmallSums | None:
+    """What share_small_sums will probably return, for kernels that are noted and not launched: it shares nothing."""
+    if not _can_share(size, device) or width % _ALIGNED != 0:
+        return None
+    inboxes = [torch.empty(_ALIGNED, dtype=torch.int16, device=device) for _ in range(size)]
+    return PushSum(inboxes, memory=None, rank=0, width=width, num_programs=1, device=device, pdl=has_pdl(device))
+
+
+def _can_share(size: int, device: torch.device) -> bool:
+    """Whether this rank's GPU reaches those of the others, which are the first of this host."""
+    if not (IS_ENABLED and HAS_TRITON and device.type == "cuda" and 1 < size <= _MAX_RANKS):
+        return False
+    others = [index for index in range(size) if index != device.index]
+    return all(torch.cuda.can_device_access_peer(device, other) for other in others)
+
+
+def _allocate(num_values: int, device: torch.device) -> torch.Tensor | None:
+    """This rank's inbox, int16, in memory that can be shared; None: there is none."""
+    # Read by torch's library alone. Else it would also set up multicast over NVLink, which no kernel here uses
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+    try:
+        from torch.distributed import _symmetric_memory as symmetric_memory
+
+        return symmetric_memory.empty(num_values, dtype=torch.int16, device=device)
+    except (ImportError, RuntimeError) as error:
+        _log_refusal(error)
+        return None
+
+
+def _share_inboxes(
+    group: distributed.ProcessGroup, own: torch.Tensor, shape: tuple[int, ...]
+) -> tuple[object, list[torch.Tensor]] | None:
+    """What maps every rank's inbox here, and these in rank order, this rank's own cleared; None: the driver refuses."""
+    try:
+        from torch.distributed import _symmetric_memory as symmetric_memory
+
+        size, rank = distributed.get_world_size(group), distributed.get_rank(group)
+        shared = symmetric_memory.rendezvous(own, group)
+        own = own.view(shape)
+        clear_inbox(own)
+        torch.cuda.synchronize(own.device)
+        # By version, torch counts from the tensor or from its segment, in which every rank's tensor has the same place
+        start = own.data_ptr() - shared.get_buffer(rank, (1,), torch.int16).data_ptr()
+        inboxes = [shared.get_buffer(peer, shape, torch.int16, start // own.itemsize) for peer in range(size)]
+        inboxes[rank] = own
+        return shared, inboxes
+    except (ImportError, RuntimeError) as error:
+        _log_refusal(error)
+        return None
+
+
+def _log_refusal(error: Exception) -> None:
+    logger.info("small_sums=nccl reason=%r", str(error).strip().partition("\n")[0])
+
+
+# Loading a share of the weights may take one rank longer than another: from one disk, after a download
+_PATIENCE = timedelta(hours=1)
+
+
+def join_ranks(
+    *, rank: int, size: int, rendezvous: str, device: torch.device, hidden_size: int | None = None
+) -> TensorParallel:
+    """Meet the other ranks of this host. Blocks until all are there; once per process.
+
+    rendezvous: path of a file that is not there yet, the same for all. Nothing is bound but on the loopback.
+    hidden_size: of rows of 16-bit values, summed in kernels of our own where the GPUs can; None: NCCL makes all sums.
+    """
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):  # the only way to say it to these libraries
+        os.environ.setdefault(variable, loopback)
+    # Else our end may wait for ever for a thread of NCCL's group, which seems to ask for the rendezvous once it is gone
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    is_cuda = device.type == "cuda"
+    distributed.init_process_group(
+        "nccl" if is_cuda else "gloo",
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=size,
+        timeout=_PATIENCE,
+        device_id=device if is_cuda else None,
+    )
+    group = distributed.group.WORLD
+    assert group is not None
+    tp = TensorParallel(rank, size, group)
+    if not is_cuda or hidden_size is None:
+        return tp
+    small_sums = share_small_sums(group, device, width=hidden_size)
+    return dataclasses.replace(tp, small_sums=small_sums)
+
+
+def leave_ranks() -> None:
+    """Leave the group, if there is one, once the others are gone.
+
+    NCCL's ends with this process, which can load no other split model: the second to be loaded hung.
+    """
+    if distributed.is_initialized() and distributed.get_backend() == "gloo":
+        distributed.destroy_process_group()
+
+
+def agree(tp: TensorParallel, numbers: list[float], device: torch.device) -> list[float]:
+    """Return rank 0's numbers on every rank. Blocks and syncs."""
+    return tp.broadcast(torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()
+
+
+def least(tp: TensorParallel, number: int, device: torch.device) -> int:
+    """Return the smallest of every rank's numbers, once all are there. Blocks and syncs."""
+    return number if tp.group is None else least_of(tp.group, number, device)

@@ -1,0 +1,199 @@
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+"""Triton twin of kernels/all_reduce/reference.py: a decode step's sum over the GPUs of one host, and the norm behind
+it, at once.
+
+Each GPU writes its part into an inbox in every GPU's memory (16-byte stores over NVLink), reads its own inbox until all
+parts are there, and adds them up in rank order, so that every rank has the same bits. There are no flags, which would
+cost two more trips: an inbox is full of negative zeros, a part holds none (they are sent as zeros, which changes no
+sum), and the reader puts them back. A value that is not a negative zero has therefore arrived; how the hardware tears
+or orders stores does not matter, as each value of 16 bits speaks for itself. After the low-latency protocols of NCCL
+("LL") and of TensorRT-LLM ("Lamport"), with two inboxes in place of the latter's three.
+
+**Two inboxes are enough.** Program p of every launch owns the rows r with r % num_programs == p, on all ranks, and is
+a channel of its own: it keeps in device memory which inbox is next, so that replays of a graph count too; for it, a
+launch too small to have a program p is no turn. Let rank A's p begin turn t + 2, which writes at B where turn t
+wrote. Its turn t + 1 is complete, so it has seen B's part of turn t + 1; B sent that when its own turn t was
+complete: a launch touches nothing before the launch before it in the stream has ended, with all its writes. So B has
+read turn t and put the negative zeros back. One inbox would not do: A ends turn t when B's part is there, which says
+nothing of what B has read.
+
+**No deadlock.** A program sends all its rows before it waits. A launch has at most num_programs programs, no more
+than any of the GPUs has multiprocessors; each fits one that is empty, so all become resident whatever else is, and
+nothing that runs beside them waits for them without having left them room: a kernel launched early under this one
+(pdl) comes after all programs have begun. Every rank must make the same calls in the same order, on one stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_ROWS = 256
+# What a rank sends in one sum, to all others together: beyond, NCCL's rings move less
+MAX_PUSHED_BYTES = 2 << 20
+_EMPTY = tl.constexpr(-(1 << 15))  # the bits of a negative zero, in bf16 as in fp16
+_VALUE_BYTES = 2
+_ALIGNED = 8  # values in 16 bytes
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def inbox_shape(*, num_ranks: int, width: int) -> tuple[int, int, int, int]:
+    """The shape of a rank's inbox, int16: [2 turns, rank that sends, row, column of at most `width`]."""
+    return 2, num_ranks, MAX_ROWS, width
+
+
+def clear_inbox(inbox: torch.Tensor) -> None:
+    """Make an inbox ready, once, before any rank sends."""
+    inbox.fill_(_EMPTY.value)
+
+
+class PushSum:
+    """This rank's end of the sums over ranks. Owns the counts of turns.
+
+    inboxes: every rank's, as this one can address it, in rank order; see inbox_shape, clear_inbox. memory: whatever
+    must live as long. num_programs: at most the multiprocessors of any rank's GPU, and the same on every rank, as is
+    max_pushed_bytes.
+    """
+
+    def __init__(
+        self,
+        inboxes: Sequence[torch.Tensor],
+        *,
+        memory: object,
+        rank: int,
+        width: int,
+        num_programs: int,
+        device: torch.device,
+        max_pushed_bytes: int = MAX_PUSHED_BYTES,
+        pdl: bool = False,
+    ) -> None:
+        assert width % _ALIGNED == 0
+        self._inboxes = list(inboxes)
+        self._memory = memory
+        self._rank = rank
+        self._width = width
+        self._num_programs = num_programs
+        self._max_bytes = max_pushed_bytes // max(1, len(inboxes) - 1)
+        self._pdl = pdl
+        # [ranks] int64: how far each inbox is from this rank's own, in values; the kernel knows the alignment of that
+        steps = [(inbox.data_ptr() - inboxes[rank].data_ptr()) // _VALUE_BYTES for inbox in inboxes]
+        self._steps = torch.tensor(steps, dtype=torch.int64, device=device)
+        # [num_programs] int32: the inbox of each program's next turn, 0 or 1
+        self._turns = torch.zeros(num_programs, dtype=torch.int32, device=device)
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether a sum of such parts is made here. Host-side facts only, which are the same on every rank."""
+        return (
+            x.dtype in _DTYPES
+            and x.dim() == 2
+            and 0 < x.shape[0] <= MAX_ROWS
+            and 0 < x.shape[1] <= self._width
+            and x.shape[1] % _ALIGNED == 0
+            and x.nbytes <= self._max_bytes
+            and x.is_contiguous()
+        )
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Equal push_sum.sum_parts of every rank's x, in place; return x. takes(x). Does not sync; graph-safe."""
+        self._launch(x, None, None, 0.0, x, None)
+        return x
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Equal push_sum.sum_add_rms_norm of every rank's x, which takes(x): (normed, new_residual), both new.
+
+        residual: [T, D] of x's dtype, last dimension dense. Does not sync; graph-safe.
+        """
+        normed, new_residual = torch.empty_like(x), torch.empty_like(x)
+        self._launch(x, residual, weight, eps, normed, new_residual)
+        return normed, new_residual
+
+    def _launch(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        eps: float,
+        out: torch.Tensor,
+        new_residual: torch.Tensor | None,
+    ) -> None:
+        num_rows, size = x.shape
+        block = triton.next_power_of_2(size)
+        _push_sum_kernel[(min(num_rows, self._num_programs),)](
+            x.view(torch.int16), residual, weight, out, new_residual,
+            self._inboxes[self._rank], self._steps, self._turns, self._rank,
+            num_rows, 0 if residual is None else residual.stride(0), eps,
+            SIZE=size, BLOCK=block, WIDTH=self._width, MAX_ROWS=MAX_ROWS, NUM_RANKS=len(self._inboxes),
+            HAS_NORM=residual is not None, PDL=self._pdl,
+            # One 16-byte vector per thread, where there are threads enough
+            num_warps=min(32, max(1, block // 256)), launch_pdl=self._pdl,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rank", "num_rows"])  # one kernel for all ranks and row counts
+def _push_sum_kernel(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, inbox_ptr, steps_ptr, turns_ptr,
+    rank, num_rows, stride_residual, eps,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, MAX_ROWS: tl.constexpr, NUM_RANKS: tl.constexpr,
+    HAS_NORM: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """Rows p, p + num_programs, ... of program p: send all, then sum and norm one after another."""
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0) if HAS_NORM else columns
+    steps = ()  # type: tuple[tl.tensor, ...]
+    for offset in tl.static_range(1, NUM_RANKS + 1):  # itself last; no rank is everybody's first
+        steps += (tl.load(steps_ptr + (rank + offset) % NUM_RANKS),)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    turn = tl.load(turns_ptr + program)
+    for row in range(program, num_rows, num_programs):
+        part = tl.load(x_ptr + row * SIZE + columns, mask=mask, other=0)
+        part = tl.where(part == _EMPTY, 0, part).to(tl.int16)
+        place = ((turn * NUM_RANKS + rank) * MAX_ROWS + row) * WIDTH
+        for peer in tl.static_range(NUM_RANKS):
+            there = tl.multiple_of(steps[peer], 8)
+            tl.store(inbox_ptr + there + place + columns, part, mask=mask, cache_modifier=".wt")
+    for row in range(program, num_rows, num_programs):
+        residual = (
+            tl.load(residual_ptr + row * stride_residual + columns, mask=mask, other=0.0) if HAS_NORM else columns
+        )
+        parts = inbox_ptr + (turn * NUM_RANKS * MAX_ROWS + row) * WIDTH + columns
+        total = _receive(parts, mask, out_ptr.dtype.element_ty, BLOCK, MAX_ROWS * WIDTH, NUM_RANKS)
+        tl.debug_barrier()  # every thread has read what any thread is about to clear
+        for source in tl.static_range(NUM_RANKS):
+            tl.store(parts + source * MAX_ROWS * WIDTH, tl.full([BLOCK], _EMPTY, tl.int16), mask=mask)
+        x = total.to(out_ptr.dtype.element_ty)
+        if HAS_NORM:  # as triton_elementwise.add_rms_norm
+            x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+            tl.store(sum_ptr + row * SIZE + columns, x, mask=mask)
+            x_fp32 = x.to(tl.float32)
+            inverse_rms = tl.rsqrt(tl.sum(x_fp32 * x_fp32, 0) / SIZE + eps)
+            normed = (x_fp32 * inverse_rms).to(weight.dtype)
+            x = (weight.to(tl.float32) * normed.to(tl.float32)).to(x.dtype)
+        tl.store(out_ptr + row * SIZE + columns, x, mask=mask)
+    tl.store(turns_ptr + program, 1 - turn)
+
+
+@triton.jit
+def _receive(
+    parts, mask, dtype: tl.constexpr, BLOCK: tl.constexpr, STRIDE: tl.constexpr, NUM_RANKS: tl.constexpr
+):  # fmt: skip
+    """Read one row of every rank, all at once, until none has a hole; return their sum in rank order, fp32."""
+    total = tl.zeros([BLOCK], tl.float32)
+    num_holes = 1
+    while num_holes > 0:
+        total = tl.zeros([BLOCK], tl.float32)
+        is_hole = tl.zeros([BLOCK], tl.int32)
+        for source in tl.static_range(NUM_RANKS):
+            part = tl.load(parts + source * STRIDE, mask=mask, other=0, volatile=True)
+            is_hole |= (part == _EMPTY).to(tl.int32)
+            total += part.to(dtype, bitcast=True).to(tl.float32)
+        num_holes = tl.max(is_hole, 0)
+    return total

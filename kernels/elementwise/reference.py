@@ -1,0 +1,122 @@
+"""Row-wise ops between the GEMMs: RMS norm, rotary positions, gated SiLU and GELU.
+
+The functions here are the specification: plain torch, any device. Their rounding follows transformers' order step by
+step, so that bf16 logits agree with the reference implementation and not only fp32 ones.
+
+Writing a step's keys and values into the paged pool, which holds them in their own dtype or in fp8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise the last dimension by its root mean square (Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4).
+
+    x: [..., D]; weight: [D], of x's dtype or fp32; returns x's dtype. fp32 inside. A weight of x's dtype is applied
+    after rounding to it, as transformers' Llama does; one in fp32 before the only rounding, as its Gemma and OLMo-2 do.
+    """
+    x_fp32 = x.float()
+    inverse_rms = torch.rsqrt(x_fp32.square().mean(-1, keepdim=True) + eps)
+    return (weight * (x_fp32 * inverse_rms).to(weight.dtype)).to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add x to the residual stream, then normalise the sum: (normed, new_residual).
+
+    x, residual: [..., D], the sum rounded to their dtype; weight: as rms_norm's. Neither input is written.
+    """
+    new_residual = x + residual
+    return rms_norm(new_residual, weight, eps), new_residual
+
+
+def apply_rope(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate queries and keys to their positions (RoFormer, arXiv:2104.09864, in the half-split "neox" layout).
+
+    q: [T, H, D]; k: [T, Hkv, D]; positions: [T] int64; cos_sin_cache: [max_positions, rotary_dim], the first half of
+    each row cosines, the second half sines, in q's dtype or fp32: products and sums are rounded to it (transformers'
+    OLMo-2 turns in fp32, its Llama does not). Dimensions past rotary_dim pass unchanged. Returns new tensors.
+    """
+    cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)  # each [T, 1, rotary_dim / 2]
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate: silu(x[:, :I]) * x[:, I:] (SwiGLU, arXiv:2002.05202). x: [T, 2 * I]; returns [T, I]."""
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate: gelu(x[:, :I]) * x[:, I:] (GEGLU, arXiv:2002.05202), by the tanh approximation (arXiv:1606.08415, §2).
+
+    x: [T, 2 * I]; returns [T, I].
+    """
+    gate, up = x.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh") * up
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = cos.shape[-1]
+    x1, x2, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest), dim=-1).to(x.dtype)
+
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+_VALUES = torch.arange(256, dtype=torch.uint8).view(FP8).float()
+
+
+@dataclass(frozen=True)
+class KVScales:
+    """What the numbers of one layer's fp8 pool stand for: each times its scale. In any other pool both are 1."""
+
+    k: float = 1.0
+    v: float = 1.0
+
+
+UNSCALED = KVScales()
+
+
+def write_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scales: KVScales = UNSCALED,
+) -> None:
+    """Store each token's key and value at its slot (block_id * block_size + offset), in place.
+
+    k, v: [T, num_kv_heads, head_dim], of the caches' dtype unless that is FP8; k_cache, v_cache: [num_blocks,
+    block_size, num_kv_heads, head_dim], contiguous; slot_mapping: [T] int64, every entry a real slot. FP8 holds
+    k / scales.k, rounded to nearest even; what exceeds ±448 becomes that. Tokens of padding share the scratch block's
+    slots: which of them is kept there is undefined, and nothing reads it.
+    """
+    for x, cache, scale in ((k, k_cache, scales.k), (v, v_cache, scales.v)):
+        # view, not flatten: a cache that is not contiguous must fail here, not be written as a copy
+        slots = cache.view(-1, *cache.shape[2:])
+        if cache.dtype == FP8:  # torch copies its bytes by index on every device, its numbers not on the CPU
+            slots, x = slots.view(torch.uint8), to_fp8(x, scale).view(torch.uint8)
+        slots.index_copy_(0, slot_mapping, x)
+
+
+def to_fp8(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """x / scale in FP8, of any shape. Clamped first: outside of its range torch's conversion may give NaN."""
+    return (x.float() * (1.0 / scale)).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+
+
+def from_fp8(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers of x, which is contiguous, in another dtype: all that are served hold them exactly."""
+    if x.device.type != "cpu":
+        return x.to(dtype)
+    # torch's conversion is a scalar loop on the CPU: a table is six times as fast
+    return _VALUES.to(dtype).index_select(0, x.view(torch.uint8).flatten().int()).view(x.shape)

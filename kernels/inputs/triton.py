@@ -1,0 +1,149 @@
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+"""Triton twins of kernels/inputs/reference.py: a step's inputs in one launch instead of a dozen gathers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.inputs.reference import DecodeInputs, MixedInputs, MixedPlan
+
+
+def gather_decode_inputs(
+    req_index: torch.Tensor,
+    *,
+    last_token: torch.Tensor,
+    num_computed: torch.Tensor,
+    block_table: torch.Tensor,
+    block_size: int,
+    padding_row: int,
+    out: DecodeInputs,
+) -> None:
+    """Equal batch_inputs.gather_decode_inputs, but copy only the columns of block_table that a row's length needs.
+
+    Columns past those keep what they held.
+    """
+    _gather_kernel[(req_index.shape[0],)](
+        req_index, last_token, num_computed, block_table,
+        out.input_ids, out.positions, out.seq_lens, out.slot_mapping, out.block_table,
+        padding_row, block_table.stride(0), out.block_table.stride(0),
+        BLOCK_SIZE=block_size, BLOCK=512, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["padding_row"])
+def _gather_kernel(
+    req_index_ptr, last_token_ptr, num_computed_ptr, table_ptr,
+    input_ids_ptr, positions_ptr, seq_lens_ptr, slots_ptr, out_table_ptr,
+    padding_row, stride_table, stride_out,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row. A single program reads and advances its length: a second one could read it too late."""
+    row = tl.program_id(0).to(tl.int64)
+    req_index = tl.load(req_index_ptr + row)
+    position = tl.load(num_computed_ptr + req_index)
+    table_row_ptr = table_ptr + req_index * stride_table
+    block = tl.load(table_row_ptr + position // BLOCK_SIZE).to(tl.int64)
+    tl.store(input_ids_ptr + row, tl.load(last_token_ptr + req_index))
+    tl.store(positions_ptr + row, position)
+    tl.store(seq_lens_ptr + row, (position + 1).to(tl.int32))
+    tl.store(slots_ptr + row, block * BLOCK_SIZE + position % BLOCK_SIZE)
+    num_blocks = (position // BLOCK_SIZE + 1).to(tl.int32)
+    for start in range(0, num_blocks, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        blocks = tl.load(table_row_ptr + columns, mask=columns < num_blocks, other=0)
+        tl.store(out_table_ptr + row * stride_out + columns, blocks, mask=columns < num_blocks)
+    # Every warp has read the length before one thread writes it
+    tl.debug_barrier()
+    tl.store(num_computed_ptr + req_index, tl.where(req_index == padding_row, 0, position + 1))
+
+
+_TOKENS = 256  # of one program
+
+
+def gather_mixed_inputs(
+    plan: MixedPlan,
+    *,
+    last_token: torch.Tensor,
+    num_computed: torch.Tensor,
+    block_table: torch.Tensor,
+    block_size: int,
+    out: MixedInputs,
+) -> None:
+    """Equal batch_inputs.gather_mixed_inputs, but copy only the columns of block_table that a row's length needs."""
+    num_tokens, num_rows = plan.token_ids.shape[0], plan.req_index.shape[0]
+    _gather_mixed_kernel[(num_rows + triton.cdiv(num_tokens, _TOKENS),)](
+        plan.token_ids, plan.token_rows, plan.req_index, plan.seq_lens, plan.sample_rows, plan.sample_tokens,
+        plan.query_start_loc, last_token, num_computed, block_table,
+        out.input_ids, out.positions, out.slot_mapping, out.block_table,
+        out.sample_req_index, out.sample_positions, out.sample_tokens,
+        num_tokens, num_rows, block_table.stride(0), out.block_table.stride(0),
+        BLOCK_SIZE=block_size, BLOCK=512, TOKENS=_TOKENS, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
+def _gather_mixed_kernel(
+    token_ids_ptr, token_rows_ptr, req_index_ptr, seq_lens_ptr, sample_rows_ptr, sample_tokens_ptr, query_start_ptr,
+    last_token_ptr, num_computed_ptr, table_ptr,
+    input_ids_ptr, positions_ptr, slots_ptr, out_table_ptr, out_req_index_ptr, out_positions_ptr, out_tokens_ptr,
+    num_tokens, num_rows, stride_table, stride_out,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """The first programs take a row each, the rest TOKENS tokens each; neither reads what the other writes."""
+    program = tl.program_id(0)
+    if program < num_rows:
+        _gather_row(
+            program.to(tl.int64), req_index_ptr, seq_lens_ptr, sample_rows_ptr, sample_tokens_ptr, query_start_ptr,
+            num_computed_ptr, table_ptr, out_table_ptr, out_req_index_ptr, out_positions_ptr, out_tokens_ptr,
+            stride_table, stride_out, BLOCK_SIZE, BLOCK,
+        )  # fmt: skip
+    else:
+        _gather_tokens(
+            (program - num_rows) * TOKENS + tl.arange(0, TOKENS), num_tokens, token_ids_ptr, token_rows_ptr,
+            req_index_ptr, seq_lens_ptr, query_start_ptr, last_token_ptr, table_ptr,
+            input_ids_ptr, positions_ptr, slots_ptr, stride_table, BLOCK_SIZE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _gather_row(
+    row, req_index_ptr, seq_lens_ptr, sample_rows_ptr, sample_tokens_ptr, query_start_ptr,
+    num_computed_ptr, table_ptr, out_table_ptr, out_req_index_ptr, out_positions_ptr, out_tokens_ptr,
+    stride_table, stride_out, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Length and block table of one row, and who samples in the row's place."""
+    req_index = tl.load(req_index_ptr + row).to(tl.int64)
+    seq_len = tl.load(seq_lens_ptr + row)
+    tl.store(num_computed_ptr + req_index, seq_len.to(tl.int64))
+    num_blocks = tl.cdiv(seq_len, BLOCK_SIZE)
+    for start in range(0, num_blocks, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        blocks = tl.load(table_ptr + req_index * stride_table + columns, mask=columns < num_blocks, other=0)
+        tl.store(out_table_ptr + row * stride_out + columns, blocks, mask=columns < num_blocks)
+    sample_row, sample_token = tl.load(sample_rows_ptr + row), tl.load(sample_tokens_ptr + row)
+    num_after = tl.load(query_start_ptr + sample_row + 1) - 1 - sample_token
+    tl.store(out_req_index_ptr + row, tl.load(req_index_ptr + sample_row).to(tl.int64))
+    tl.store(out_positions_ptr + row, (tl.load(seq_lens_ptr + sample_row) - num_after).to(tl.int64))
+    tl.store(out_tokens_ptr + row, sample_token.to(tl.int64))
+
+
+@triton.jit
+def _gather_tokens(
+    tokens, num_tokens, token_ids_ptr, token_rows_ptr, req_index_ptr, seq_lens_ptr, query_start_ptr, last_token_ptr,
+    table_ptr, input_ids_ptr, positions_ptr, slots_ptr, stride_table, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Id, position and slot of each token."""
+    is_real = tokens < num_tokens
+    row = tl.load(token_rows_ptr + tokens, mask=is_real, other=0)
+    req_index = tl.load(req_index_ptr + row, mask=is_real, other=0).to(tl.int64)
+    end = tl.load(query_start_ptr + row + 1, mask=is_real, other=0)
+    seq_len = tl.load(seq_lens_ptr + row, mask=is_real, other=0)
+    position = tl.where(seq_len > 0, seq_len - end + tokens, 0).to(tl.int64)
+    block = tl.load(table_ptr + req_index * stride_table + position // BLOCK_SIZE, mask=is_real, other=0)
+    token_id = tl.load(token_ids_ptr + tokens, mask=is_real, other=0).to(tl.int64)
+    newest = tl.load(last_token_ptr + req_index, mask=is_real, other=0)
+    tl.store(input_ids_ptr + tokens, tl.where(token_id < 0, newest, token_id), mask=is_real)
+    tl.store(positions_ptr + tokens, position, mask=is_real)
+    tl.store(slots_ptr + tokens, block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE, mask=is_real)

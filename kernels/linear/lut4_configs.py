@@ -1,0 +1,64 @@
+"""How products with 4-bit codes (kernels/linear/triton_lut4.py) are cut, as measured for Llama 3.1 8B on an H100.
+
+To retune: python -m benchmarks.nf4_sweep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.linear.reference import LUT_TILE
+
+# Rows up to which looking codes up costs less than making the matrix dense: in shared memory, and in L1. At 64 a
+# product costs half of that or less, and a second tile of rows at most as much again
+MAX_ROWS = 128
+MAX_ROWS_LOADED = 8
+# fp32 sums that splits of one product may leave for each other, and tiles in which they meet
+SCRATCH_SUMS = 1 << 22
+SCRATCH_TILES = 4096
+_MAX_SPLITS = 16
+_MAX_BLOCK_M = 64
+_PROGRAMS = 264  # two for each multiprocessor of an H100: K is split for so many at most
+# Rows of a tile → stages, with 128 outputs. Their tiles take more than 48 KB, since only then Triton asks the driver
+# for more, and the tables of the lookups come on top; and two programs fit a multiprocessor
+_STAGES = {8: 6, 16: 6, 32: 4, 64: 3}
+
+
+@dataclass(frozen=True)
+class CodesGemmConfig:
+    """How a shape is cut."""
+
+    block_m: int  # rows of x per program, padded
+    block_n: int
+    splits: int  # of K, in whole tiles of the packed weights; the last may be shorter
+    num_warps: int
+    num_stages: int
+    prefetch: int = 0  # tiles of weights that a program asks L2 for before it waits for x
+    is_shared: bool = True  # codes are looked up in shared memory, in PTX; else by Triton's loads
+
+
+def codes_gemm_config(*, num_rows: int, n: int, k: int, is_shared: bool) -> CodesGemmConfig | None:
+    """The cut of a shape; None: the matrix should be made dense. is_shared: see CodesGemmConfig, for Hopper alone."""
+    if num_rows > (MAX_ROWS if is_shared else MAX_ROWS_LOADED):
+        return None
+    # Tensor cores want a power of two, and 8 at least
+    block_m = min(_MAX_BLOCK_M, max(8, 1 << (num_rows - 1).bit_length()))
+    block_n, num_stages = (128, _STAGES[block_m]) if is_shared else (64, 4)
+    splits = num_splits(num_rows=num_rows, n=n, k=k, block_m=block_m, block_n=block_n)
+    return CodesGemmConfig(block_m, block_n, splits, 4, num_stages, 2 if block_m <= 16 else 0, is_shared)
+
+
+def num_splits(*, num_rows: int, n: int, k: int, block_m: int, block_n: int, programs: int = _PROGRAMS) -> int:
+    """Splits of K that fill the device, of those for which there is scratch."""
+    num_tiles = -(-k // LUT_TILE)
+    meetings = -(-num_rows // block_m) * -(-n // block_n)
+    splits = 1
+    while (
+        splits < _MAX_SPLITS
+        and meetings * splits * 2 <= programs
+        and num_tiles >= splits * 4  # or the loop has nothing to overlap
+        and meetings <= SCRATCH_TILES
+        and meetings * block_m * block_n * splits * 2 <= SCRATCH_SUMS
+    ):
+        splits *= 2
+    return splits

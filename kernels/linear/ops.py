@@ -1,0 +1,171 @@
+"""DenseLinear: products of 16- and 32-bit matrices. Imports Triton only where it is.
+
+Products with integer weights, as models call them: Triton on CUDA, else torch. See kernels/linear/reference.py.
+
+The ops of 8-bit floats that models call; each picks its GPU twin where there is one, else torch.
+
+Specification: kernels/linear/reference.py. Tensor cores know e4m3 since Ada, torch's product with a scale per row is
+used since Hopper. On older GPUs the values, which are exact in bf16, are multiplied as such.
+
+The products with bitsandbytes's matrices that models call; each picks its Triton twin for few rows on CUDA.
+
+Specification: kernels/linear/reference.py and reference.py. For many rows the matrix is made dense for the time of
+the
+product: cuBLAS then takes longer than that.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch.nn import functional
+
+from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
+from kernels.linear import reference
+from kernels.linear.lut4_configs import codes_gemm_config
+from kernels.linear.reference import CodeWeight, IntWeight
+
+if HAS_TRITON:
+    from kernels.linear import triton_bitsandbytes, triton_fp8, triton_int, triton_lut4
+    from kernels.linear.triton_gemv import allocate_scratch, can_gemv, gemv
+    from kernels.linear.triton_split_k import SplitKScratch
+
+
+class DenseLinear:
+    """x @ w.T + bias: cuBLAS, or the skinny GEMM where that measured faster. Owns the latter's scratch: one stream."""
+
+    def __init__(self) -> None:
+        self._scratch: SplitKScratch | None = None
+
+    def __call__(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x: [T, K]; w: [N, K]; bias: [N] or None; returns [T, N]."""
+        if not (on_triton(x) and can_gemv(x, w)):
+            return functional.linear(x, w, bias)
+        if self._scratch is None:
+            self._scratch = allocate_scratch(x.device)
+        return gemv(x, w, bias, self._scratch, pdl=has_pdl(x.device))
+
+
+class IntLinear:
+    """See kernels.linear.reference.int_linear. Dequantises in registers, or once for cuBLAS. Owns scratch: one
+    stream."""
+
+    def __init__(self) -> None:
+        self._scratch: SplitKScratch | None = None
+
+    def __call__(self, x: torch.Tensor, weight: IntWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """x: [T, K]; bias: [N] or None; returns [T, N]."""
+        if not on_triton(x):
+            return reference.int_linear(x, weight, bias)
+        if weight.order is not None:
+            x = x.index_select(1, weight.order)
+        if not triton_int.can_int_gemm(x, weight):
+            return functional.linear(x, triton_int.dequantize(weight, x.dtype), bias)
+        if self._scratch is None:
+            self._scratch = triton_int.allocate_scratch(x.device)
+        return triton_int.int_gemm(x, weight, bias, self._scratch, pdl=has_pdl(x.device))
+
+
+_FEW_ROWS = 16  # of x, up to which streaming the weights beats torch's product on an H100
+
+
+def _has_twin(x: torch.Tensor) -> bool:
+    return on_triton(x) and _capability(x.device) >= (8, 9)
+
+
+quantize_rows = op(reference.quantize_rows, lambda: triton_fp8.quantize_rows, can_run=_has_twin)
+quantize_by = op(reference.quantize_by, lambda: triton_fp8.quantize_by, can_run=_has_twin)
+quantize_groups = op(reference.quantize_groups, lambda: triton_fp8.quantize_groups, can_run=_has_twin)
+blocks_linear = op(reference.blocks_linear, lambda: triton_fp8.blocks_linear, can_run=_has_twin)
+
+
+def rows_linear(
+    x: torch.Tensor,
+    x_scales: torch.Tensor,
+    w: torch.Tensor,
+    w_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """See kernels.linear.reference.rows_linear."""
+    if _has_twin(x) and x.shape[0] <= (_FEW_ROWS if _has_rowwise_product(w) else triton_fp8.MAX_ROWS):
+        return triton_fp8.rows_linear(x, x_scales, w, w_scales, bias, dtype, pdl=has_pdl(x.device))
+    if _has_rowwise_product(w):
+        return _scaled_mm(x, x_scales, w, w_scales, bias, dtype)
+    if x.is_cuda:
+        out = (x.bfloat16() @ w.bfloat16().T).float() * x_scales[:, None] * w_scales
+        return (out if bias is None else out + bias.float()).to(dtype)
+    return reference.rows_linear(x, x_scales, w, w_scales, bias, dtype)
+
+
+def _scaled_mm(
+    x: torch.Tensor,
+    x_scales: torch.Tensor,
+    w: torch.Tensor,
+    w_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """torch's product with scales per row, which gives bf16 only, and adds only a bf16 bias."""
+    out = torch._scaled_mm(
+        x,
+        w.t(),
+        scale_a=x_scales[:, None].contiguous(),
+        scale_b=w_scales[None, :],
+        bias=bias if bias is not None and bias.dtype == torch.bfloat16 else None,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    )
+    if bias is not None and bias.dtype != torch.bfloat16:
+        return out.to(dtype) + bias
+    return out.to(dtype)
+
+
+def _has_rowwise_product(w: torch.Tensor) -> bool:
+    return w.is_cuda and _capability(w.device) >= (9, 0) and w.shape[0] % 16 == 0 and w.shape[1] % 16 == 0
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+class Linear4Bit:
+    """See kernels.linear.reference.codes_linear. Looks codes up on the way, or once for cuBLAS. Owns scratch: one
+    stream."""
+
+    def __init__(self) -> None:
+        self._scratch: SplitKScratch | None = None
+
+    def __call__(self, x: torch.Tensor, weight: CodeWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """x: [T, K]; bias: [N] or None; returns [T, N]."""
+        if not on_triton(x):
+            return reference.codes_linear(x, weight, bias)
+        config = None
+        if triton_lut4.can_codes_gemm(x, weight):
+            config = codes_gemm_config(
+                num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=_is_hopper(x.device)
+            )
+        if config is None:
+            return functional.linear(x, triton_lut4.dequantize(weight, x.dtype), bias)
+        if self._scratch is None:
+            self._scratch = triton_lut4.allocate_scratch(x.device)
+        return triton_lut4.codes_gemm(x, weight, bias, self._scratch, config=config, pdl=has_pdl(x.device))
+
+
+def linear_int8(
+    x: torch.Tensor, values: torch.Tensor, largest: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """See kernels.linear.reference.linear_int8."""
+    if not on_triton(x):
+        return reference.linear_int8(x, values, largest, bias)
+    if x.dtype in (torch.bfloat16, torch.float16) and x.shape[0] <= triton_bitsandbytes.MAX_ROWS:
+        return triton_bitsandbytes.linear_int8(x, values, largest, bias, pdl=has_pdl(x.device))
+    return functional.linear(x, triton_bitsandbytes.dequantize_int8(values, largest, x.dtype), bias)
+
+
+@functools.cache
+def _is_hopper(device: torch.device) -> bool:
+    """Whether the lookups in PTX were tried there."""
+    return torch.cuda.get_device_capability(device)[0] == 9

@@ -1,0 +1,248 @@
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+"""Triton twins of kernels/linear/reference.py: activations to e4m3, and the products that torch._scaled_mm does not do
+well.
+
+Few rows: each program streams some rows of the matrix once, as in kernels/linear/triton_gemv.py; e4m3 is exact in fp16,
+in which it is multiplied, and sums are fp32. Under programmatic dependent launch (pdl) it asks L2 for the first weights
+before it waits for x. Scales by block: a tiled GEMM on e4m3 tensor cores, each block's sum scaled
+before it is added (DeepSeek-V3, arXiv:2412.19437, §3.3.2). Needs a GPU that knows e4m3: Ada, Hopper or later.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention.triton_common import prefetch_l2
+from kernels.linear.reference import FP8, FP8_MAX, MIN_SCALE
+
+MAX_ROWS = 64  # of x, for the streaming product
+_E4M3_MAX = tl.constexpr(FP8_MAX)
+_MIN_SCALE = tl.constexpr(MIN_SCALE)
+
+
+def quantize_rows(x: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.linear.reference.quantize_rows."""
+    num_rows, k = x.shape
+    values, scales = torch.empty(num_rows, k, dtype=FP8, device=x.device), _row_scales(x)
+    block = triton.next_power_of_2(k) if k <= 4096 else 2048  # a row of up to 4096 is read once
+    _quantize_rows_kernel[(num_rows,)](
+        x, values, scales, k, x.stride(0), BLOCK=block, EVEN=k % block == 0, PDL=pdl,
+        num_warps=16 if block > 1024 else 4, launch_pdl=pdl,
+    )  # fmt: skip
+    return values, scales
+
+
+def quantize_by(x: torch.Tensor, scale: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.linear.reference.quantize_by."""
+    num_rows, k = x.shape
+    values, scales = torch.empty(num_rows, k, dtype=FP8, device=x.device), _row_scales(x)
+    block = min(triton.next_power_of_2(k), 1024)
+    grid = (num_rows, triton.cdiv(k, block))
+    _quantize_by_kernel[grid](
+        x, scale, values, scales, k, x.stride(0), BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl
+    )
+    return values, scales
+
+
+def quantize_groups(x: torch.Tensor, size: int, *, pdl: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.linear.reference.quantize_groups. size: a power of two."""
+    num_rows, k = x.shape
+    num_groups = triton.cdiv(k, size)
+    values = torch.empty(num_rows, k, dtype=FP8, device=x.device)
+    scales = torch.empty(num_rows, num_groups, dtype=torch.float32, device=x.device)
+    _quantize_groups_kernel[(num_rows, triton.cdiv(num_groups, 8))](
+        x, values, scales, k, num_groups, x.stride(0), SIZE=size, GROUPS=8, PDL=pdl, num_warps=4, launch_pdl=pdl
+    )
+    return values, scales
+
+
+def rows_linear(
+    x: torch.Tensor, x_scales: torch.Tensor, w: torch.Tensor, w_scales: torch.Tensor, bias: torch.Tensor | None,
+    dtype: torch.dtype, *, pdl: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """See kernels.linear.reference.rows_linear; at most 64 rows of x."""
+    return _stream(x, x_scales, w, w_scales, bias, dtype, rows=0, columns=0, pdl=pdl)
+
+
+def blocks_linear(
+    x: torch.Tensor, x_scales: torch.Tensor, w: torch.Tensor, w_scales: torch.Tensor, bias: torch.Tensor | None,
+    dtype: torch.dtype, *, rows: int, columns: int, pdl: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """See kernels.linear.reference.blocks_linear; columns: a power of two of at least 32."""
+    if x.shape[0] <= MAX_ROWS:
+        return _stream(x, x_scales, w, w_scales, bias, dtype, rows=rows, columns=columns, pdl=pdl)
+    (num_rows, k), n = x.shape, w.shape[0]
+    out = torch.empty(num_rows, n, dtype=dtype, device=x.device)
+    block_m, block_n = (64 if num_rows <= 128 else 128), 128
+    _blocks_kernel[(triton.cdiv(num_rows, block_m) * triton.cdiv(n, block_n),)](
+        x, x_scales, w, w_scales, bias, out, num_rows, n, k, rows, triton.cdiv(k, columns),
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=columns, EVEN_K=k % columns == 0, HAS_BIAS=bias is not None,
+        num_warps=4 if block_m == 64 else 8, num_stages=3,
+    )  # fmt: skip
+    return out
+
+
+def _stream(
+    x: torch.Tensor, x_scales: torch.Tensor, w: torch.Tensor, w_scales: torch.Tensor, bias: torch.Tensor | None,
+    dtype: torch.dtype, *, rows: int, columns: int, pdl: bool,
+) -> torch.Tensor:  # fmt: skip
+    (num_rows, k), n = x.shape, w.shape[0]
+    assert num_rows <= MAX_ROWS
+    x_scales = x_scales.contiguous()  # one scale for all rows comes expanded
+    out = torch.empty(num_rows, n, dtype=dtype, device=x.device)
+    m_pad = max(8, triton.next_power_of_2(num_rows))
+    block_n, block_k = (32 if n < 8192 else 64), columns or (256 if m_pad <= 16 else 128)
+    _stream_kernel[(triton.cdiv(n, block_n),)](
+        x, x_scales, w, w_scales, bias, out, num_rows, n, k, max(rows, 1), triton.cdiv(k, columns or k),
+        M_PAD=m_pad, BLOCK_N=block_n, BLOCK_K=block_k, EVEN_K=k % block_k == 0, BY_BLOCK=columns > 0,
+        HAS_BIAS=bias is not None, STAGES=4, PREFETCH=k % 512 == 0, PDL=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def _row_scales(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+
+
+@triton.jit
+def _to_e4m3(values, scale):
+    return tl.clamp(tl.div_rn(values, scale), -_E4M3_MAX, _E4M3_MAX).to(tl.float8e4nv)
+
+
+@triton.jit
+def _scale_of(largest):
+    return tl.maximum(tl.div_rn(largest, _E4M3_MAX), _MIN_SCALE)
+
+
+@triton.jit
+def _quantize_rows_kernel(
+    x_ptr, values_ptr, scales_ptr, k, stride_x, BLOCK: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr
+) -> None:  # fmt: skip
+    """One row, read twice: from memory, then from cache."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    largest = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, k, BLOCK):
+        mask = start + columns < k if not EVEN else columns < BLOCK
+        x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(x))
+    scale = _scale_of(tl.max(largest, 0))
+    for start in range(0, k, BLOCK):
+        mask = start + columns < k if not EVEN else columns < BLOCK
+        x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
+        tl.store(values_ptr + row * k + start + columns, _to_e4m3(x, scale), mask=mask)
+    tl.store(scales_ptr + row, scale)
+
+
+@triton.jit
+def _quantize_by_kernel(
+    x_ptr, scale_ptr, values_ptr, scales_ptr, k, stride_x, BLOCK: tl.constexpr, PDL: tl.constexpr
+) -> None:
+    """One piece of a row, by a scale that is known."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = piece * BLOCK + tl.arange(0, BLOCK)
+    scale = tl.load(scale_ptr)
+    x = tl.load(x_ptr + row * stride_x + columns, mask=columns < k, other=0.0).to(tl.float32)
+    tl.store(values_ptr + row * k + columns, _to_e4m3(x, scale), mask=columns < k)
+    tl.store(scales_ptr + row, scale, mask=piece == 0)
+
+
+@triton.jit
+def _quantize_groups_kernel(
+    x_ptr, values_ptr, scales_ptr, k, num_groups, stride_x, SIZE: tl.constexpr, GROUPS: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """Some groups of one row."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    columns = groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    x = tl.load(x_ptr + row * stride_x + columns, mask=columns < k, other=0.0).to(tl.float32)
+    scales = _scale_of(tl.max(tl.abs(x), 1))
+    tl.store(values_ptr + row * k + columns, _to_e4m3(x, scales[:, None]), mask=columns < k)
+    tl.store(scales_ptr + row * num_groups + groups, scales, mask=groups < num_groups)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _stream_kernel(
+    x_ptr, x_scales_ptr, w_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, k, rows_per_scale, num_groups,
+    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, BY_BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """BLOCK_N outputs of every row: w @ x.T, so that w fills the wide side. BY_BLOCK: BLOCK_K columns have a scale."""
+    features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    sources = tl.minimum(features, n - 1)  # past the end the last one again: cheaper in the loop than a mask
+    rows = tl.arange(0, M_PAD)
+    in_rows = rows < num_rows
+    w_ptrs = w_ptr + sources.to(tl.int64)[:, None] * k
+    if PDL:
+        if PREFETCH and tl.program_id(0) < 528:  # programs past the first wave start when the wait is long over
+            prefetch_l2(w_ptrs + (tl.arange(0, 4) * 128)[None, :])
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    acc = tl.zeros([BLOCK_N, M_PAD], tl.float32)
+    for start in tl.range(0, k, BLOCK_K, num_stages=STAGES):
+        columns = start + tl.arange(0, BLOCK_K)
+        if EVEN_K:
+            w = tl.load(w_ptrs + columns[None, :], eviction_policy="evict_first")
+            x = tl.load(x_ptr + rows[:, None] * k + columns[None, :], mask=in_rows[:, None], other=0.0)
+        else:
+            in_k = (columns < k)[None, :]
+            w = tl.load(w_ptrs + columns[None, :], mask=in_k, other=0.0, eviction_policy="evict_first")
+            x = tl.load(x_ptr + rows[:, None] * k + columns[None, :], mask=in_rows[:, None] & in_k, other=0.0)
+        w, x = w.to(tl.float16), tl.trans(x.to(tl.float16))
+        if BY_BLOCK:
+            group = start // BLOCK_K
+            w_scale = tl.load(w_scales_ptr + sources // rows_per_scale * num_groups + group)
+            x_scale = tl.load(x_scales_ptr + rows * num_groups + group, mask=in_rows, other=0.0)
+            acc += tl.dot(w, x) * w_scale[:, None] * x_scale[None, :]
+        else:
+            acc = tl.dot(w, x, acc)
+    if not BY_BLOCK:
+        w_scale = tl.load(w_scales_ptr + sources)
+        acc = acc * w_scale[:, None] * tl.load(x_scales_ptr + rows, mask=in_rows, other=0.0)[None, :]
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + sources).to(tl.float32)[:, None]
+    outputs = out_ptr + rows[None, :] * n + features[:, None]
+    tl.store(outputs, acc.to(out_ptr.dtype.element_ty), mask=in_rows[None, :] & (features < n)[:, None])
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _blocks_kernel(
+    x_ptr, x_scales_ptr, w_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, k, rows_per_scale, num_groups,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+) -> None:  # fmt: skip
+    """One tile of x @ w.T; BLOCK_K columns share a scale. Tiles of the same features run side by side."""
+    num_row_tiles = tl.cdiv(num_rows, BLOCK_M)
+    rows = tl.program_id(0) % num_row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    features = tl.program_id(0) // num_row_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
+    x_rows, w_rows = tl.minimum(rows, num_rows - 1), tl.minimum(features, n - 1)
+    x_ptrs = x_ptr + x_rows.to(tl.int64)[:, None] * k
+    w_ptrs = w_ptr + w_rows.to(tl.int64)[None, :] * k
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for group in range(0, num_groups):
+        columns = group * BLOCK_K + tl.arange(0, BLOCK_K)
+        if EVEN_K:
+            x = tl.load(x_ptrs + columns[None, :])
+            w = tl.load(w_ptrs + columns[:, None])
+        else:
+            x = tl.load(x_ptrs + columns[None, :], mask=(columns < k)[None, :], other=0.0)
+            w = tl.load(w_ptrs + columns[:, None], mask=(columns < k)[:, None], other=0.0)
+        x_scale = tl.load(x_scales_ptr + x_rows * num_groups + group)
+        w_scale = tl.load(w_scales_ptr + w_rows // rows_per_scale * num_groups + group)
+        acc += tl.dot(x, w) * x_scale[:, None] * w_scale[None, :]
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + w_rows).to(tl.float32)[None, :]
+    outputs = out_ptr + rows.to(tl.int64)[:, None] * n + features[None, :]
+    tl.store(outputs, acc.to(out_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None] & (features < n)[None, :])

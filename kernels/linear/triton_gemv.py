@@ -1,0 +1,194 @@
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+"""Skinny GEMM: x @ w.T for at most 64 rows of x, where the only cost is reading w once.
+
+Each program streams BLOCK_N rows of w. Where N alone gives too few programs to fill the device, the rows are split
+along K as well, and the last program to arrive sums the parts in order: deterministic, one launch. Under programmatic
+dependent launch a program asks L2 for its weights before it waits for x, so they travel while the kernel before still
+runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention.triton_common import prefetch_l2
+from kernels.linear.triton_split_k import SplitKScratch, store_split
+
+MAX_ROWS = 64  # above, cuBLAS is as fast (benchmarks/notes.md)
+_MAX_SPLITS = 16
+
+
+@dataclass(frozen=True)
+class GemvConfig:
+    """How a shape is cut. k / splits must be a multiple of block_k."""
+
+    block_n: int
+    block_k: int
+    splits: int
+    num_warps: int
+    num_stages: int
+    uses_dot: bool = True  # tensor cores; False (one row only): fp32 multiply-adds
+    prefetch: int = 256  # columns of each row of w that a program asks L2 for before it waits; 0: none
+    block_m: int = 0  # rows of x per program; 0: all of them
+
+
+def allocate_scratch(device: torch.device) -> SplitKScratch:
+    """Allocate where splits meet (4 MB): enough for every cut that gemv_config chooses. One per stream."""
+    return SplitKScratch.allocate(device, capacity=1 << 20)
+
+
+def can_gemv(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Whether gemv takes this product: 16-bit, at most 64 rows, K a multiple of 512. Host-side facts only."""
+    return (
+        x.is_cuda
+        and x.dtype == w.dtype
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and x.shape[0] <= MAX_ROWS
+        and w.shape[1] % 512 == 0
+        and w.is_contiguous()
+        and x.stride(-1) == 1
+    )
+
+
+def gemv_config(*, num_rows: int, n: int, k: int) -> GemvConfig:
+    """The cut of a shape class, tuned on an H100 (benchmarks/notes.md). k: a multiple of 512."""
+    if num_rows == 1:
+        return _one_row_config(n, k)
+    if num_rows > 32:
+        return _many_rows_config(n, k)
+    if n < 2048 and k % 1024 == 0:
+        if num_rows <= 8:
+            return GemvConfig(32, 256, 4, num_warps=4, num_stages=4, prefetch=512)
+        return GemvConfig(64, 128, 4, num_warps=4, num_stages=4 if k <= 2048 else 6, prefetch=512)
+    if num_rows <= 8:
+        if k < 4096:
+            return GemvConfig(32, 256, 1, num_warps=4, num_stages=4)
+        if 6144 <= n < 8192:
+            return GemvConfig(64, 128, 1, num_warps=4, num_stages=6, prefetch=0)
+        return GemvConfig(32, 512, 1, num_warps=4, num_stages=3)
+    return GemvConfig(64, 128, 2 if n < 6144 and k >= 4096 else 1, num_warps=4, num_stages=6)
+
+
+def _many_rows_config(n: int, k: int) -> GemvConfig:
+    if n < 2048 and k % 1024 == 0:
+        return GemvConfig(64, 128, 4, num_warps=4, num_stages=4)
+    if k < 4096:
+        return GemvConfig(64, 128 if n >= 65536 else 64, 1, num_warps=4, num_stages=3 if n >= 65536 else 8)
+    if n >= 16384:
+        return GemvConfig(128, 128, 1, num_warps=8, num_stages=3, prefetch=0)
+    return GemvConfig(64, 128, 2, num_warps=4, num_stages=4) if n < 6144 else GemvConfig(64, 64, 1, 4, 8)
+
+
+def _one_row_config(n: int, k: int) -> GemvConfig:
+    if k % 1024 != 0:
+        return GemvConfig(8, 512, 1, num_warps=4, num_stages=6, uses_dot=False, prefetch=512)
+    if k >= 4096:
+        return GemvConfig(8, 1024, 1, num_warps=4, num_stages=1, uses_dot=False, prefetch=512)
+    if n >= 6144:
+        return GemvConfig(4, 1024, 1, num_warps=4, num_stages=1, uses_dot=False, prefetch=1024)
+    return GemvConfig(4, 512, 1, num_warps=2, num_stages=6, uses_dot=False, prefetch=2048 if k >= 2048 else 1024)
+
+
+def gemv(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    scratch: SplitKScratch,
+    *,
+    config: GemvConfig | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Return x @ w.T + bias. x: [M, K], M <= 64; w: [N, K]; bias: [N]; one 16-bit dtype, fp32 accumulation; [M, N]."""
+    num_rows, k = x.shape
+    n = w.shape[0]
+    config = config or gemv_config(num_rows=num_rows, n=n, k=k)
+    out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
+    assert k % (config.splits * config.block_k) == 0
+    num_tiles = triton.cdiv(n, config.block_n)
+    m_pad = config.block_m or max(8, triton.next_power_of_2(num_rows)) if config.uses_dot else 1
+    num_row_tiles = triton.cdiv(num_rows, m_pad)
+    scratch.check(num_tiles=num_tiles * num_row_tiles, splits=config.splits, tile_sums=config.block_n * m_pad)
+    # row tiles first: those that read the same weights run at the same time, and L2 holds them
+    _gemv_kernel[(num_row_tiles, num_tiles, config.splits)](
+        x, w, bias, out, scratch.partial, scratch.arrivals, num_rows, n, k, k // config.splits, x.stride(0),
+        M_PAD=m_pad, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
+        EVEN_N=n % config.block_n == 0, USES_DOT=config.uses_dot, HAS_BIAS=bias is not None,
+        STAGES=config.num_stages, PREFETCH=config.prefetch, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _gemv_kernel(
+    x_ptr, w_ptr, bias_ptr, out_ptr, partial_ptr, arrivals_ptr, num_rows, n, k, split_k, stride_x,
+    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, EVEN_N: tl.constexpr,
+    USES_DOT: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """One (tile of rows, tile of output features, split of K)."""
+    row_tile = tl.program_id(0)
+    tile = tl.program_id(1)
+    split = tl.program_id(2)
+    features = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    # A feature past the end reads the last one: cheaper in the loop than a mask
+    sources = features if EVEN_N else tl.minimum(features, n - 1)
+    w_ptrs = w_ptr + sources.to(tl.int64) * k + split * split_k
+    if PDL:
+        # Programs past the first wave start when the wait is long over
+        if PREFETCH > 0 and row_tile == 0 and tile * SPLITS + split < 528:
+            _prefetch(w_ptrs, split_k, PREFETCH)
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    rows = row_tile * M_PAD + tl.arange(0, M_PAD)
+    if USES_DOT:
+        acc = _dot_slab(
+            x_ptr + split * split_k + rows * stride_x, w_ptrs, rows < num_rows, split_k, M_PAD, BLOCK_N, BLOCK_K, STAGES
+        )
+    else:
+        acc = _fma_slab(x_ptr + split * split_k, w_ptrs, split_k, BLOCK_N, BLOCK_K, STAGES)
+
+    outputs = out_ptr + rows[None, :] * n + features[:, None]
+    mask = (rows < num_rows)[None, :] & (features < n)[:, None]
+    store_split(
+        acc, outputs, mask, partial_ptr, arrivals_ptr, bias_ptr, features, n, M_PAD, BLOCK_N, SPLITS, HAS_BIAS
+    )  # fmt: skip
+
+
+@triton.jit
+def _dot_slab(
+    x_ptrs, w_ptrs, in_rows, split_k,
+    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Sum over this split of K as a product w @ x.T, so that w, not the few rows of x, fills the wide side."""
+    acc = tl.zeros([BLOCK_N, M_PAD], tl.float32)
+    for start in tl.range(0, split_k, BLOCK_K, num_stages=STAGES):
+        columns = start + tl.arange(0, BLOCK_K)
+        w = tl.load(w_ptrs[:, None] + columns[None, :], eviction_policy="evict_first")
+        x = tl.load(x_ptrs[:, None] + columns[None, :], mask=in_rows[:, None], other=0.0)
+        acc = tl.dot(w, tl.trans(x), acc)
+    return acc
+
+
+@triton.jit
+def _fma_slab(
+    x_ptr, w_ptrs, split_k, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
+    """Sum over this split of K for one row of x, reduced across threads once at the end. Returns [BLOCK_N, 1]."""
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for start in tl.range(0, split_k, BLOCK_K, num_stages=STAGES):
+        columns = start + tl.arange(0, BLOCK_K)
+        w = tl.load(w_ptrs[:, None] + columns[None, :], eviction_policy="evict_first")
+        x = tl.load(x_ptr + columns)
+        acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
+    return tl.sum(acc, 1)[:, None]
+
+
+@triton.jit
+def _prefetch(w_ptrs, split_k, COLUMNS: tl.constexpr) -> None:
+    """Ask L2 for the first COLUMNS of each row, a 128-byte line at a time; past the end, for the last line again."""
+    lines = tl.minimum(tl.arange(0, COLUMNS // 64) * 64, split_k - 64)
+    prefetch_l2(w_ptrs[:, None] + lines[None, :])

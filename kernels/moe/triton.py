@@ -1,0 +1,126 @@
+# ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
+"""Triton twin of kernels/moe/reference.py. Never syncs: grids depend on the number of tokens alone, so a graph can hold
+it.
+
+Few tokens: route, and two matrix-vector products per pair. Else: route, lay out, gate and up with SiLU, down, and the
+weighted sum over each token's experts in their order, so that results are equal from run to run.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import driver
+
+from kernels.moe.configs import GroupedConfig, PairsConfig, fitting, grouped_config, pairs_config, uses_pairs
+from kernels.moe.triton_common import add_shared, weigh
+from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
+from kernels.moe.triton_route import lay_out, route
+
+
+def mix_experts(
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    top_k: int,
+    renormalize: bool,
+    round_weights: bool,
+    shared: torch.Tensor | None = None,
+    config: GroupedConfig | PairsConfig | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Equal kernels.moe.reference.mix_experts. All tensors dense in their last dimension, gate_up and down
+    contiguous."""
+    num_tokens, num_experts = x.shape[0], gate_up.shape[0]
+    num_pairs = num_tokens * top_k
+    if config is None:
+        config = _choose(num_tokens, top_k=top_k, down=down)
+    routing = route(
+        logits,
+        num_experts=num_experts,
+        top_k=top_k,
+        renormalize=renormalize,
+        weights_dtype=x.dtype if round_weights else torch.float32,
+        chunk_tokens=config.chunk_tokens if isinstance(config, GroupedConfig) else None,
+        pdl=pdl,
+    )
+    shared_gate = None if shared is None else logits[:, -1]
+    if isinstance(config, PairsConfig):
+        inner = pairs_gate_up(x, gate_up, routing, config.up, pdl=pdl)
+        return pairs_down(inner, down, routing, config.down, shared=shared, shared_gate=shared_gate, pdl=pdl)
+    tiles = lay_out(routing, num_experts=num_experts, block_m=config.block_m, pdl=pdl)
+    inner = grouped_gemm(
+        x, gate_up, tiles, config.up, num_pairs=num_pairs, is_gated=True, swaps=config.swaps, pdl=pdl
+    )  # fmt: skip
+    outputs = grouped_gemm(
+        inner, down, tiles, config.down, num_pairs=num_pairs, is_gated=False, swaps=config.swaps, pdl=pdl
+    )  # fmt: skip
+    return combine(outputs, routing.weights, shared=shared, shared_gate=shared_gate, pdl=pdl)
+
+
+def combine(
+    outputs: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    shared: torch.Tensor | None = None,
+    shared_gate: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Sum each token's pairs by their weights. outputs: [T * top_k, H]; weights: [T, top_k]; returns [T, H].
+
+    shared, shared_gate: see kernels.moe.reference.mix_experts; the gate is [T], before its sigmoid.
+    """
+    num_tokens, top_k = weights.shape
+    size = outputs.shape[1]
+    out = torch.empty(num_tokens, size, dtype=outputs.dtype, device=outputs.device)
+    block = min(1024, triton.next_power_of_2(size))
+    _combine_kernel[(num_tokens, triton.cdiv(size, block))](
+        outputs, weights, shared, shared_gate, out,
+        0 if shared is None else shared.stride(0), 0 if shared_gate is None else shared_gate.stride(0),
+        SIZE=size, BLOCK=block, TOP_K=top_k, HAS_SHARED=shared is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def _choose(num_tokens: int, *, top_k: int, down: torch.Tensor) -> GroupedConfig | PairsConfig:
+    num_experts, _, intermediate_size = down.shape
+    if uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts):
+        return pairs_config(intermediate_size=intermediate_size)
+    config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=down.itemsize)
+    return fitting(config, shared_bytes=_shared_bytes(down.device)) if down.is_cuda else config
+
+
+@functools.cache
+def _shared_bytes(device: torch.device) -> int:
+    """What Triton lets a block of that GPU have."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return driver.active.utils.get_device_properties(index)["max_shared_mem"]
+
+
+@triton.jit
+def _combine_kernel(
+    outputs_ptr, weights_ptr, shared_ptr, shared_gate_ptr, out_ptr, stride_shared, stride_gate,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, HAS_SHARED: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """One part of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    mixed = tl.zeros([BLOCK], tl.float32)
+    for place in tl.static_range(TOP_K):
+        pair = token * TOP_K + place
+        value = tl.load(outputs_ptr + pair * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+        mixed += weigh(value, tl.load(weights_ptr + pair), out_ptr.dtype.element_ty)
+    mixed = mixed.to(out_ptr.dtype.element_ty)
+    if HAS_SHARED:
+        shared = tl.load(shared_ptr + token * stride_shared + columns, mask=mask, other=0.0)
+        mixed = add_shared(mixed, shared, tl.load(shared_gate_ptr + token * stride_gate))
+    tl.store(out_ptr + token * SIZE + columns, mixed, mask=mask)

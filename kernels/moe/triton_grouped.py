@@ -1,0 +1,247 @@
+"""Grouped GEMM: each tile of rows times the weights of its expert.
+
+The grid has room for as many tiles as any routing can need; a tile without rows ends at once. Rows of a tile past its
+last read the first pair instead: cheaper in the loop than a mask, and nothing is stored of them.
+
+The experts of a few tokens: each (token, expert) pair is a matrix-vector product, and nothing is sorted.
+
+Bound by reading the chosen experts' weights once. The second product sums a token's experts in their order, so that it
+needs no launch of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.moe.configs import PairTile, Tile
+from kernels.moe.triton_common import add_shared, gate_and_mul, weigh
+from kernels.moe.triton_route import Routing, RowTiles
+
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+
+
+def grouped_gemm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    tiles: RowTiles,
+    config: Tile,
+    *,
+    num_pairs: int,
+    is_gated: bool,
+    swaps: bool,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Return [num_pairs, N]: each pair's row of x times its expert's matrix; is_gated: silu(first half) * second half.
+
+    x: [num_pairs / n, K], each row that of n successive pairs; w: [E, N or 2 * N, K], both of one dtype, dense in K.
+    """
+    num_rows, k = x.shape
+    n = w.shape[1] // (2 if is_gated else 1)
+    out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
+    num_tiles = tiles.experts.shape[0]
+    assert w.is_contiguous()
+    assert x.stride(1) == 1
+    _grouped_kernel[(num_tiles * triton.cdiv(n, config.block_n),)](
+        x, w, out, tiles.pairs, tiles.experts, tiles.rows, num_tiles, n, k, x.stride(0),
+        PAIRS_PER_ROW=num_pairs // num_rows, IS_GATED=is_gated, SWAPS=swaps,
+        BLOCK_M=tiles.pairs.shape[0] // num_tiles, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
+        GROUP_M=config.group_m, EVEN_N=n % config.block_n == 0, EVEN_K=k % config.block_k == 0,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", PDL=pdl,
+        num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def _grouped_kernel(
+    x_ptr, w_ptr, out_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tiles, n, k, stride_x,
+    PAIRS_PER_ROW: tl.constexpr, IS_GATED: tl.constexpr, SWAPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """One (tile of rows, tile of output features). SWAPS: the product is computed transposed."""
+    program = tl.program_id(0)
+    in_group = GROUP_M * tl.cdiv(n, BLOCK_N)
+    first_tile = program // in_group * GROUP_M
+    height = tl.minimum(num_tiles - first_tile, GROUP_M)
+    tile = first_tile + program % in_group % height
+    features = program % in_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    num_rows = tl.load(tile_rows_ptr + tile)
+    if num_rows == 0:
+        return
+    rows = tl.arange(0, BLOCK_M)
+    pairs = tl.load(pairs_ptr + tile * BLOCK_M + rows, mask=rows < num_rows, other=0).to(tl.int64)
+    x_ptrs = x_ptr + pairs // PAIRS_PER_ROW * stride_x
+    expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
+    sources = features if EVEN_N else tl.minimum(features, n - 1)
+    w_ptrs = w_ptr + expert * n * k * (2 if IS_GATED else 1) + sources.to(tl.int64) * k
+
+    acc = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
+    up = acc
+    for start in range(0, k, BLOCK_K):
+        columns = start + tl.arange(0, BLOCK_K)
+        x = _load(x_ptrs, columns, k, EVEN_K)
+        acc = _multiply(x, _load(w_ptrs, columns, k, EVEN_K), acc, SWAPS, PRECISION)
+        if IS_GATED:
+            up = _multiply(x, _load(w_ptrs + n.to(tl.int64) * k, columns, k, EVEN_K), up, SWAPS, PRECISION)
+
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    values = gate_and_mul(acc, up, dtype) if IS_GATED else acc.to(dtype)
+    targets = out_ptr + pairs * n
+    if SWAPS:
+        tl.store(
+            targets[None, :] + features[:, None], values, mask=(rows < num_rows)[None, :] & (features < n)[:, None]
+        )
+    else:
+        tl.store(
+            targets[:, None] + features[None, :], values, mask=(rows < num_rows)[:, None] & (features < n)[None, :]
+        )
+
+
+@triton.jit
+def _load(row_ptrs, columns, k, EVEN_K: tl.constexpr):
+    """Those columns of each row, 0 past the end."""
+    if EVEN_K:
+        return tl.load(row_ptrs[:, None] + columns[None, :])
+    else:
+        return tl.load(row_ptrs[:, None] + columns[None, :], mask=(columns < k)[None, :], other=0.0)
+
+
+@triton.jit
+def _multiply(x, w, acc, SWAPS: tl.constexpr, PRECISION: tl.constexpr):
+    """acc + x @ w.T, or transposed acc + w @ x.T."""
+    if SWAPS:
+        return tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
+    else:
+        return tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
+
+
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+
+
+def pairs_gate_up(
+    x: torch.Tensor, gate_up: torch.Tensor, routing: Routing, tile: PairTile, *, pdl: bool = False
+) -> torch.Tensor:
+    """Return [T * top_k, I]: silu(gate) * up of each pair. x: [T, H], dense in H; gate_up: [E, 2 * I, H]."""
+    num_pairs, top_k = routing.experts.numel(), routing.experts.shape[1]
+    n, k = gate_up.shape[1] // 2, gate_up.shape[2]
+    out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
+    assert gate_up.is_contiguous()
+    assert x.stride(1) == 1
+    _pairs_up_kernel[(triton.cdiv(n, tile.block_n), num_pairs)](
+        x, gate_up, routing.experts, out, n, k, x.stride(0),
+        TOP_K=top_k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
+        EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0, PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def pairs_down(
+    inner: torch.Tensor,
+    down: torch.Tensor,
+    routing: Routing,
+    tile: PairTile,
+    *,
+    shared: torch.Tensor | None = None,
+    shared_gate: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Return [T, H], each token's experts summed by their weights. inner: [T * top_k, I]; down: [E, H, I].
+
+    shared: see kernels.moe.reference.mix_experts; shared_gate: [T], before its sigmoid.
+    """
+    num_tokens, top_k = routing.experts.shape
+    n, k = down.shape[1:]
+    out = torch.empty(num_tokens, n, dtype=inner.dtype, device=inner.device)
+    assert down.is_contiguous()
+    _pairs_down_kernel[(triton.cdiv(n, tile.block_n), num_tokens)](
+        inner, down, routing.experts, routing.weights, shared, shared_gate, out, n, k,
+        0 if shared is None else shared.stride(0), 0 if shared_gate is None else shared_gate.stride(0),
+        TOP_K=top_k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
+        EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0, HAS_SHARED=shared is not None,
+        PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _pairs_up_kernel(
+    x_ptr, w_ptr, experts_ptr, out_ptr, n, k, stride_x,
+    TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """BLOCK_N values of one pair between both products."""
+    pair = tl.program_id(1)
+    features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    sources = features if EVEN_N else tl.minimum(features, n - 1)
+    x_row = x_ptr + (pair // TOP_K).to(tl.int64) * stride_x
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    expert = tl.load(experts_ptr + pair).to(tl.int64)
+    gate_ptrs = w_ptr + expert * 2 * n * k + sources.to(tl.int64) * k
+    up_ptrs = gate_ptrs + n.to(tl.int64) * k
+    gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for start in tl.range(0, k, BLOCK_K, num_stages=STAGES):
+        columns = start + tl.arange(0, BLOCK_K)
+        x = _load_row(x_row, columns, k, EVEN_K)
+        gate += _load_rows(gate_ptrs, columns, k, EVEN_K) * x[None, :]
+        up += _load_rows(up_ptrs, columns, k, EVEN_K) * x[None, :]
+    values = gate_and_mul(tl.sum(gate, 1), tl.sum(up, 1), out_ptr.dtype.element_ty)
+    tl.store(out_ptr + pair.to(tl.int64) * n + features, values, mask=features < n)
+
+
+@triton.jit
+def _pairs_down_kernel(
+    x_ptr, w_ptr, experts_ptr, weights_ptr, shared_ptr, shared_gate_ptr, out_ptr, n, k, stride_shared, stride_gate,
+    TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, HAS_SHARED: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """BLOCK_N outputs of one token, over all its experts."""
+    token = tl.program_id(1).to(tl.int64)
+    features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    sources = (features if EVEN_N else tl.minimum(features, n - 1)).to(tl.int64) * k
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    mixed = tl.zeros([BLOCK_N], tl.float32)
+    for place in tl.static_range(TOP_K):
+        pair = token * TOP_K + place
+        expert = tl.load(experts_ptr + pair).to(tl.int64)
+        w_ptrs = w_ptr + expert * n * k + sources
+        acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        for start in tl.range(0, k, BLOCK_K, num_stages=STAGES):
+            columns = start + tl.arange(0, BLOCK_K)
+            acc += _load_rows(w_ptrs, columns, k, EVEN_K) * _load_row(x_ptr + pair * k, columns, k, EVEN_K)[None, :]
+        mixed += weigh(tl.sum(acc, 1), tl.load(weights_ptr + pair), out_ptr.dtype.element_ty)
+    mask = features < n
+    mixed = mixed.to(out_ptr.dtype.element_ty)
+    if HAS_SHARED:
+        shared = tl.load(shared_ptr + token * stride_shared + features, mask=mask, other=0.0)
+        mixed = add_shared(mixed, shared, tl.load(shared_gate_ptr + token * stride_gate))
+    tl.store(out_ptr + token * n + features, mixed, mask=mask)
+
+
+@triton.jit
+def _load_row(ptr, columns, k, EVEN_K: tl.constexpr):
+    """Those columns in fp32, 0 past the end."""
+    if EVEN_K:
+        return tl.load(ptr + columns).to(tl.float32)
+    else:
+        return tl.load(ptr + columns, mask=columns < k, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _load_rows(row_ptrs, columns, k, EVEN_K: tl.constexpr):
+    """Those columns of each row in fp32, 0 past the end. Each weight is read once: it need not stay in L2."""
+    if EVEN_K:
+        return tl.load(row_ptrs[:, None] + columns[None, :], eviction_policy="evict_first").to(tl.float32)
+    else:
+        mask = (columns < k)[None, :]
+        return tl.load(row_ptrs[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)

@@ -1,0 +1,194 @@
+# ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
+"""Routing on the device: each token's experts, and the (token, expert) pairs laid out by expert in tiles of rows.
+
+A counting sort in two launches. The first chooses, and counts within chunks of tokens; in the second each chunk adds
+up the counts of all, so that none waits for another. The order is fixed: a pair's place never depends on timing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What each token was given. A pair is token * top_k + place."""
+
+    # [T, top_k], falling
+    weights: torch.Tensor
+    # [T, top_k] int32
+    experts: torch.Tensor
+    # [T, top_k] int32: how many earlier tokens of its chunk have the same expert; [1, 1] without counts
+    ranks: torch.Tensor
+    # [num_chunks, E padded to a power of 2] int32: pairs of each chunk; [1, 1] without counts
+    counts: torch.Tensor
+    chunk_tokens: int
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """Pairs in tiles of block_m rows, each tile of one expert; as many tiles as there can be, the last ones empty."""
+
+    # [num_tiles * block_m] int32: pairs; undefined past a tile's rows
+    pairs: torch.Tensor
+    # [num_tiles] int32
+    experts: torch.Tensor
+    # [num_tiles] int32: 0 … block_m
+    rows: torch.Tensor
+
+
+def route(
+    logits: torch.Tensor,
+    *,
+    num_experts: int,
+    top_k: int,
+    renormalize: bool,
+    weights_dtype: torch.dtype,
+    chunk_tokens: int | None,
+    pdl: bool = False,
+) -> Routing:
+    """Equal kernels.moe.reference.route on logits[:, :num_experts]. logits: [T, >= num_experts], last dimension dense.
+
+    chunk_tokens: of a chunk, about; None: a token at a time, without ranks and counts.
+    """
+    num_tokens, device = logits.shape[0], logits.device
+    padded = triton.next_power_of_2(num_experts)
+    has_counts = chunk_tokens is not None
+    tokens = 1 if chunk_tokens is None else max(1, chunk_tokens * 128 // max(padded, 128))
+    num_warps = 1 if tokens == 1 else 4 if tokens <= 16 else 8
+    num_chunks = triton.cdiv(num_tokens, tokens)
+    places = (num_tokens, top_k)
+    weights = torch.empty(places, dtype=weights_dtype, device=device)
+    experts = torch.empty(places, dtype=torch.int32, device=device)
+    ranks = torch.empty(places if has_counts else (1, 1), dtype=torch.int32, device=device)
+    counts = torch.empty((num_chunks, padded) if has_counts else (1, 1), dtype=torch.int32, device=device)
+    _route_kernel[(num_chunks,)](
+        logits, weights, experts, ranks, counts, num_tokens, logits.stride(0),
+        EXPERTS=num_experts, EXPERTS_PAD=padded, TOP_K=top_k, PLACES_PAD=triton.next_power_of_2(top_k),
+        TOKENS=tokens, RENORMALIZE=renormalize, HAS_COUNTS=has_counts, PDL=pdl,
+        num_warps=num_warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return Routing(weights, experts, ranks, counts, tokens)
+
+
+def lay_out(routing: Routing, *, num_experts: int, block_m: int, pdl: bool = False) -> RowTiles:
+    """Sort the pairs of a routing with counts by expert, each expert padded to tiles of block_m rows. Never syncs."""
+    num_tokens, top_k = routing.experts.shape
+    num_chunks, padded = routing.counts.shape
+    num_tiles = max_tiles(num_pairs=num_tokens * top_k, num_experts=num_experts, block_m=block_m)
+    tiles = RowTiles(
+        *(torch.empty(n, dtype=torch.int32, device=routing.experts.device)
+          for n in (num_tiles * block_m, num_tiles, num_tiles))
+    )  # fmt: skip
+    _lay_out_kernel[(num_chunks,)](
+        routing.experts, routing.ranks, routing.counts, tiles.pairs, tiles.experts, tiles.rows,
+        num_tokens, num_chunks, num_tiles,
+        EXPERTS_PAD=padded, TOP_K=top_k, TOKENS=routing.chunk_tokens, CHUNKS=max(1, 4096 // padded), TILES=16,
+        BLOCK_M=block_m, PDL=pdl, num_warps=4 if routing.chunk_tokens <= 16 else 8, launch_pdl=pdl,
+    )  # fmt: skip
+    return tiles
+
+
+def max_tiles(*, num_pairs: int, num_experts: int, block_m: int) -> int:
+    """How many tiles of block_m rows so many pairs take at most, however they fall on the experts."""
+    num_hit = min(num_experts, num_pairs)
+    return (num_pairs + num_hit * (block_m - 1)) // block_m
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _route_kernel(
+    logits_ptr, weights_ptr, experts_ptr, ranks_ptr, counts_ptr, num_tokens, stride_logits,
+    EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, PLACES_PAD: tl.constexpr,
+    TOKENS: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_COUNTS: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """One chunk of tokens: the softmax, then top_k rounds that each take the largest that is left."""
+    chunk = tl.program_id(0)
+    tokens = chunk * TOKENS + tl.arange(0, TOKENS)
+    columns = tl.arange(0, EXPERTS_PAD)[None, :]
+    places = tl.arange(0, PLACES_PAD)[None, :]
+    is_live = tokens < num_tokens
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    sources = logits_ptr + tokens.to(tl.int64)[:, None] * stride_logits + columns
+    logits = tl.load(sources, mask=is_live[:, None] & (columns < EXPERTS), other=0.0).to(tl.float32)
+    logits = tl.where(columns < EXPERTS, logits, -float("inf"))
+    powers = tl.exp(logits - tl.max(logits, 1)[:, None])
+    left = powers / tl.sum(powers, 1)[:, None]
+    # A token that is no number has experts, too: their output is none either
+    left = tl.where(columns < EXPERTS, tl.where(left == left, left, 0.0), -1.0)
+    weights = tl.zeros([TOKENS, PLACES_PAD], tl.float32)
+    experts = tl.zeros([TOKENS, PLACES_PAD], tl.int32)
+    chosen = tl.zeros([TOKENS, EXPERTS_PAD], tl.int32)
+    total = tl.zeros([TOKENS], tl.float32)
+    for place in tl.static_range(TOP_K):
+        value = tl.max(left, 1)
+        expert = tl.min(tl.where(left == value[:, None], columns, EXPERTS_PAD), 1)
+        left = tl.where(columns == expert[:, None], -1.0, left)
+        chosen = tl.where(columns == expert[:, None], 1, chosen)
+        weights = tl.where(places == place, value[:, None], weights)
+        experts = tl.where(places == place, expert[:, None], experts)
+        total += value
+    if RENORMALIZE:
+        weights = weights / total[:, None]
+    pairs = tokens[:, None] * TOP_K + places
+    is_pair = is_live[:, None] & (places < TOP_K)
+    tl.store(weights_ptr + pairs, weights.to(weights_ptr.dtype.element_ty), mask=is_pair)
+    tl.store(experts_ptr + pairs, experts, mask=is_pair)
+    if HAS_COUNTS:
+        chosen = tl.where(is_live[:, None], chosen, 0)
+        earlier = tl.cumsum(chosen, 0) - chosen
+        tl.store(counts_ptr + chunk * EXPERTS_PAD + tl.arange(0, EXPERTS_PAD), tl.sum(chosen, 0))
+        for place in tl.static_range(TOP_K):
+            expert = tl.sum(tl.where(places == place, experts, 0), 1)
+            rank = tl.sum(tl.where(columns == expert[:, None], earlier, 0), 1)
+            tl.store(ranks_ptr + tokens * TOP_K + place, rank, mask=is_live)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_chunks", "num_tiles"])
+def _lay_out_kernel(
+    experts_ptr, ranks_ptr, counts_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tokens, num_chunks, num_tiles,
+    EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr, CHUNKS: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """One chunk: where its pairs go, and its share of the tiles' experts and numbers of rows."""
+    chunk = tl.program_id(0)
+    columns = tl.arange(0, EXPERTS_PAD)
+    totals = tl.zeros([EXPERTS_PAD], tl.int32)
+    earlier = tl.zeros([EXPERTS_PAD], tl.int32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    for first in range(0, num_chunks, CHUNKS):
+        chunks = first + tl.arange(0, CHUNKS)
+        sources = counts_ptr + chunks[:, None] * EXPERTS_PAD + columns[None, :]
+        counts = tl.load(sources, mask=(chunks < num_chunks)[:, None], other=0)
+        totals += tl.sum(counts, 0)
+        earlier += tl.sum(tl.where((chunks < chunk)[:, None], counts, 0), 0)
+    room = (totals + BLOCK_M - 1) // BLOCK_M * BLOCK_M
+    ends = tl.cumsum(room, 0)
+    starts = ends - room
+
+    tokens = chunk * TOKENS + tl.arange(0, TOKENS)
+    is_live = tokens < num_tokens
+    for place in tl.static_range(TOP_K):
+        pairs = tokens * TOP_K + place
+        expert = tl.load(experts_ptr + pairs, mask=is_live, other=0)
+        rank = tl.load(ranks_ptr + pairs, mask=is_live, other=0)
+        is_expert = columns[None, :] == expert[:, None]
+        base = tl.sum(tl.where(is_expert, (starts + earlier)[None, :], 0), 1)
+        tl.store(pairs_ptr + base + rank, pairs, mask=is_live)
+
+    for first in range(chunk * TILES, num_tiles, num_chunks * TILES):
+        tiles = first + tl.arange(0, TILES)
+        begins = tiles * BLOCK_M
+        tile_expert = tl.sum((ends[None, :] <= begins[:, None]).to(tl.int32), 1)
+        is_tile_expert = columns[None, :] == tile_expert[:, None]
+        # Past the last expert no column is hit: no rows
+        rows = tl.sum(tl.where(is_tile_expert, (starts + totals)[None, :], 0), 1) - begins
+        tl.store(tile_experts_ptr + tiles, tile_expert, mask=tiles < num_tiles)
+        tl.store(tile_rows_ptr + tiles, tl.minimum(tl.maximum(rows, 0), BLOCK_M), mask=tiles < num_tiles)

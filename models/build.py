@@ -1,0 +1,50 @@
+"""build(): a model from its config and its weights, by the architecture's row in models/registry.py."""
+
+import importlib
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from models.config.model_config import ModelConfig
+from models.context import ForwardContext
+from models.parallel import TensorParallel
+from models.registry import find_architecture
+from models.weights.weights import Weights
+
+
+class Model(Protocol):
+    """What build() returns: an nn.Module with the two calls of a step. Call both under torch.inference_mode."""
+
+    def __call__(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """input_ids: [T] int64 → hidden [T, hidden_size]."""
+        ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [N, hidden_size] → [N, vocab_size], the same on every rank. Only of a model with a head."""
+        ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """See nn.Module.modules."""
+        ...
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """See nn.Module.named_modules."""
+        ...
+
+
+def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> Model:
+    """Make the model with this rank's weights, every tensor of the checkpoint accounted for.
+
+    Blocks while weights are read. Raises ModelError.
+    """
+    config.check_tensor_parallel(tp.size)
+    architecture = find_architecture(config.architecture)
+    module_name, _, name = architecture.target.partition(":")
+    make_model = vars(importlib.import_module(module_name))[name]
+    text = w if architecture.text_prefix is None else w / architecture.text_prefix
+    model: Model = make_model(config, text, tp).eval()
+    needs_no_head = config.tie_word_embeddings or not config.has_lm_head
+    w.finish(has_tied_embeddings=needs_no_head, unserved=architecture.unserved)
+    return model

@@ -1,0 +1,186 @@
+"""Which layers of a model turn positions, and which see only a window: lists and rules of a config.json.
+
+Scales: the constants that some models multiply by, or cap with, where others have nothing.
+
+ExpertsConfig: the mixture of experts that some layers of a model have for an MLP, read from a config.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from models.errors import ModelError
+from models.fields import Fields
+from models.quantization.config import QuantizationConfig
+from models.registry import Architecture
+
+# Rules that hold only where use_sliding_window says so
+_OPTIONAL = ("every_if_used", "max_window_layers", "odd_until_max", "nope")
+
+
+def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int) -> tuple[bool, ...]:
+    """Whether each layer has rotary positions: all do, but for the rule of transformers' SmolLM3Config."""
+    if architecture.rope != "smollm3":
+        return (True,) * num_layers
+    has_rope = config.get("no_rope_layers")  # 1: it has
+    if has_rope is None:
+        interval = config.count("no_rope_layer_interval", default=4)
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    if not isinstance(has_rope, list) or len(has_rope) < num_layers or not all(value in (0, 1) for value in has_rope):
+        raise ModelError(
+            f"{config.where}: no_rope_layers must be a list of 0 and 1 for {num_layers} layers, found {has_rope!r}"
+        )
+    return tuple(bool(value) for value in has_rope[:num_layers])
+
+
+def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Whether each layer is of the kind that sees only sliding_window tokens."""
+    num_layers = len(has_rope)
+    rule = architecture.sliding_layers
+    if rule in ("none", "every"):
+        return (rule == "every",) * num_layers
+    if rule in _OPTIONAL and not config.flag("use_sliding_window"):
+        return (False,) * num_layers
+    if rule == "every_if_used":
+        return (True,) * num_layers
+    layer_types = config.get("layer_types")
+    if layer_types is not None:
+        return _read_layer_types(layer_types, num_layers, config.where)
+    if rule in ("max_window_layers", "odd_until_max"):
+        border = config.get("max_window_layers")
+        border = 28 if border is None else border
+        if isinstance(border, bool) or not isinstance(border, int):
+            raise ModelError(f"{config.where}: max_window_layers must be an integer, found {border!r}")
+        if rule == "odd_until_max":  # transformers' Qwen2MoeConfig, unlike its Qwen2Config; "odd" counts from 1
+            return tuple(layer % 2 == 0 and layer < border for layer in range(num_layers))
+        return tuple(layer >= border for layer in range(num_layers))
+    if rule == "nope":
+        return tuple(not rotates for rotates in has_rope)
+    period = 2 if rule == "alternating" else config.count("sliding_window_pattern")
+    return tuple((layer + 1) % period != 0 for layer in range(num_layers))
+
+
+def find_windows(config: Fields, is_sliding: tuple[bool, ...], *, max_context_len: int) -> tuple[int | None, ...]:
+    """Each layer's window in tokens; None where nothing that fits the context is out of sight."""
+    if not any(is_sliding) or config.get("sliding_window") is None:
+        return (None,) * len(is_sliding)
+    window = config.count("sliding_window")
+    if window >= max_context_len:
+        return (None,) * len(is_sliding)
+    return tuple(window if slides else None for slides in is_sliding)
+
+
+def _read_layer_types(layer_types: object, num_layers: int, where: str) -> tuple[bool, ...]:
+    if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
+        raise ModelError(f"{where}: layer_types must be a list of names, found {layer_types!r}")
+    if len(layer_types) != num_layers:
+        raise ModelError(f"{where}: layer_types has {len(layer_types)} entries for {num_layers} layers")
+    unknown = sorted(set(layer_types) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise ModelError(f"{where}: layer_types {unknown} are not supported")
+    return tuple(kind == "sliding_attention" for kind in layer_types)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Each is 1 (a cap: 0) in a model that has no such thing."""
+
+    attention: float  # of the products of queries and keys
+    embedding: float = 1.0
+    residual: float = 1.0  # of what attention and MLP add to the residual stream
+    logits_divisor: float = 1.0
+    attention_softcap: float = 0.0  # cap * tanh(x / cap), after the scale
+    logits_softcap: float = 0.0
+
+
+def parse_scales(config: Fields, architecture: Architecture, *, hidden_size: int, head_dim: int) -> Scales:
+    """Read the constants that this architecture has. Raises ModelError."""
+    kind = architecture.scales
+    if kind == "granite":
+        return Scales(
+            attention=config.positive("attention_multiplier", default=1.0),
+            embedding=config.positive("embedding_multiplier", default=1.0),
+            residual=config.positive("residual_multiplier", default=1.0),
+            logits_divisor=config.positive("logits_scaling", default=1.0),
+        )
+    if kind == "gemma":
+        return Scales(attention=head_dim**-0.5, embedding=hidden_size**0.5)
+    if kind in ("gemma2", "gemma3"):
+        return Scales(
+            attention=config.positive("query_pre_attn_scalar") ** -0.5,
+            embedding=hidden_size**0.5,
+            # transformers' Gemma 3 has the field too, and applies it nowhere
+            attention_softcap=config.number("attn_logit_softcapping", default=0.0) if kind == "gemma2" else 0.0,
+            logits_softcap=config.number("final_logit_softcapping", default=0.0),
+        )
+    return Scales(attention=head_dim**-0.5)
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """Experts of one size, of which a router chooses some for each token."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int  # of each expert
+    norm_topk_prob: bool  # the chosen experts' probabilities are divided by their sum
+    rounds_weights: bool  # and rounded to the model's dtype, as transformers does for some
+    shared_intermediate_size: int = 0  # of an expert that every token has, behind a gate of its own; 0: none
+
+    def count_parameters(self, hidden_size: int, num_experts: int) -> int:
+        """Parameters of one layer's router and shared expert, and of num_experts of its experts."""
+        shared = self.shared_intermediate_size
+        router = hidden_size * (self.num_experts + (shared > 0))
+        return router + 3 * hidden_size * (num_experts * self.intermediate_size + shared)
+
+    def share_of_rank(self, tp_size: int) -> ExpertsConfig:
+        """What one of tp_size ranks holds of them: for arithmetic, not to be built."""
+        return dataclasses.replace(
+            self,
+            intermediate_size=self.intermediate_size // tp_size,
+            shared_intermediate_size=self.shared_intermediate_size // tp_size,
+        )
+
+
+def parse_experts(
+    config: Fields, architecture: Architecture, num_layers: int, quantization: QuantizationConfig | None
+) -> tuple[ExpertsConfig | None, tuple[bool, ...]]:
+    """The experts, and which layers have them; None if none has. Raises ModelError, too if they are quantised."""
+    kind = architecture.experts
+    if kind == "none":
+        return None, (False,) * num_layers
+    # transformers 5 calls both by the newer name when it saves
+    count = "num_experts" if config.get("num_local_experts") is None else "num_local_experts"
+    experts = ExpertsConfig(
+        num_experts=config.count(count),
+        num_experts_per_tok=config.count("num_experts_per_tok"),
+        intermediate_size=config.count("intermediate_size" if kind == "mixtral" else "moe_intermediate_size"),
+        norm_topk_prob=kind == "mixtral" or config.flag("norm_topk_prob"),
+        rounds_weights=kind != "mixtral",
+        shared_intermediate_size=config.count("shared_expert_intermediate_size") if kind == "qwen2" else 0,
+    )
+    if experts.num_experts_per_tok > experts.num_experts:
+        raise ModelError(
+            f"{config.where}: num_experts_per_tok {experts.num_experts_per_tok} is more than"
+            f" {count} {experts.num_experts}"
+        )
+    is_sparse = (True,) * num_layers if kind == "mixtral" else _sparse_layers(config, num_layers)
+    expert = "block_sparse_moe.experts.0.w1" if kind == "mixtral" else "mlp.experts.0.gate_proj"
+    sparse = [layer for layer in range(num_layers) if is_sparse[layer]]
+    if quantization is not None and any(quantization.scheme_of(f"model.layers.{i}.{expert}") for i in sparse):
+        raise ModelError(
+            f"{config.where}: its experts are quantized ({quantization.name}), and experts are served unquantized only:"
+            " use the bf16 checkpoint"
+        )
+    return (experts if sparse else None), is_sparse
+
+
+def _sparse_layers(config: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Whether each layer has experts, by the rule of transformers' Qwen2MoeDecoderLayer."""
+    step = config.count("decoder_sparse_step", default=1)
+    dense = config.get("mlp_only_layers")
+    dense = [] if dense is None else dense
+    if not isinstance(dense, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in dense):
+        raise ModelError(f"{config.where}: mlp_only_layers must be a list of layer indices, found {dense!r}")
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))

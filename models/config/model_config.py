@@ -1,0 +1,290 @@
+"""ModelConfig: a Hugging Face config.json with its names normalised once. Nothing else reads config.json.
+
+Missing fields take the default of the architecture's transformers class, where it has one that every checkpoint means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from kernels.attention.base import AttentionSpec
+from models.config.layers import (
+    ExpertsConfig,
+    Scales,
+    find_rope_layers,
+    find_sliding_layers,
+    find_windows,
+    parse_experts,
+    parse_scales,
+)
+from models.config.rope import RopeConfig, find_context_len, parse_ropes
+from models.config.size import check_split, count_parameters, saved_bytes
+from models.errors import ModelError
+from models.fields import Fields
+from models.quantization.config import QuantizationConfig
+from models.quantization.schemes import choose_quantization, parse_quantization
+from models.registry import Architecture, find_architecture
+
+DTYPES = ("float32", "float16", "bfloat16")
+# What config.json may call each activation (models.registry.Architecture.activation)
+_ACTIVATION_NAMES = {
+    "silu": ("silu", "swish"),
+    "gelu_tanh": ("gelu_pytorch_tanh",),
+    "legacy_gelu_tanh": ("gelu_pytorch_tanh", "gelu"),
+}
+# What makes a folder one of sentence-transformers: an embedding model, whose head, if there is one, nobody asks
+EMBEDDING_FILE = "modules.json"
+# What a model with a text part states for all of it
+_WHOLE_MODEL_FIELDS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a decoder-only transformer, fixed for the life of the process."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int  # of an MLP that is no mixture of experts
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_context_len: int  # tokens of one request that positions reach
+    rms_norm_eps: float
+    norm: Literal["llama", "olmo2", "gemma"]  # see models/layers/norm.py
+    num_layer_norms: int  # of hidden_size, in each layer
+    activation: Literal["silu", "gelu_tanh"]  # of the MLP's gate
+    tie_word_embeddings: bool
+    has_lm_head: bool  # False: an embedding model, which generates nothing
+    has_qkv_bias: bool
+    has_output_bias: bool  # the attention's output projection
+    has_mlp_bias: bool
+    qk_norm: Literal["none", "head", "width"]  # RMS norm before RoPE: of each query and key head, or of all together
+    sliding_windows: tuple[int | None, ...]  # per layer, in tokens; None: the whole context
+    ropes: tuple[RopeConfig | None, ...]  # per layer; None: no positions
+    experts: ExpertsConfig | None
+    sparse_layers: tuple[bool, ...]  # per layer: whether its MLP is the mixture of experts
+    scales: Scales
+    dtype: str  # of the checkpoint: one of DTYPES
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    quantization: QuantizationConfig | None  # of the linear layers; None: all are as `dtype` says
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> ModelConfig:
+        """Read folder/config.json. Raises ModelError naming the folder and the field."""
+        path = Path(folder) / "config.json"
+        if not path.is_file():
+            raise ModelError(f"{folder}: no config.json, so this is not a model folder")
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path}: malformed JSON: {error}") from error
+        config = cls.from_json(raw, where=str(path))
+        return dataclasses.replace(config, has_lm_head=False) if (Path(folder) / EMBEDDING_FILE).is_file() else config
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
+        """Normalise a parsed config.json. where: names it in errors. Raises ModelError."""
+        name = _architecture_name(raw, where)
+        architecture = find_architecture(name)
+        config = _text_fields(raw, architecture, where)
+        _refuse_unsupported(config)
+        hidden_size, num_layers = config.count("hidden_size"), config.count("num_hidden_layers")
+        num_heads, num_kv_heads, head_dim = _heads(config, hidden_size)
+        max_positions = config.count("max_position_embeddings")
+        has_rope = find_rope_layers(config, architecture, num_layers)
+        is_sliding = find_sliding_layers(config, architecture, has_rope)
+        ropes = parse_ropes(
+            config,
+            architecture,
+            has_rope=has_rope,
+            is_sliding=is_sliding,
+            head_dim=head_dim,
+            max_position_embeddings=max_positions,
+        )
+        max_context_len = find_context_len(ropes, architecture, max_positions)
+        quantization = parse_quantization(config)
+        experts, sparse_layers = parse_experts(config, architecture, num_layers, quantization)
+        return cls(
+            architecture=name,
+            vocab_size=config.count("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=config.count("intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            max_context_len=max_context_len,
+            rms_norm_eps=config.positive("rms_norm_eps", default=1e-6),
+            norm=architecture.norm,
+            num_layer_norms=architecture.num_layer_norms,
+            activation=_activation(config, architecture),
+            tie_word_embeddings=config.flag("tie_word_embeddings"),
+            has_lm_head=architecture.has_lm_head,
+            has_qkv_bias=_qkv_bias(config, architecture),
+            has_output_bias=config.flag("attention_bias") and architecture.has_output_bias,
+            has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
+            qk_norm=architecture.qk_norm,
+            sliding_windows=find_windows(config, is_sliding, max_context_len=max_context_len),
+            ropes=ropes,
+            experts=experts,
+            sparse_layers=sparse_layers,
+            scales=parse_scales(config, architecture, hidden_size=hidden_size, head_dim=head_dim),
+            dtype=_dtype(config),
+            bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
+            eos_token_ids=config.token_ids("eos_token_id"),
+            quantization=quantization,
+        )
+
+    def quantized(self, wanted: str) -> ModelConfig:
+        """This model as the flag --quantization wants it. Raises ModelError if its checkpoint cannot be so."""
+        return dataclasses.replace(self, quantization=choose_quantization(self.quantization, wanted))
+
+    def limited_to(self, max_model_len: int | None) -> ModelConfig:
+        """This model for requests of at most so many tokens (None: as many as it can). Never longer than it was.
+
+        longrope turns by its short factors if that is no more than the original length, else by its long ones.
+        """
+        limit = self.max_context_len if max_model_len is None else max_model_len
+        return dataclasses.replace(self, max_context_len=min(limit, self.max_context_len))
+
+    def one_layer_of_each_kind(self) -> ModelConfig:
+        """This model with as few layers as show every kind of layer that it has."""
+        kinds = dict.fromkeys(zip(self.sliding_windows, self.ropes, self.sparse_layers, strict=True))
+        windows, ropes, sparse_layers = zip(*kinds, strict=True)
+        return dataclasses.replace(
+            self, num_layers=len(kinds), sliding_windows=windows, ropes=ropes, sparse_layers=sparse_layers
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, tied embeddings counted once."""
+        return count_parameters(self, 0 if self.experts is None else self.experts.num_experts)
+
+    @property
+    def num_active_parameters(self) -> int:
+        """The same without the experts that a token is not sent to."""
+        return count_parameters(self, 0 if self.experts is None else self.experts.num_experts_per_tok)
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the whole model's weights on the device, its unquantized ones in `dtype`."""
+        return self.num_parameters * dtype.itemsize - saved_bytes(self, dtype)
+
+    def num_kv_heads_per_rank(self, tp_size: int) -> int:
+        """KV heads that one rank stores: its share, or one replicated head when there are more ranks than heads."""
+        return max(self.num_kv_heads // tp_size, 1)
+
+    def kv_bytes_per_token(self, tp_size: int, kv_dtype: torch.dtype) -> int:
+        """Bytes of KV cache that one token takes on one rank, over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads_per_rank(tp_size) * self.head_dim * kv_dtype.itemsize
+
+    def share_of_rank(self, tp_size: int) -> ModelConfig:
+        """This model as large as what one of tp_size ranks holds of it: for arithmetic, not to be built."""
+        return dataclasses.replace(
+            self,
+            vocab_size=-(-self.vocab_size // tp_size),
+            intermediate_size=self.intermediate_size // tp_size,
+            num_heads=self.num_heads // tp_size,
+            num_kv_heads=self.num_kv_heads_per_rank(tp_size),
+            experts=None if self.experts is None else self.experts.share_of_rank(tp_size),
+        )
+
+    def attention_spec(
+        self,
+        tp_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        block_size: int | None = None,
+        *,
+        kv_dtype: torch.dtype | None = None,
+    ) -> AttentionSpec:
+        """What one rank of this model asks of an attention backend."""
+        return AttentionSpec(
+            num_heads=self.num_heads // tp_size,
+            num_kv_heads=self.num_kv_heads_per_rank(tp_size),
+            head_dim=self.head_dim,
+            dtype=dtype,
+            device=device,
+            block_size=block_size,
+            kv_dtype=kv_dtype,
+        )
+
+    def check_tensor_parallel(self, tp_size: int) -> None:
+        """Raise ModelError unless the model splits over tp_size ranks."""
+        check_split(self, tp_size)
+
+
+def _architecture_name(raw: Mapping[str, Any], where: str) -> str:
+    if not isinstance(raw, Mapping):
+        raise ModelError(f"{where}: expected a JSON object, found {type(raw).__name__}")
+    names = raw.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise ModelError(f"{where}: architectures must be a list of one name, found {names!r}")
+    return names[0]
+
+
+def _text_fields(raw: Mapping[str, Any], architecture: Architecture, where: str) -> Fields:
+    """The config of the text part, over the architecture's defaults; a null is what the config says, too."""
+    if architecture.text_config is None:
+        return Fields({**architecture.defaults, **raw}, where)
+    text = Fields(raw, where).section(architecture.text_config).raw
+    whole = {name: raw[name] for name in _WHOLE_MODEL_FIELDS if raw.get(name) is not None}
+    return Fields({**architecture.defaults, **text, **whole}, where)
+
+
+def _refuse_unsupported(config: Fields) -> None:
+    if config.get("use_bidirectional_attention"):
+        raise ModelError(f"{config.where}: use_bidirectional_attention is not supported: only causal models are served")
+    if config.get("is_causal") is False:
+        raise ModelError(f"{config.where}: is_causal false is not supported: only causal models are served")
+
+
+def _heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:
+    """Query heads, KV heads, and the dimensions of each."""
+    num_heads = config.count("num_attention_heads")
+    num_kv_heads = config.count("num_key_value_heads", default=num_heads)
+    if num_heads % num_kv_heads != 0:
+        raise ModelError(
+            f"{config.where}: num_attention_heads {num_heads} is not divisible by num_key_value_heads {num_kv_heads}"
+        )
+    if config.get("head_dim") is None and hidden_size % num_heads != 0:
+        raise ModelError(
+            f"{config.where}: hidden_size {hidden_size} is not divisible by num_attention_heads {num_heads},"
+            " and head_dim is not given"
+        )
+    head_dim = config.count("head_dim", default=max(hidden_size // num_heads, 1))
+    if head_dim % 2 != 0:
+        raise ModelError(f"{config.where}: head_dim {head_dim} is odd, and RoPE rotates pairs")
+    return num_heads, num_kv_heads, head_dim
+
+
+def _qkv_bias(config: Fields, architecture: Architecture) -> bool:
+    if isinstance(architecture.qkv_bias, bool):
+        return architecture.qkv_bias
+    return config.flag("attention_bias" if architecture.qkv_bias == "config" else "qkv_bias")
+
+
+def _activation(config: Fields, architecture: Architecture) -> Literal["silu", "gelu_tanh"]:
+    """The architecture's own; a config that names another is refused."""
+    names = _ACTIVATION_NAMES[architecture.activation]
+    field = "hidden_act" if config.get("hidden_activation") is None else "hidden_activation"
+    found = config.get(field)
+    if found is not None and found not in names:
+        raise ModelError(f"{config.where}: {field} {found!r} is not supported: supported is {names[0]!r}")
+    return "silu" if architecture.activation == "silu" else "gelu_tanh"
+
+
+def _dtype(config: Fields) -> str:
+    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if name not in DTYPES:
+        raise ModelError(f"{config.where}: dtype {name!r} is not supported: supported are {', '.join(DTYPES)}")
+    return name

@@ -1,0 +1,159 @@
+"""RopeConfig: the rotary part of a config.json, old spelling (rope_theta, rope_scaling) or new (rope_parameters).
+
+What a type does with its fields is in models/layers/rotary.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from models.errors import ModelError
+from models.fields import MAX_COUNT, Fields
+from models.registry import Architecture
+
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary positions. Fields after `partial_rotary_factor` matter only to the types named beside them."""
+
+    theta: float
+    type: RopeType = "default"
+    factor: float = 1.0  # how far the context is stretched: all but default
+    partial_rotary_factor: float = 1.0  # share of each head that turns
+    original_max_position_embeddings: int = 0  # before the stretching: dynamic, llama3, yarn, longrope
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    attention_factor: float | None = None  # yarn, longrope; None: computed
+    mscale: float = 0.0  # yarn; 0: unset
+    mscale_all_dim: float = 0.0  # yarn; 0: unset
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn
+    short_factors: tuple[float, ...] = ()  # longrope: of each pair's wavelength, up to the original length
+    long_factors: tuple[float, ...] = ()  # longrope: the same beyond it
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Dimensions of each head that turn."""
+        return int(head_dim * self.partial_rotary_factor)
+
+    def reach(self, max_position_embeddings: int) -> int:
+        """Tokens that positions reach. llama3 and longrope checkpoints state the stretched length themselves."""
+        if self.type in ("linear", "dynamic"):
+            return int(max_position_embeddings * self.factor)
+        if self.type == "yarn":
+            return max(max_position_embeddings, int(self.original_max_position_embeddings * self.factor))
+        return max_position_embeddings
+
+
+def parse_ropes(
+    config: Fields,
+    architecture: Architecture,
+    *,
+    has_rope: Sequence[bool],
+    is_sliding: Sequence[bool],
+    head_dim: int,
+    max_position_embeddings: int,
+) -> tuple[RopeConfig | None, ...]:
+    """Each layer's rotary positions, None where has_rope says there are none. Raises ModelError."""
+    shape = _Shape(architecture, head_dim, max_position_embeddings)
+    new, old = config.section("rope_parameters"), config.section("rope_scaling")
+    if architecture.rope == "gemma3":
+        # transformers, Gemma3TextConfig: only layers that see the whole context are stretched
+        whole = Fields(dict(new.section("full_attention").raw) | dict(old.raw), config.where)
+        near = new.section("sliding_attention")
+        rope = _parse(whole, config, shape, theta=config.positive("rope_theta"))
+        local = _parse(near, config, shape, theta=config.positive("rope_local_base_freq"))
+        return tuple(local if slides else rope for slides in is_sliding)
+    fields = new if new.raw else old
+    if any(isinstance(value, Mapping) for value in fields.raw.values()):
+        raise ModelError(f"{config.where}: rope_parameters per layer type ({', '.join(fields.raw)}) are not supported")
+    rope = _parse(fields, config, shape, theta=config.positive("rope_theta", default=1e4))
+    return tuple(rope if rotates else None for rotates in has_rope)
+
+
+def find_context_len(ropes: Sequence[RopeConfig | None], architecture: Architecture, max_positions: int) -> int:
+    """Tokens that the positions of a model's layers reach."""
+    if architecture.rope == "gemma3":  # it states the stretched length, whatever the rope's type
+        return max_positions
+    return max((rope.reach(max_positions) for rope in ropes if rope is not None), default=max_positions)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What the rest of the config says about positions."""
+
+    architecture: Architecture
+    head_dim: int
+    max_position_embeddings: int
+
+
+def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> RopeConfig:
+    """One layer type's rope. fields: its own object; config: the whole file; theta: unless fields say otherwise."""
+    theta = fields.positive("rope_theta", default=theta)
+    partial = _partial_rotary_factor(fields, config, shape)
+    rope_type = _rope_type(fields, shape.architecture)
+    if rope_type == "default":
+        return RopeConfig(theta=theta, partial_rotary_factor=partial)
+    max_positions = shape.max_position_embeddings
+    if rope_type == "dynamic":  # transformers stretches it from there, whatever else the config says
+        original = max_positions
+    else:
+        original = fields.count("original_max_position_embeddings", default=max_positions)
+        # Phi-3 has it beside the object, and that comes first (transformers, standardize_rope_params)
+        original = config.count("original_max_position_embeddings", default=original)
+    # yarn and longrope may leave it out and mean this ratio (transformers, _compute_yarn_parameters)
+    default_factor = max_positions / original if rope_type in ("yarn", "longrope") else None
+    rope = RopeConfig(
+        theta=theta,
+        type=rope_type,
+        factor=fields.number("factor", default=default_factor),
+        partial_rotary_factor=partial,
+        original_max_position_embeddings=original,
+        low_freq_factor=fields.number("low_freq_factor", default=1.0),
+        high_freq_factor=fields.number("high_freq_factor", default=4.0),
+        attention_factor=None if fields.get("attention_factor") is None else fields.number("attention_factor"),
+        mscale=fields.number("mscale", default=0.0),
+        mscale_all_dim=fields.number("mscale_all_dim", default=0.0),
+        beta_fast=fields.number("beta_fast", default=32.0) or 32.0,
+        beta_slow=fields.number("beta_slow", default=1.0) or 1.0,
+        truncate=fields.flag("truncate", default=True),
+        short_factors=_pair_factors(fields, "short_factor", rope_type, partial, shape),
+        long_factors=_pair_factors(fields, "long_factor", rope_type, partial, shape),
+    )
+    if not 1 <= rope.factor * max_positions <= MAX_COUNT:
+        raise ModelError(f"{config.where}: rope factor {rope.factor!r} stretches {max_positions} positions to nothing")
+    if rope_type == "dynamic" and rope.rotary_dim(shape.head_dim) <= 2:
+        raise ModelError(f"{config.where}: dynamic rope needs more than one rotated pair per head")
+    return rope
+
+
+def _rope_type(fields: Fields, architecture: Architecture) -> RopeType:
+    name = fields.get("rope_type") or fields.get("type") or "default"
+    if architecture.rope == "phi3" and name in ("su", "yarn"):  # what its old checkpoints call longrope
+        name = "longrope"
+    if name not in ROPE_TYPES:
+        raise ModelError(f"{fields.where}: rope type {name!r} is not supported: supported are {', '.join(ROPE_TYPES)}")
+    return name
+
+
+def _partial_rotary_factor(fields: Fields, config: Fields, shape: _Shape) -> float:
+    factor = fields.positive("partial_rotary_factor", default=config.positive("partial_rotary_factor", default=1.0))
+    if factor != 1 and shape.architecture.rope != "phi3":
+        raise ModelError(f"{config.where}: partial_rotary_factor {factor!r} is not supported for this architecture")
+    rotary_dim = int(shape.head_dim * factor)
+    if factor > 1 or rotary_dim == 0 or rotary_dim % 2 != 0:
+        raise ModelError(
+            f"{config.where}: partial_rotary_factor {factor!r} would rotate {rotary_dim} of {shape.head_dim} dimensions"
+        )
+    return factor
+
+
+def _pair_factors(fields: Fields, name: str, rope_type: str, partial: float, shape: _Shape) -> tuple[float, ...]:
+    if rope_type != "longrope":
+        return ()
+    return fields.positives(name, length=int(shape.head_dim * partial) // 2)

@@ -1,0 +1,124 @@
+"""From a model's QuantizationConfig to the LinearMethod of its layers.
+
+From a config.json's quantization_config, or the flag --quantization, to a QuantizationConfig.
+
+A new format of checkpoints is one file and one row of FORMATS; a new way to quantise on load is one row of ON_LOAD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from models.errors import ModelError
+from models.fields import Fields
+from models.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from models.quantization.config import QuantizationConfig, Scheme, check_share
+from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
+from models.quantization.unquantized import Unquantized
+from models.weights.weights import Weights
+
+
+@dataclass(frozen=True)
+class RoutedParams:
+    """A layer, cut along its outputs where its parts have different methods."""
+
+    methods: tuple[LinearMethod, ...]
+    params: tuple[LinearParams, ...]
+    sizes: tuple[int, ...]  # outputs of each on this rank
+
+
+class PerLayer:
+    """LinearMethod: for each layer that of its scheme, by its name in the checkpoint."""
+
+    def __init__(self, config: QuantizationConfig) -> None:
+        self._config = config
+        self._methods: dict[Scheme | None, LinearMethod] = {None: Unquantized()}
+
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> RoutedParams:
+        """Neighbouring parts of one scheme are loaded as one matrix; see LinearMethod.load."""
+        groups: list[tuple[Scheme | None, list[LinearPart]]] = []
+        for part in parts:
+            name = w.projection(part.name, part.out_features).name
+            scheme = self._config.scheme_of(name)
+            if scheme is not None:
+                whole = part.out_features if part.dim == 0 else part.in_features
+                check_share(scheme, name, "outputs" if part.dim == 0 else "inputs", whole=whole, num_shares=part.size)
+            if not groups or groups[-1][0] != scheme:
+                groups.append((scheme, []))
+            groups[-1][1].append(part)
+        methods = tuple(self._method_of(scheme) for scheme, _ in groups)
+        return RoutedParams(
+            methods=methods,
+            params=tuple(method.load(w, group) for method, (_, group) in zip(methods, groups, strict=True)),
+            sizes=tuple(sum(part.outputs for part in group) for _, group in groups),
+        )
+
+    def apply(self, params: RoutedParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See LinearMethod.apply."""
+        if len(params.methods) == 1:
+            return params.methods[0].apply(params.params[0], x, bias)
+        biases: Sequence[Any] = (None,) * len(params.sizes) if bias is None else bias.split(params.sizes)
+        outputs = map(lambda method, own, part: method.apply(own, x, part), params.methods, params.params, biases)
+        return torch.cat(tuple(outputs), dim=-1)
+
+    def _method_of(self, scheme: Scheme | None) -> LinearMethod:
+        if scheme is None or scheme in self._methods:
+            return self._methods[scheme]
+        self._methods[scheme] = scheme.make_method()
+        return self._methods[scheme]
+
+
+# quant_method → its parser, which is given the quantization_config
+FORMATS: dict[str, Callable[[Fields], QuantizationConfig]] = {
+    "fp8": fp8.parse,
+    "bitsandbytes": bitsandbytes.parse,
+    "compressed-tensors": compressed_tensors.parse,
+    "awq": awq.parse,
+    "gptq": gptq.parse,
+}
+# --quantization → what layers of an unquantized checkpoint become while they are read (server/config/value_types.py has
+# the names)
+ON_LOAD: dict[str, Scheme] = {
+    "fp8": fp8.ON_LOAD,
+    "bitsandbytes-nf4": bitsandbytes.NF4_ON_LOAD,
+    "bitsandbytes-int8": bitsandbytes.INT8_ON_LOAD,
+}
+
+
+def parse_quantization(config: Fields) -> QuantizationConfig | None:
+    """Read quantization_config; None: there is none. Raises ModelError."""
+    section = config.get("quantization_config")
+    if section is None:
+        return None
+    if not isinstance(section, Mapping):
+        raise ModelError(f"{config.where}: quantization_config must be an object, found {section!r}")
+    method = section.get("quant_method")
+    if not isinstance(method, str) or method not in FORMATS:
+        raise ModelError(
+            f"{config.where}: quant_method {method!r} is not supported: supported are {', '.join(FORMATS)}"
+        )
+    return FORMATS[method](Fields(section, f"{config.where}: quantization_config"))
+
+
+def choose_quantization(found: QuantizationConfig | None, wanted: str) -> QuantizationConfig | None:
+    """Bring a checkpoint and the flag together. wanted: "auto" (as the checkpoint is), "none", or a scheme.
+
+    Raises ModelError if the checkpoint is quantised, and otherwise than wanted.
+    """
+    if wanted == "auto" or (found is not None and found.name == wanted):
+        return found
+    if found is not None:
+        raise ModelError(
+            f"--quantization {wanted}: the checkpoint is quantized as {found.name} already:"
+            " leave the flag out, or serve the unquantized checkpoint"
+        )
+    if wanted == "none":
+        return None
+    if wanted not in ON_LOAD:
+        names = ", ".join(ON_LOAD)
+        raise ModelError(f"--quantization {wanted}: the checkpoint is not, and on load layers become only {names}")
+    return QuantizationConfig.of_all(wanted, ON_LOAD[wanted], is_on_load=True)

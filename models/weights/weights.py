@@ -1,0 +1,242 @@
+"""Weights: a checkpoint's tensors, pulled by name while the model is built.
+
+A layer asks for what it needs (`w / "layers.0" / "self_attn"`, then tensor or slice); each read goes straight to the
+device and dtype, and only this rank's slice is read from the file. After the build, finish() makes an error of every
+tensor that nobody asked for: a checkpoint half understood is a wrong model. Readers are in
+models/weights/checkpoint.py.
+
+SplitReader: a projection that a checkpoint stores merged, read as the projections it was merged of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from models.weights.checkpoint import Progress, RandomReader, SafetensorsReader
+
+
+class Companion(Protocol):
+    """Weights of another source that the layers of one build read too, such as LoRA adapters."""
+
+    def finish(self) -> None:
+        """Say that the model is built. Raises ModelError naming tensors that no layer asked for."""
+        ...
+
+
+class SplitReader:
+    """TensorReader: `<prefix><part>.<tensor>` is a band of `<prefix><merged>.<tensor>`; all else is as it was.
+
+    The bands lie along the dimension that a read slices: that of the outputs, in proportion to their number.
+    """
+
+    def __init__(self, reader: TensorReader, prefix: str, merged: str, sizes: Mapping[str, int]) -> None:
+        self.device = reader.device
+        self.dtype = reader.dtype
+        self.is_random = reader.is_random
+        self._reader = reader
+        self._merged = f"{prefix}{merged}."
+        self._num_outputs = sum(sizes.values())
+        self._bands: dict[str, tuple[int, int]] = {}  # prefix of a part → its first output, and how many
+        start = 0
+        for part, size in sizes.items():
+            self._bands[f"{prefix}{part}."] = (start, size)
+            start += size
+
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dim: int,
+        start: int,
+        stop: int,
+        stored: tuple[torch.dtype, ...] = (),
+    ) -> torch.Tensor:
+        """Read [start, stop) along dim; see TensorReader.read."""
+        head, dot, tensor = name.rpartition(".")
+        band = self._bands.get(head + dot)
+        if band is None:
+            return self._reader.read(name, shape, dim=dim, start=start, stop=stop, stored=stored)
+        first, size = band
+        whole = (*shape[:dim], shape[dim] * self._num_outputs // size, *shape[dim + 1 :])
+        offset = shape[dim] * first // size
+        return self._reader.read(
+            self._merged + tensor, whole, dim=dim, start=offset + start, stop=offset + stop, stored=stored
+        )
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """See TensorReader.shape_of."""
+        return self._reader.shape_of(name)
+
+    def projection(self, name: str) -> tuple[str, int, int | None]:
+        """The merged matrix for its parts; see TensorReader.projection."""
+        band = self._bands.get(f"{name}.")
+        if band is None:
+            return self._reader.projection(name)
+        return self._merged.removesuffix("."), band[0], self._num_outputs
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        """See TensorReader.optional; under its own name alone."""
+        return self._reader.optional(name)
+
+    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
+        """See TensorReader.finish."""
+        self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)
+
+
+class TensorReader(Protocol):
+    """Where tensors come from, by full name, and where they go."""
+
+    device: torch.device
+    dtype: torch.dtype
+    is_random: bool  # whatever is asked for is made, and nothing is stored
+
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dim: int,
+        start: int,
+        stop: int,
+        stored: tuple[torch.dtype, ...] = (),
+    ) -> torch.Tensor:
+        """A new tensor: [start, stop) along dim of tensor `name`, which must have `shape`. Raises ModelError.
+
+        stored: the tensor must have one of these dtypes, and keeps it; else it becomes the model's. () is a scalar.
+        """
+        ...
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The shape of tensor `name`, None if there is none. Not known where tensors are random."""
+        ...
+
+    def projection(self, name: str) -> tuple[str, int, int | None]:
+        """The matrix that holds projection `name`: its own name, the projection's first output, and all its outputs.
+
+        None: the projection's alone.
+        """
+        ...
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        """A small tensor of any shape in fp32 on the CPU; None if there is none of that name. Raises ModelError."""
+        ...
+
+    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
+        """Close what is open. Raises ModelError if tensors were left unread, but for those whose prefix is unserved."""
+        ...
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Where a checkpoint keeps a projection: alone, or as a band of the outputs of a larger matrix."""
+
+    w: Weights  # below the matrix's own name
+    name: str  # in full, without a tensor's: "model.layers.0.self_attn.q_proj"
+    first_output: int
+    num_outputs: int  # of the whole matrix
+
+
+class Weights:
+    """A view of a reader under a name prefix. Cheap: `w / "mlp"` makes another.
+
+    adapters: what is added to the products of linear layers; None: nothing.
+    """
+
+    def __init__(self, reader: TensorReader, prefix: str = "", *, adapters: Companion | None = None) -> None:
+        self._reader = reader
+        self._prefix = prefix
+        self.adapters = adapters
+        self.device = reader.device
+        self.dtype = reader.dtype
+        self.is_random = reader.is_random
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+        adapters: Companion | None = None,
+    ) -> Weights:
+        """Open model.safetensors, or the shards of model.safetensors.index.json. Raises ModelError.
+
+        progress(bytes_done, bytes_total) is called after each first read of a tensor, and once by finish().
+        """
+        reader = SafetensorsReader(Path(folder), device=device, dtype=dtype, progress=progress)
+        return cls(reader, adapters=adapters)
+
+    @classmethod
+    def dummy(
+        cls, *, device: torch.device, dtype: torch.dtype, seed: int = 0, adapters: Companion | None = None
+    ) -> Weights:
+        """Random weights made on the device (--load-format dummy): the same tensors for any split over ranks."""
+        return cls(RandomReader(device=device, dtype=dtype, seed=seed), adapters=adapters)
+
+    def __truediv__(self, part: str) -> Weights:
+        return Weights(self._reader, f"{self._prefix}{part}.", adapters=self.adapters)
+
+    def split(self, merged: str, sizes: Mapping[str, int]) -> Weights:
+        """The same view, in which the checkpoint's projection `merged` is the projections `sizes`, side by side.
+
+        sizes: name → outputs, in the checkpoint's order.
+        """
+        return Weights(SplitReader(self._reader, self._prefix, merged, sizes), self._prefix, adapters=self.adapters)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The whole tensor, checked to have `shape`."""
+        return self.slice(name, shape, dim=0, start=0, stop=shape[0])
+
+    def shard(self, name: str, shape: tuple[int, ...], *, dim: int, rank: int, size: int) -> torch.Tensor:
+        """Part `rank` of `size` equal parts along dim. shape: of the whole tensor; size divides shape[dim]."""
+        assert shape[dim] % size == 0, f"{name}: {shape} does not split in {size} along {dim}"
+        width = shape[dim] // size
+        return self.slice(name, shape, dim=dim, start=rank * width, stop=(rank + 1) * width)
+
+    def slice(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
+        """[start, stop) along dim. shape: of the whole tensor."""
+        return self._reader.read(self.full_name(name), shape, dim=dim, start=start, stop=stop)
+
+    def optional(self, name: str) -> torch.Tensor | None:
+        """A small tensor that not every checkpoint has; see TensorReader.optional."""
+        return self._reader.optional(self.full_name(name))
+
+    def full_name(self, name: str) -> str:
+        """What the checkpoint calls it."""
+        return self._prefix + name
+
+    def stored(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtypes: tuple[torch.dtype, ...],
+        *,
+        dim: int = 0,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> torch.Tensor:
+        """[start, stop) along dim of a tensor that has one of `dtypes`, in that dtype. stop: None is the end."""
+        end = (shape[dim] if shape else 1) if stop is None else stop
+        return self._reader.read(self._prefix + name, shape, dim=dim, start=start, stop=end, stored=dtypes)
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The stored shape of a tensor; None: there is none, or tensors are random."""
+        return self._reader.shape_of(self._prefix + name)
+
+    def projection(self, name: str, num_outputs: int) -> Projection:
+        """Where the checkpoint keeps projection `name`, which has num_outputs."""
+        stored, first, total = self._reader.projection(self._prefix + name)
+        return Projection(Weights(self._reader, f"{stored}."), stored, first, total or num_outputs)
+
+    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
+        """Say that the model is built. Raises ModelError naming tensors that it did not read, or of its adapters."""
+        self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)
+        if self.adapters is not None:
+            self.adapters.finish()

@@ -1,0 +1,150 @@
+"""What the adapters share: another API's request as a chat request, with the way back for names.
+
+    ResponsesBody, MessagesBody ─→ Translation(ChatBody, ignored, names) ─→ prepare_chat ─→ their writers
+
+Whatever is wrong with the chat request is told in the words of the request that the client sent: `names` says which
+of its fields each field of the chat request stands for.
+"""
+
+import base64
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from engine.interface.errors import InvalidParameter, RequestError, UnsupportedFeature
+from server.api.schemas import ChatBody, parse_body
+
+_PATH = re.compile(r"(?<![\w.\]])[a-z]\w*(?:\[\d+\]|\.\w+)*")
+_PATH_ENDS = re.compile(r"[.\[]")
+_SEAL = "quire1."  # the form's version: what other servers sealed is not opened
+
+
+class Translation(msgspec.Struct, frozen=True):
+    """A chat request that another API's request stands for."""
+
+    body: ChatBody
+    ignored: list[str]  # fields of the client's request that have no effect
+    names: dict[str, str]  # path in the chat request → path in the client's request
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """One message of the chat request while it is put together. `at`: where the client's request has its beginning."""
+
+    role: str
+    at: str
+    parts: list[dict[str, str]] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    call_id: str | None = None  # whose result this is
+
+    def message(self) -> dict[str, Any]:
+        """Return the message."""
+        message: dict[str, Any] = {"role": self.role}
+        if self.parts or not self.calls:
+            message["content"] = self.parts or ""
+        if self.thoughts:
+            message["reasoning_content"] = "\n".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.call_id is not None:
+            message["tool_call_id"] = self.call_id
+        return message
+
+
+def names_of(turns: Sequence[Turn]) -> dict[str, str]:
+    """Return which part of the client's request each message stands for."""
+    return {f"messages[{i}]": turn.at for i, turn in enumerate(turns)}
+
+
+def chat_body(fields: Mapping[str, Any], *, names: Mapping[str, str]) -> ChatBody:
+    """Return a ChatBody of the fields that are not None. Raises RequestErrors in the client's words."""
+    with client_words(names):
+        return parse_body(ChatBody, {name: value for name, value in fields.items() if value is not None})
+
+
+@contextmanager
+def client_words(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename the fields that a RequestError raised in here names: in its param, and where its message has them."""
+    try:
+        yield
+    except RequestError as error:
+        error.message = renamed(error.message, names)
+        if error.param is not None:
+            error.param = renamed(error.param, names)
+        raise
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """Return the text with each path of the chat request replaced by what it, or its longest part, stands for."""
+
+    def replace(match: re.Match[str]) -> str:
+        path = match[0]
+        ends = [end.start() for end in _PATH_ENDS.finditer(path)]
+        for end in (len(path), *reversed(ends)):
+            if path[:end] in names:
+                return names[path[:end]] + path[end:]
+        return path
+
+    return _PATH.sub(replace, text)
+
+
+def text_parts(content: Any, *, at: str, kinds: Mapping[str, str], ignored: list[str]) -> list[dict[str, str]]:
+    """Return a string or a list of text parts as the parts of a chat message, and note what of them has no effect.
+
+    `kinds`: the types of part that are text, and the key that holds it. Raises for any other part.
+    """
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    if not isinstance(content, list):
+        raise InvalidParameter(f"{at} must be a string or a list of parts.", param=at)
+    parts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise InvalidParameter(f"{at}[{i}] must be an object with a type.", param=at)
+        if kind not in kinds:
+            raise not_text(kind, at=f"{at}[{i}]", param=at)
+        text = part.get(kinds[kind])
+        if not isinstance(text, str):
+            raise InvalidParameter(f"{at}[{i}].{kinds[kind]} must be a string.", param=at)
+        if len(part) > 2:
+            ignored += named_extras(part, known={"type", kinds[kind], *HARMLESS_IN_PARTS}, at=f"{at}[{i}]")
+        parts.append({"type": "text", "text": text})
+    return parts
+
+
+# Of parts and blocks: what a part of an answer carries when it comes back in the history, and the caching that is
+# done anyway.
+HARMLESS_IN_PARTS = frozenset({"annotations", "logprobs", "citations", "cache_control", "prompt_cache_breakpoint"})
+
+
+def named_extras(fields: Mapping[str, Any], *, known: set[str], at: str) -> list[str]:
+    """Return the paths of fields that ask for something and are not known."""
+    prefix = f"{at}." if at else ""
+    return [f"{prefix}{name}" for name in sorted(fields.keys() - known) if fields[name]]
+
+
+def not_text(kind: str, *, at: str, param: str) -> UnsupportedFeature:
+    """Return the error for content that is not text."""
+    return UnsupportedFeature(f"{at} is of type {kind[:40]!r}: this model reads text only.", param=param)
+
+
+def seal(text: str) -> str:
+    """Return reasoning in an opaque form, for clients that keep it for the next request but not its text.
+
+    It is not encrypted: whoever gets it was shown the text, or could have been.
+    """
+    return _SEAL + base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def unseal(sealed: str) -> str | None:
+    """Return what seal() was given; None if this was sealed by another server, or is broken."""
+    if not sealed.startswith(_SEAL):
+        return None
+    try:
+        return base64.b64decode(sealed.removeprefix(_SEAL), altchars=b"-_", validate=True).decode()
+    except ValueError:  # not base64, or not UTF-8
+        return None

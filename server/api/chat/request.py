@@ -1,0 +1,212 @@
+"""From a parsed chat body to a generation that can be run: checks, template, token ids, spec. Imports server only.
+
+The chat route calls prepare_chat, and so do the routes of other APIs that make a ChatBody of their own bodies.
+"""
+
+import asyncio
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+
+from engine.interface.errors import InvalidParameter
+from engine.interface.protocol import EngineReady
+from server.api.as_chat import renamed
+from server.api.chat.template_messages import shorten_call_ids, template_messages
+from server.api.chat.tools import ToolPlan, check_tools, plan_tools
+from server.api.grammar_wait import checked_grammar
+from server.api.ignored_fields import ignored_fields
+from server.api.reply_options import ReplyOptions, reply_options
+from server.api.request_record import record_of
+from server.api.sampling_fields import chat_spec, check_chat
+from server.api.schemas import MAX_TOKENS, ChatBody
+from server.api.service import Service
+from server.api.sse import ReplyHead
+from server.generation.chat_generation import ChatGeneration
+from server.generation.generation import Generation
+from server.structured_output.grammar_spec import Asked, asked_grammar
+from server.structured_output.tool_grammar import answer_grammar, tool_grammar
+from server.text.chat_template import template_timeout
+from server.text.parsers.base import PartsParser
+from server.text.parsers.detect import ChatFormat, make_parser
+from server.text.parsers.reasoning import ReasoningPlace, reasoning_place
+from server.text.tokenizer import TEMPLATE_DEADLINE_S, Tokenizer
+
+MAX_GRAMMAR_BYTES = 256 * 1024
+_RENDER_GRACE_S = 0.5
+
+
+class PreparedChat(msgspec.Struct, frozen=True):
+    """A checked chat request, not begun yet."""
+
+    head: ReplyHead
+    generation: ChatGeneration
+    options: ReplyOptions
+    headers: dict[str, str]  # of the answer: names what was ignored
+    ignored: list[str]  # the same names, for a route whose body has others
+    tools: ToolPlan
+
+
+class _Prompt(NamedTuple):
+    token_ids: list[int]
+    reasoning: ReasoningPlace
+
+
+async def prepare_chat(
+    service: Service,
+    body: ChatBody,
+    request: Request,
+    *,
+    id_prefix: str = "chatcmpl-",
+    shrinks_max_tokens: bool = False,
+    names: Mapping[str, str] | None = None,
+) -> PreparedChat:
+    """Check and encode a chat. Raises ServiceErrors: all that can be wrong with a request but what the engine finds.
+
+    `request`: its body is read; its end ends the wait for a grammar.
+    `shrinks_max_tokens`: more tokens than the context has room for are no error, but fewer are made.
+    `names`: of Translation, if the client's request was another; what this raises is renamed by client_words().
+    """
+    limits = service.limits()
+    model = service.model_name(body.model)
+    tokenizer = service.tokenizer
+    chat_format = tokenizer.chat_format
+    check_chat(body)
+    plan = plan_tools(body)
+    check_tools(plan, chat_format)
+    ignored = ignored_fields(body) + _ignored_by_template(body, chat_format)
+    headers = service.ignored_header(ignored)
+    prompt = await _encode(service, body, plan, limits)
+    record = record_of(request.scope)
+    record.model = model
+    moment = service.moment(record)
+    asked = _asked_grammar(body, plan, tokenizer, prompt.reasoning)
+    grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body.timeout))
+    spec = chat_spec(
+        body,
+        prompt.token_ids,
+        limits=limits,
+        defaults=service.defaults,
+        moment=moment,
+        grammar=grammar,
+        shrinks_max_tokens=shrinks_max_tokens,
+    )
+    tags = chat_format.tags(has_tools=bool(plan.callable))
+    visible_ids = frozenset(tokenizer.tag_ids(tags).values())
+    grammar_param = asked and renamed(asked.param, names or {})
+    lora_index = service.lora_index(model)
+    spec = msgspec.structs.replace(spec, visible_ids=visible_ids, grammar_param=grammar_param, lora_index=lora_index)
+    head = ReplyHead(f"{id_prefix}{secrets.token_hex(16)}", int(time.time()), model)
+
+    def parser() -> PartsParser | None:
+        return make_parser(chat_format, tools=plan.callable, is_reasoning=prompt.reasoning == "open")
+
+    generation = Generation(
+        spec,
+        request_id=head.id,
+        client=service.client,
+        tokenizer=tokenizer,
+        metrics=service.metrics,
+        by_token=parser() is not None,
+    )
+    max_calls = None if plan.is_parallel else 1
+    chat = ChatGeneration(generation, make_parser=parser, max_calls=max_calls, must_call=plan.must_call)
+    return PreparedChat(head, chat, reply_options(body, spec.params), headers, ignored, plan)
+
+
+def _asked_grammar(body: ChatBody, plan: ToolPlan, tokenizer: Tokenizer, reasoning: ReasoningPlace) -> Asked | None:
+    """What the answer must match: a call where one is forced, else what the body asks for, or a call instead of it."""
+    chat_format = tokenizer.chat_format
+    ids = tokenizer.tag_ids(chat_format.tags(has_tools=bool(plan.callable)))
+    asked = asked_grammar(body.response_format, body.structured_outputs)
+    if asked is None and not plan.must_call:
+        return None
+    parts = [] if plan.must_call or asked is None else [asked.spec]
+    if plan.callable:
+        calls = tool_grammar(plan.callable, chat_format, is_parallel=plan.is_parallel, tag_ids=ids)
+        if len(calls.source.encode()) > MAX_GRAMMAR_BYTES:
+            raise InvalidParameter(
+                f"tools have schemas of {len(calls.source.encode())} bytes together; where enforced, the limit "
+                f"is {MAX_GRAMMAR_BYTES}.",
+                param="tools",
+            )
+        parts.append(calls)
+    param = "tools" if asked is None or plan.must_call else asked.param
+    return Asked(answer_grammar(parts, chat_format.reasoning, reasoning, tag_ids=ids), param)
+
+
+async def encode_chat(service: Service, body: ChatBody) -> list[int]:
+    """Return the token ids of a chat's prompt, also of one that does not fit the context. Raises ServiceErrors."""
+    check_chat(body)
+    plan = plan_tools(body)
+    check_tools(plan, service.tokenizer.chat_format)
+    limits = msgspec.structs.replace(service.limits(), max_model_len=MAX_TOKENS)
+    return (await _encode(service, body, plan, limits)).token_ids
+
+
+async def _encode(service: Service, body: ChatBody, plan: ToolPlan, limits: EngineReady) -> _Prompt:
+    """Render and encode in one thread. The render checks its deadline itself; the wait here is for one that cannot."""
+    tokenizer = service.tokenizer
+    template = tokenizer.chat_template
+    messages = template_messages(body, knows_developer=template is not None and "developer" in template.source)
+    if tokenizer.chat_format.tools in ("mistral", "mistral_args"):
+        shorten_call_ids(messages)
+    is_rendered = threading.Event()
+    begun_s: float | None = None  # while other requests have all the threads, nothing is too slow yet
+
+    def render_and_encode() -> _Prompt:
+        nonlocal begun_s
+        begun_s = time.monotonic()
+        rendered = tokenizer.render_chat(
+            messages,
+            tools=plan.shown,
+            add_generation_prompt=_adds_generation_prompt(body),
+            continue_final_message=bool(body.continue_final_message),
+            template_kwargs=_template_kwargs(body, tokenizer.chat_format),
+        )
+        is_rendered.set()
+        tokenizer.check_length(rendered.text, max_model_len=limits.max_model_len, param="messages")
+        written = str(messages[-1].get("content", "")) if body.continue_final_message else None
+        place = reasoning_place(tokenizer.chat_format.reasoning, rendered.text, continued=written)
+        return _Prompt(tokenizer.encode_chat(rendered), place)
+
+    work = asyncio.create_task(asyncio.to_thread(render_and_encode))
+    work.add_done_callback(_forget)  # also where the request is cancelled meanwhile
+    while not work.done() and not is_rendered.is_set():
+        rest_s = TEMPLATE_DEADLINE_S + _RENDER_GRACE_S - (time.monotonic() - begun_s if begun_s is not None else 0.0)
+        if rest_s <= 0:
+            raise template_timeout()
+        await asyncio.wait({work}, timeout=rest_s)
+    return await work
+
+
+def _template_kwargs(body: ChatBody, chat_format: ChatFormat) -> dict[str, Any] | None:
+    """What the template is told of the reasoning; chat_template_kwargs win."""
+    kwargs: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        if chat_format.thinking_switch is not None:
+            kwargs[chat_format.thinking_switch] = body.reasoning_effort != "none"
+        if chat_format.takes_effort:
+            kwargs["reasoning_effort"] = body.reasoning_effort
+    return kwargs | (body.chat_template_kwargs or {}) or None
+
+
+def _ignored_by_template(body: ChatBody, chat_format: ChatFormat) -> list[str]:
+    is_read = chat_format.takes_effort or chat_format.thinking_switch is not None
+    return ["reasoning_effort"] if body.reasoning_effort is not None and not is_read else []
+
+
+def _forget(work: asyncio.Task[_Prompt]) -> None:
+    """Take the result of a render that nobody waits for, so that asyncio does not report it as lost."""
+    if not work.cancelled():
+        work.exception()
+
+
+def _adds_generation_prompt(body: ChatBody) -> bool:
+    if body.add_generation_prompt is None:
+        return not body.continue_final_message
+    return body.add_generation_prompt

@@ -1,0 +1,244 @@
+"""Chat events as chat.completion and chat.completion.chunk. Imports server only.
+
+Chat events joined into whole messages. Imports server only.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from engine.interface.protocol import TokenLogprobs
+from server.api.logprobs import finite_logprob, prompt_logprobs_of, top_entries
+from server.api.objects import (
+    CalledFunction,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatTokenLogprob,
+    FunctionDelta,
+    PromptLogprobs,
+    ToolCall,
+    ToolCallDelta,
+    TopLogprob,
+    timings_of,
+    usage_of,
+)
+from server.api.reply_options import ReplyOptions
+from server.api.sse import ReplyHead
+from server.generation.chat_generation import (
+    ChatEvent,
+    ChatGeneration,
+    ReasoningDelta,
+    TextDelta,
+    ToolArguments,
+    ToolCallStart,
+)
+from server.generation.generation import Ended
+from server.text.tokenizer import Tokenizer
+
+
+class FoldedCall(msgspec.Struct):
+    """One whole tool call."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+class FoldedMessage(msgspec.Struct):
+    """All events of one choice, joined."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    calls: list[FoldedCall] = []
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str = ""
+
+    @property
+    def content(self) -> str | None:
+        """The message's content: null where there are calls and no text."""
+        return self.text or (None if self.calls else "")
+
+
+def fold_chat(events: Sequence[ChatEvent]) -> list[FoldedMessage]:
+    """Join the events of each choice that ended, in order of index."""
+    texts: dict[int, list[str]] = {}
+    reasonings: dict[int, list[str]] = {}
+    arguments: dict[tuple[int, int], list[str]] = {}
+    messages: dict[int, FoldedMessage] = {}
+    for event in events:
+        message = messages.setdefault(event.index, FoldedMessage(event.index))
+        match event:
+            case TextDelta():
+                texts.setdefault(event.index, []).append(event.text)
+                _add_tokens(message, event)
+            case ReasoningDelta():
+                reasonings.setdefault(event.index, []).append(event.text)
+                _add_tokens(message, event)
+            case ToolCallStart():
+                message.calls.append(FoldedCall(event.id, event.name))
+            case ToolArguments():
+                arguments.setdefault((event.index, event.call_index), []).append(event.text)
+            case Ended():
+                message.finish_reason = event.finish_reason
+    for index, message in messages.items():
+        message.text = "".join(texts.get(index, ()))
+        message.reasoning = "".join(reasonings.get(index, ()))
+        for i, call in enumerate(message.calls):
+            call.arguments = "".join(arguments.get((index, i), ()))
+    return [messages[index] for index in sorted(messages) if messages[index].finish_reason]
+
+
+def _add_tokens(message: FoldedMessage, event: TextDelta | ReasoningDelta) -> None:
+    message.token_ids += event.token_ids
+    if event.logprobs is not None:
+        message.logprobs = message.logprobs or []
+        message.logprobs += event.logprobs
+
+
+class ChatWriter:
+    """chat.completion and chat.completion.chunk."""
+
+    def __init__(
+        self, head: ReplyHead, options: ReplyOptions, *, generation: ChatGeneration, tokenizer: Tokenizer
+    ) -> None:
+        self._head = head
+        self._options = options
+        self._generation = generation
+        self._tokenizer = tokenizer
+
+    def opening(self) -> list[msgspec.Struct]:
+        """One role chunk per choice; the first one shows the prompt's ids if asked for."""
+        chunks: list[msgspec.Struct] = []
+        for i in range(self._generation.num_choices):
+            choice = ChatChunkChoice(i, ChatDelta(role="assistant", content="", refusal=None))
+            chunk = self._chunk(choice)
+            if i == 0:
+                chunk.prompt_token_ids = self._prompt_ids()
+            chunks.append(chunk)
+        return chunks
+
+    def chunk(self, event: ChatEvent, *, is_last: bool) -> msgspec.Struct | None:
+        """The chunk of one event, if it shows anything."""
+        match event:
+            case Ended():
+                chunk = self._chunk(ChatChunkChoice(event.index, ChatDelta(), finish_reason=event.finish_reason))
+                if is_last and not self._options.include_usage:
+                    chunk.timings = timings_of(self._generation.stats())
+                return chunk
+            case ToolCallStart():
+                call = ToolCallDelta(event.call_index, event.id, "function", FunctionDelta(event.name))
+                return self._chunk(ChatChunkChoice(event.index, ChatDelta(tool_calls=[call])))
+            case ToolArguments():
+                call = ToolCallDelta(event.call_index, function=FunctionDelta(arguments=event.text))
+                return self._chunk(ChatChunkChoice(event.index, ChatDelta(tool_calls=[call])))
+        if not event.text and event.logprobs is None and not (self._options.return_token_ids and event.token_ids):
+            return None
+        choice = ChatChunkChoice(event.index, _text_delta(event), self._logprobs(event.logprobs, event))
+        choice.token_ids = event.token_ids if self._options.return_token_ids else UNSET
+        return self._chunk(choice)
+
+    def closing(self) -> msgspec.Struct | None:
+        """The usage chunk."""
+        if not self._options.include_usage:
+            return None
+        stats = self._generation.stats()
+        return ChatChunk(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=[],
+            usage=usage_of(stats),
+            timings=timings_of(stats),
+        )
+
+    def whole(self, events: Sequence[ChatEvent]) -> msgspec.Struct:
+        """The fold of the events."""
+        choices = []
+        for folded in fold_chat(events):
+            choice = ChatChoice(
+                folded.index, _message(folded), self._logprobs(folded.logprobs, folded), folded.finish_reason
+            )
+            choice.token_ids = folded.token_ids if self._options.return_token_ids else UNSET
+            choices.append(choice)
+        stats = self._generation.stats()
+        return ChatCompletion(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=choices,
+            usage=usage_of(stats),
+            timings=timings_of(stats),
+            prompt_token_ids=self._prompt_ids(),
+            prompt_logprobs=self._prompt_logprobs(),
+        )
+
+    def _prompt_logprobs(self) -> PromptLogprobs | UnsetType:
+        count = self._options.prompt_logprobs
+        if count is None:
+            return UNSET
+        entries, prompt = self._generation.prompt_logprobs(0), self._generation.spec.prompts[0]
+        return prompt_logprobs_of(prompt, entries, num_top=count, tokenizer=self._tokenizer)
+
+    def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
+        chunk = ChatChunk(id=self._head.id, created=self._head.created, model=self._head.model, choices=[choice])
+        if self._options.continuous_usage:
+            chunk.usage = usage_of(self._generation.stats())
+        elif self._options.include_usage:
+            chunk.usage = None
+        return chunk
+
+    def _prompt_ids(self) -> list[int] | UnsetType:
+        return list(self._generation.spec.prompts[0]) if self._options.return_token_ids else UNSET
+
+    def _logprobs(
+        self, logprobs: list[TokenLogprobs] | None, source: TextDelta | ReasoningDelta | FoldedMessage
+    ) -> ChatLogprobs | None:
+        if logprobs is None:
+            return None
+        num_top = self._options.logprobs or 0
+        return ChatLogprobs(token_logprobs(source.token_ids, logprobs, tokenizer=self._tokenizer, num_top=num_top))
+
+
+def token_logprobs(
+    token_ids: Sequence[int], entries: Sequence[TokenLogprobs], *, tokenizer: Tokenizer, num_top: int
+) -> list[ChatTokenLogprob]:
+    """Return the log-probabilities of tokens, each with `num_top` alternatives."""
+    content = []
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        data = tokenizer.token_bytes(token_id)
+        tops = [_top(tokenizer.token_bytes(id_), value) for id_, value in top_entries(entry, num_top)]
+        content.append(ChatTokenLogprob(_text(data), finite_logprob(entry.logprob), list(data), tops))
+    return content
+
+
+def _top(data: bytes, logprob: float) -> TopLogprob:
+    return TopLogprob(_text(data), finite_logprob(logprob), list(data))
+
+
+def _text_delta(event: TextDelta | ReasoningDelta) -> ChatDelta:
+    if isinstance(event, TextDelta):
+        return ChatDelta(content=event.text)
+    return ChatDelta(reasoning_content=event.text, reasoning=event.text)
+
+
+def _message(folded: FoldedMessage) -> ChatMessage:
+    message = ChatMessage(content=folded.content)
+    if folded.reasoning:
+        message.reasoning_content = message.reasoning = folded.reasoning
+    if folded.calls:
+        message.tool_calls = [
+            ToolCall(id=call.id, function=CalledFunction(call.name, call.arguments)) for call in folded.calls
+        ]
+    return message
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")

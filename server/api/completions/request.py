@@ -1,0 +1,60 @@
+"""From a parsed completion body to a generation that can be run: checks, token ids, spec. Imports server only."""
+
+import asyncio
+import secrets
+import time
+
+import msgspec
+from starlette.requests import Request
+
+from engine.interface.protocol import EngineReady
+from server.api.grammar_wait import checked_grammar
+from server.api.ignored_fields import ignored_fields
+from server.api.reply_options import ReplyOptions, reply_options
+from server.api.request_record import record_of
+from server.api.sampling_fields import check_completion, completion_spec
+from server.api.schemas import CompletionBody
+from server.api.service import Service
+from server.api.sse import ReplyHead
+from server.generation.generation import Generation
+from server.structured_output.grammar_spec import asked_grammar
+from server.text.tokenizer import Tokenizer
+
+
+class PreparedCompletion(msgspec.Struct, frozen=True):
+    """A checked completion request, not begun yet."""
+
+    head: ReplyHead
+    generation: Generation
+    options: ReplyOptions
+    headers: dict[str, str]  # of the answer: names what was ignored
+
+
+async def prepare_completion(service: Service, body: CompletionBody, request: Request) -> PreparedCompletion:
+    """Check and encode a completion. Raises ServiceErrors. `request`: as in prepare_chat."""
+    limits = service.limits()
+    model = service.model_name(body.model)
+    check_completion(body)
+    headers = service.ignored_header(ignored_fields(body))
+    record = record_of(request.scope)
+    record.model = model
+    moment = service.moment(record)
+    asked = asked_grammar(body.response_format, body.structured_outputs)
+    grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body.timeout))
+    prompts = body.prompt
+    if isinstance(prompts[0], str):
+        prompts = await asyncio.to_thread(_encode, service.tokenizer, prompts, limits)
+    spec = completion_spec(body, prompts, limits=limits, defaults=service.defaults, moment=moment, grammar=grammar)
+    lora_index = service.lora_index(model)
+    spec = msgspec.structs.replace(spec, grammar_param=asked and asked.param, lora_index=lora_index)
+    head = ReplyHead(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model)
+    generation = Generation(
+        spec, request_id=head.id, client=service.client, tokenizer=service.tokenizer, metrics=service.metrics
+    )
+    return PreparedCompletion(head, generation, reply_options(body, spec.params), headers)
+
+
+def _encode(tokenizer: Tokenizer, prompts: list[str], limits: EngineReady) -> list[list[int]]:
+    for prompt in prompts:
+        tokenizer.check_length(prompt, max_model_len=limits.max_model_len, param="prompt")
+    return [tokenizer.encode(prompt) for prompt in prompts]

@@ -1,0 +1,102 @@
+"""From a parsed embeddings body to a run: checks, prompts, token ids, limits. Imports server only."""
+
+import asyncio
+import secrets
+
+import msgspec
+from starlette.requests import Request
+
+from engine.interface.errors import InvalidParameter, PromptTooLong
+from engine.interface.protocol import EngineReady
+from server.api.embeddings.run import EmbeddingRun, EmbeddingSpec
+from server.api.embeddings.schema import EmbeddingBody
+from server.api.request_record import record_of
+from server.api.sampling_fields import check_ids
+from server.api.service import Service
+from server.config.api_keys import cache_salt_of
+from server.text.embedding_model import EmbeddingModel
+from server.text.tokenizer import Tokenizer
+
+MAX_INPUT_TOKENS = 2**20  # of all inputs of a request
+
+
+class PreparedEmbeddings(msgspec.Struct, frozen=True):
+    """A checked request, not begun yet."""
+
+    model: str
+    run: EmbeddingRun
+    is_base64: bool
+    headers: dict[str, str]  # of the answer: names what was ignored
+
+
+async def prepare_embeddings(service: Service, body: EmbeddingBody, request: Request) -> PreparedEmbeddings:
+    """Check and encode a request. Raises ServiceErrors."""
+    limits, embedding = service.limits(), service.embedding_model()
+    record = record_of(request.scope)
+    record.model = model = service.model_name(body.model)
+    headers = service.ignored_header(sorted(body.model_extra or {}))
+    dimensions = body.dimensions or limits.hidden_size
+    if dimensions > limits.hidden_size:
+        raise InvalidParameter(
+            f"dimensions is {dimensions}; this model's embeddings have {limits.hidden_size}.", param="dimensions"
+        )
+    if isinstance(body.input[0], str):
+        prefix = _prefix(body.prompt_name, embedding)
+        inputs = await asyncio.to_thread(_encode, service.tokenizer, [prefix + text for text in body.input], limits)
+    else:
+        if body.prompt_name:
+            raise InvalidParameter("prompt_name is for texts: token ids are taken as they are.", param="prompt_name")
+        inputs = body.input
+    _check_inputs(inputs, limits)
+    moment = service.moment(record)
+    spec = EmbeddingSpec(
+        inputs=inputs,
+        pooling=embedding.pooling,
+        dimensions=dimensions,
+        max_inputs_at_once=limits.max_num_seqs + min(limits.max_num_seqs, limits.max_waiting),
+        max_tokens_at_once=limits.max_queued_tokens,
+        cache_salt=cache_salt_of(moment.key_hash, body.cache_salt or ""),
+        priority=body.priority or 0,
+        lora_index=service.lora_index(model),
+        timeout_s=moment.timeout_of(body.timeout),
+        arrival_s=moment.arrival_s,
+    )
+    run = EmbeddingRun(spec, request_id=f"embd-{secrets.token_hex(16)}", client=service.client, metrics=service.metrics)
+    return PreparedEmbeddings(model, run, body.encoding_format == "base64", headers)
+
+
+def _prefix(name: str | None, embedding: EmbeddingModel) -> str:
+    if name is None:
+        return embedding.default_prompt
+    if name and name not in embedding.prompts:
+        known = ", ".join(embedding.prompts) or "none"
+        raise InvalidParameter(f"prompt_name {name!r} is unknown; this model has {known}.", param="prompt_name")
+    return embedding.prompts[name] if name else ""
+
+
+def _encode(tokenizer: Tokenizer, texts: list[str], limits: EngineReady) -> list[list[int]]:
+    inputs: list[list[int]] = []
+    for text in texts:
+        tokenizer.check_length(text, max_model_len=limits.max_model_len, param="input")
+        inputs.append(tokenizer.encode(text))
+    return inputs
+
+
+def _check_inputs(inputs: list[list[int]], limits: EngineReady) -> None:
+    for index, token_ids in enumerate(inputs):
+        if not token_ids:
+            raise InvalidParameter(f"input[{index}] has no tokens.", param="input")
+        if len(token_ids) > limits.max_model_len:
+            raise PromptTooLong(
+                f"This model's maximum context length is {limits.max_model_len} tokens, but input[{index}] has"
+                f" {len(token_ids)}.",
+                param="input",
+            )
+    total = sum(map(len, inputs))
+    if total > MAX_INPUT_TOKENS:
+        raise InvalidParameter(
+            f"input has {total} tokens in all, the limit is {MAX_INPUT_TOKENS}: send it in several requests.",
+            param="input",
+        )
+    for token_ids in inputs:
+        check_ids(token_ids, "input", limits)

@@ -1,0 +1,220 @@
+"""One HTTP request's embeddings: an engine request per input, so many at once as the engine takes. Never torch.
+
+    EmbeddingSpec ─ submit, a window at a time ─→ hidden states, pooled by the engine ─→ cut, length 1 ─→ answer
+
+Closing it early, by an error, a deadline or a client that left, aborts every engine request that is still open.
+
+The JSON of /v1/embeddings, as OpenAI has it. Imports msgspec; server/api/objects.py has the other answers.
+"""
+
+import asyncio
+import time
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import msgspec
+import numpy as np
+
+from engine.interface.client import Delta, EngineClient
+from engine.interface.errors import EngineError, RequestAborted
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import AddRequest, PoolingKind, SamplingParams
+from server.api.objects import PromptTokensDetails
+from server.errors import DeadlineExceeded
+from server.generation.generation import Stats
+
+_NOTHING_SAMPLED = SamplingParams(max_tokens=1)
+
+
+class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A validated request: what holds one has been checked against every limit."""
+
+    inputs: list[list[int]]
+    pooling: PoolingKind
+    dimensions: int  # at most the model's
+    max_inputs_at_once: int  # that the engine has; more could be too many for its queue
+    max_tokens_at_once: int  # of these inputs, but for one that is longer
+    cache_salt: str = ""
+    lora_index: int = 0  # as in AddRequest
+    priority: int = 0
+    timeout_s: float | None = None  # from arrival
+    arrival_s: float  # time.monotonic()
+
+
+class _Window:
+    """Lets so many inputs through at once that an idle engine's queue takes them."""
+
+    def __init__(self, *, max_inputs: int, max_tokens: int) -> None:
+        self._max_inputs = max_inputs
+        self._max_tokens = max_tokens
+        self._num_inputs = self._num_tokens = 0
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def place(self, num_tokens: int) -> AsyncIterator[None]:
+        """Wait for a place, and hold it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._has_place(num_tokens))
+            self._num_inputs += 1
+            self._num_tokens += num_tokens
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._num_inputs -= 1
+                self._num_tokens -= num_tokens
+                self._changed.notify_all()
+
+    def _has_place(self, num_tokens: int) -> bool:
+        fits = self._num_inputs < self._max_inputs and self._num_tokens + num_tokens <= self._max_tokens
+        return fits or not self._num_inputs
+
+
+class EmbeddingRun:
+    """Runs one spec once. `request_id` is unique; the engine's requests are numbered below it."""
+
+    def __init__(self, spec: EmbeddingSpec, *, request_id: str, client: EngineClient, metrics: Metrics) -> None:
+        self.spec = spec
+        self.request_id = request_id
+        self._client = client
+        self._metrics = metrics
+        self._ends: dict[int, Delta] = {}  # by input
+        self._open: dict[str, None] = {}  # ids that the engine has
+        self._is_cancelled = False
+
+    async def embed_all(self) -> None:
+        """Have every input embedded. Raises ServiceErrors."""
+        spec = self.spec
+        deadline = None if spec.timeout_s is None else spec.arrival_s + spec.timeout_s - time.monotonic()
+        window = _Window(max_inputs=spec.max_inputs_at_once, max_tokens=spec.max_tokens_at_once)
+        tasks = [asyncio.create_task(self._embed(index, window)) for index in range(len(spec.inputs))]
+        try:
+            async with asyncio.timeout(deadline):
+                await asyncio.gather(*tasks)
+        except TimeoutError:
+            raise DeadlineExceeded(spec.timeout_s or 0.0) from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def vectors(self) -> list[np.ndarray]:
+        """Return the inputs' embeddings in order, [dimensions] float32 of length 1. Raises EngineError."""
+        return [self._vector(index) for index in range(len(self.spec.inputs))]
+
+    def cancel(self) -> None:
+        """End it from outside: embed_all() raises RequestAborted, at once or when it begins."""
+        self._is_cancelled = True
+        for request_id in self._open:
+            self._client.abort(request_id)
+
+    def stats(self) -> Stats:
+        """Add up what was used until now."""
+        first = min(self._ends.values(), key=lambda delta: delta.arrival_s, default=None)
+        last_s = max((delta.arrival_s for delta in self._ends.values()), default=self.spec.arrival_s)
+        return Stats(
+            num_prompt_tokens=sum(map(len, self.spec.inputs)),
+            num_cached_tokens=sum(delta.num_cached_tokens or 0 for delta in self._ends.values()),
+            queue_s=None if first is None else first.queue_s,
+            prefill_s=None if first is None else first.prefill_s,
+            total_s=max(last_s - self.spec.arrival_s, 0.0),
+            finish_reasons=["stop"] if len(self._ends) == len(self.spec.inputs) else [],
+        )
+
+    async def _embed(self, index: int, window: "_Window") -> None:
+        spec = self.spec
+        request_id = f"{self.request_id}-{index}"
+        async with window.place(len(spec.inputs[index])):
+            if self._is_cancelled:
+                raise RequestAborted("The request was cancelled.")
+            request = AddRequest(
+                request_id,
+                spec.inputs[index],
+                _NOTHING_SAMPLED,
+                arrival_s=spec.arrival_s,
+                cache_salt=spec.cache_salt,
+                priority=spec.priority,
+                pooling=spec.pooling,
+                lora_index=spec.lora_index,
+            )
+            self._open[request_id] = None
+            try:
+                async with aclosing(self._client.submit(request)) as deltas:  # closing it early aborts
+                    async for delta in deltas:
+                        self._feed(index, delta)
+            finally:
+                self._open.pop(request_id, None)
+        if index not in self._ends:
+            raise EngineError("The engine ended the request without a reason.")
+
+    def _feed(self, index: int, delta: Delta) -> None:
+        if delta.finish_reason == "abort":
+            raise RequestAborted("The request was cancelled.")
+        if delta.finish_reason is not None:
+            delta.arrival_s = delta.arrival_s or time.monotonic()
+            self._ends[index] = delta
+            self._metrics.observe("e2e_request_latency_seconds", delta.arrival_s - self.spec.arrival_s)
+
+    def _vector(self, index: int) -> np.ndarray:
+        vector = unit_vector(self._ends[index].embedding, dimensions=self.spec.dimensions)
+        if vector is None:
+            raise EngineError(f"The model's hidden states for input[{index}] are not finite numbers.")
+        return vector
+
+
+def unit_vector(raw: bytes, *, dimensions: int) -> np.ndarray | None:
+    """Return the first `dimensions` of some float32s, divided by their length (0 stays 0). None: not all are finite.
+
+    Cut before it is normalised, as Matryoshka embeddings are (Kusupati et al. 2022, arXiv:2205.13147, §3).
+    """
+    vector = np.frombuffer(raw, dtype=np.float32)[:dimensions].astype(np.float64)
+    length = float(np.linalg.norm(vector))
+    if not np.isfinite(length):
+        return None
+    return (vector / max(length, 1e-12)).astype(np.float32)
+
+
+def to_base64(vector: np.ndarray) -> str:
+    """Return a vector as OpenAI's clients read it: little-endian float32s."""
+    return b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """OpenAI's usage object of embeddings, with the tokens that were cached."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """One input's embedding: numbers, or little-endian float32s in base64."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True):
+    """The whole answer, in the order of the inputs."""
+
+    object: str = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+def encode_answer(run: EmbeddingRun, *, model: str, is_base64: bool) -> bytes:
+    """Return the JSON of a run that is over. Numbers are float32s to their last digit. Raises EngineError."""
+    stats = run.stats()
+    written = [  # one by one, since no other thread runs while msgspec encodes
+        msgspec.Raw(
+            msgspec.json.encode(Embedding(index=index, embedding=to_base64(vector) if is_base64 else vector.tolist()))
+        )
+        for index, vector in enumerate(run.vectors())
+    ]
+    num_tokens = stats.num_prompt_tokens
+    usage = EmbeddingUsage(num_tokens, num_tokens, PromptTokensDetails(stats.num_cached_tokens))
+    answer = EmbeddingList(data=[], model=model, usage=usage)
+    return msgspec.json.encode(msgspec.structs.asdict(answer) | {"data": written})

@@ -1,0 +1,41 @@
+"""The body of /v1/embeddings, strict as in server/api/schemas.py. Imports pydantic."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
+
+from server.api.schemas import STRICT, Label, check_texts_or_ids
+
+MAX_INPUTS = 2048  # OpenAI's
+MAX_DIMENSIONS = 2**20  # a bound for arithmetic; the model's hidden size is the real limit
+
+_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "minItems": 1}
+_INPUT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_INPUTS},
+        _IDS_SCHEMA,
+        {"type": "array", "items": _IDS_SCHEMA, "minItems": 1, "maxItems": MAX_INPUTS},
+    ]
+}
+
+
+def _input(value: Any) -> list[str] | list[list[int]]:
+    return check_texts_or_ids(value, noun="inputs", limit=MAX_INPUTS)
+
+
+class EmbeddingBody(BaseModel):
+    """POST /v1/embeddings."""
+
+    model_config = STRICT
+
+    model: Label | None = None
+    input: Annotated[Any, BeforeValidator(_input), WithJsonSchema(_INPUT_SCHEMA)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
+    user: Label | None = None
+    # beyond OpenAI
+    prompt_name: Label | None = None  # sentence-transformers' name for one of the model's own prompts; "": none
+    cache_salt: Label | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=86_400)] | None = None

@@ -1,0 +1,155 @@
+"""Errors on their way out: the HTTP status, headers and body of every failure. Status is decided only here.
+
+The body is OpenAI's; on the paths of Anthropic's API it is Anthropic's.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from engine.interface.errors import (
+    EngineDead,
+    EngineError,
+    OutOfMemory,
+    Overloaded,
+    PromptTooLong,
+    RequestAborted,
+    RequestError,
+    ServiceError,
+    ShuttingDown,
+)
+from server.errors import HttpError, MalformedBody, MethodNotAllowed, NotFound
+
+_MAX_MESSAGE_CHARS = 700  # with _MAX_PARAM_CHARS: every error body stays under 4 KB
+_MAX_PARAM_CHARS = 100
+_DEAD_RETRY_AFTER_S = 2
+_ANTHROPIC_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
+_ANTHROPIC_TYPES |= {404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error"}
+_ANTHROPIC_TYPES |= {413: "request_too_large", 415: "invalid_request_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES |= {431: "invalid_request_error", 503: "overloaded_error"}
+
+
+class ErrorDetail(msgspec.Struct):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(msgspec.Struct):
+    """OpenAI's error body."""
+
+    error: ErrorDetail
+
+
+class AnthropicDetail(msgspec.Struct):
+    """Anthropic's error object."""
+
+    type: str
+    message: str
+
+
+class AnthropicBody(msgspec.Struct, tag_field="type", tag="error"):
+    """Anthropic's error body, which is an event of its streams as well."""
+
+    error: AnthropicDetail
+    request_id: str
+
+
+class ErrorReply(msgspec.Struct):
+    """A whole HTTP answer for an error."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+
+def error_status(error: ServiceError) -> int:
+    """Return the HTTP status of an error."""
+    match error:
+        case HttpError():
+            return error.status
+        case RequestError():
+            return 400
+        case Overloaded():
+            return 429
+        case RequestAborted():
+            return 409
+        case EngineDead() | ShuttingDown() | OutOfMemory():
+            return 503
+        case _:
+            return 500
+
+
+def public_message(error: ServiceError, *, request_id: str) -> str:
+    """Return what a client may hear, cut and cleaned. Our own faults say no more than the request id."""
+    message = error.message
+    if error_status(error) == 500 and not isinstance(error, EngineError):
+        message = f"The server had an internal error; the request id is {request_id}."
+    return _printable(message, _MAX_MESSAGE_CHARS)
+
+
+def error_body(error: ServiceError, *, request_id: str) -> bytes:
+    """Return the JSON of an error, as OpenAI has it."""
+    param = None if error.param is None else _printable(error.param, _MAX_PARAM_CHARS)
+    kind, message = _error_type(error_status(error)), public_message(error, request_id=request_id)
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, param, error.code)))
+
+
+def anthropic_body(error: ServiceError, *, request_id: str) -> AnthropicBody:
+    """Return an error as Anthropic has it. Clients know a prompt that does not fit by the words it begins with."""
+    message = public_message(error, request_id=request_id)
+    if isinstance(error, PromptTooLong):
+        message = f"prompt is too long: {message}"
+    return AnthropicBody(AnthropicDetail(_ANTHROPIC_TYPES.get(error_status(error), "api_error"), message), request_id)
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Tell whether the clients of a path expect Anthropic's errors."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def error_reply(error: ServiceError, *, request_id: str, path: str = "") -> ErrorReply:
+    """Return status, body and headers of an error on a path."""
+    status = error_status(error)
+    headers: dict[str, str] = dict(error.headers) if isinstance(error, HttpError) else {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(error.retry_after_s)
+    elif isinstance(error, EngineDead | ShuttingDown | OutOfMemory):
+        headers["retry-after"] = str(_DEAD_RETRY_AFTER_S)
+    if status < 500 and status != 429:
+        headers["x-should-retry"] = "false"  # read by the openai clients, which else retry 408 and 409
+    if speaks_anthropic(path):
+        headers["request-id"] = request_id  # what the anthropic clients read
+        return ErrorReply(status, msgspec.json.encode(anthropic_body(error, request_id=request_id)), headers)
+    return ErrorReply(status, error_body(error, request_id=request_id), headers)
+
+
+def error_from_http(status: int, *, path: str, method: str, headers: Mapping[str, str] | None) -> ServiceError:
+    """Rebuild an error that Starlette's router raised as a bare status."""
+    if status == 404:
+        return NotFound(f"There is no route {path[:200]}.")
+    if status == 405:
+        allow = (headers or {}).get("Allow", "")
+        return MethodNotAllowed(f"{path[:200]} does not accept {method[:16]}; it accepts {allow}.", allow=allow)
+    if status < 500:
+        return MalformedBody("The request could not be read.")
+    return ServiceError("internal error")
+
+
+def _error_type(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    if status == 503:
+        return "service_unavailable_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def _printable(text: str, max_chars: int) -> str:
+    """Cut and clean: a message can quote the client, whose text must not become an error of its own."""
+    if len(text) > max_chars:
+        text = text[: max_chars - 1] + "…"
+    text = text.encode("utf-8", "replace").decode()
+    return "".join(char if char >= " " or char == "\n" else " " for char in text)

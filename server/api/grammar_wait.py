@@ -1,0 +1,42 @@
+"""Waiting for the verdict on a request's grammar, no longer than the request itself lives. Imports server only."""
+
+import asyncio
+import time
+
+from starlette.requests import Request
+
+from engine.interface.errors import RequestAborted
+from engine.interface.protocol import GrammarSpec
+from server.api.request_record import record_of
+from server.api.sse import wait_or_gone
+from server.errors import DeadlineExceeded
+from server.structured_output.compile_check import GrammarChecker
+from server.structured_output.grammar_spec import Asked
+
+
+async def checked_grammar(
+    grammars: GrammarChecker, asked: Asked | None, request: Request, *, timeout_s: float | None
+) -> GrammarSpec | None:
+    """Return the grammar that was asked for, if one was, once it is known to compile. `timeout_s`: from arrival.
+
+    Raises what GrammarChecker.check() does, DeadlineExceeded, RequestAborted (by DELETE) and ClientGone.
+    """
+    if asked is None:
+        return None
+    record = record_of(request.scope)
+    check = asyncio.create_task(grammars.check(asked.spec, param=asked.param))
+    record.cancel = check.cancel
+    if record.is_cancelled:
+        check.cancel()
+    try:
+        async with asyncio.timeout(None if timeout_s is None else record.arrival_s + timeout_s - time.monotonic()):
+            await wait_or_gone(request.receive, check)
+    except TimeoutError:
+        assert timeout_s is not None
+        raise DeadlineExceeded(timeout_s) from None
+    finally:
+        record.cancel = None
+    if check.cancelled():
+        raise RequestAborted("The request was cancelled.")
+    check.result()
+    return asked.spec

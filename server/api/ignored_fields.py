@@ -1,0 +1,70 @@
+"""Fields of a body that are taken in and change nothing, for the x-quire-ignored header. Imports server.api.schemas.
+Pure.
+
+A field is named when it asks for something: null, empty and false values ask for nothing.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from server.api.schemas import ChatBody, ChatMessage, CompletionBody
+from server.structured_output.schema import ResponseFormat
+
+_MESSAGE_FIELDS = ("annotations", "audio", "function_call", "refusal")
+_PART_FIELDS = frozenset({"type", "text", "refusal"})
+
+
+def ignored_fields(body: ChatBody | CompletionBody) -> list[str]:
+    """Names of fields in a checked body that have no effect, e.g. "foo", "messages[0].cache_control"."""
+    ignored = sorted(body.model_extra or {})
+    if isinstance(body, ChatBody):
+        ignored += _ignored_in_chat(body)
+    ignored += _ignored_in_format(body.response_format)
+    options = body.stream_options
+    if options is not None:
+        ignored += [f"stream_options.{name}" for name in sorted(options.model_extra or {})]
+        if options.include_obfuscation:
+            ignored.append("stream_options.include_obfuscation")
+    return ignored
+
+
+def _ignored_in_format(asked: ResponseFormat | None) -> Iterator[str]:
+    if asked is not None:
+        yield from (f"response_format.{name}" for name in sorted(asked.model_extra or {}))
+        if asked.json_schema is not None:
+            yield from (f"response_format.json_schema.{name}" for name in sorted(asked.json_schema.model_extra or {}))
+
+
+def _ignored_in_chat(body: ChatBody) -> Iterator[str]:
+    if body.store:
+        yield "store"  # nothing is stored
+    yield from _ignored_in_tools(body)
+    if body.functions:
+        yield "functions"  # check_chat() lets them pass only if none may be called
+    for i, message in enumerate(body.messages):
+        yield from (f"messages[{i}].{name}" for name in _ignored_in_message(message))
+
+
+def _ignored_in_tools(body: ChatBody) -> Iterator[str]:
+    if not body.tools or body.tool_choice == "none":  # then the model is not shown any, and calls none
+        if body.tools:
+            yield "tools"
+        if body.parallel_tool_calls is not None:
+            yield "parallel_tool_calls"
+        return
+    is_forced = body.tool_choice not in (None, "auto")
+    for i, tool in enumerate(body.tools):
+        yield from (f"tools[{i}].{name}" for name in sorted(tool.model_extra or {}))
+        yield from (f"tools[{i}].function.{name}" for name in sorted(tool.function.model_extra or {}))
+        if tool.function.strict and not is_forced:
+            yield f"tools[{i}].function.strict"  # a model that may call or not writes its arguments freely
+
+
+def _ignored_in_message(message: ChatMessage) -> Iterator[str]:
+    yield from sorted(message.model_extra or {})
+    values = (message.annotations, message.audio, message.function_call, message.refusal)
+    yield from (name for name, value in zip(_MESSAGE_FIELDS, values, strict=True) if value)
+    parts: list[Any] = message.content if isinstance(message.content, list) else []
+    for i, part in enumerate(parts):
+        if isinstance(part, dict):
+            yield from (f"content[{i}].{name}" for name in sorted(part.keys() - _PART_FIELDS))

@@ -1,0 +1,225 @@
+"""From an Anthropic Messages request to a chat request. Pure; imports server only.
+
+A message's blocks become one or more chat messages: tool results are messages of their own there. Turns of one role
+that follow each other are one turn, as Anthropic has it. A last message of the assistant is gone on with.
+"""
+
+from typing import Any
+
+import msgspec
+
+from engine.interface.errors import InvalidParameter
+from server.api.as_chat import Translation, Turn, chat_body, named_extras, names_of, not_text, text_parts, unseal
+from server.api.messages.schema import (
+    Block,
+    ClientTool,
+    CountTokensBody,
+    MessagesBody,
+    OtherBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+    client_tool,
+    content_blocks,
+)
+
+_FIELDS = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
+_FIELDS |= {"response_format": "output_config.format", "response_format.json_schema": "output_config.format"}
+_FIELDS |= {"parallel_tool_calls": "tool_choice.disable_parallel_tool_use"}
+# Leaving one of these out would change the question; what else is not served is the trace of somebody's server tools.
+_NEEDED_BLOCKS = frozenset({"image", "document", "search_result", "container_upload"})
+# What Claude Code puts before its system prompt, for no model to read. It differs from request to request, so with it
+# no prefix would ever be found in the cache.
+_BILLING = "x-anthropic-billing-header:"
+# The form in which Claude Code tells the model something amid a conversation, where no system message can: few
+# templates take one that is not the first.
+_REMINDER = "<system-reminder>\n{}\n</system-reminder>"
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_THINKING_SWITCHES = ("enable_thinking", "thinking")  # the names that templates have for it
+_TEXT_KINDS = {"text": "text"}
+
+
+def translate_messages(body: MessagesBody) -> Translation:
+    """Return the chat request. Raises RequestErrors that name the field of this one."""
+    fields = {
+        "max_completion_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "seed": body.seed,
+        "stream": body.stream,
+        "user": body.metadata.user_id if body.metadata else None,
+    }
+    translation = _translate(body, fields, template_kwargs=body.chat_template_kwargs or {})
+    if translation.body.messages[-1].tool_calls:
+        raise InvalidParameter("messages ends with a tool_use block; its tool_result must follow.", param="messages")
+    return translation
+
+
+def translate_count(body: CountTokensBody) -> Translation:
+    """Return the chat request whose prompt is to be counted. Raises RequestErrors that name the field of this one."""
+    return _translate(body, {}, template_kwargs={})
+
+
+def thinks(body: CountTokensBody) -> bool:
+    """Tell whether thoughts were asked for: without a word on it, Anthropic's models do not think."""
+    return body.thinking is not None and body.thinking.type != "disabled"
+
+
+def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs: dict[str, Any]) -> Translation:
+    messages = _Messages()
+    if body.system is not None:
+        parts = text_parts(body.system, at="system", kinds=_TEXT_KINDS, ignored=messages.ignored)
+        if parts and parts[0]["text"].startswith(_BILLING):
+            messages.ignored.append("system[0]")
+            del parts[0]
+        if parts:
+            messages.add_text("system", parts, at="system")
+    num_blocks = 0
+    for i, message in enumerate(body.messages):
+        at = f"messages[{i}]"
+        messages.ignored += named_extras(message.model_extra or {}, known=set(), at=at)
+        blocks = content_blocks(message.content, at=f"{at}.content", num_before=num_blocks)
+        num_blocks += len(blocks)
+        for j, block in enumerate(blocks):
+            messages.add(message.role, block, at=f"{at}.content[{j}]", turn_at=at)
+    if not messages.turns:
+        raise InvalidParameter("messages has no text, tool use or tool result.", param="messages")
+    last = messages.turns[-1]
+    names = _FIELDS | names_of(messages.turns)
+    tools, skipped = _tools(body, names)
+    config = body.output_config
+    fields |= {
+        "model": body.model,
+        "messages": [turn.message() for turn in messages.turns],
+        "continue_final_message": (last.role == "assistant" and not last.calls) or None,
+        "tools": tools or None,
+        "chat_template_kwargs": {**dict.fromkeys(_THINKING_SWITCHES, thinks(body)), **template_kwargs},
+        "reasoning_effort": config.effort if config is not None else None,
+        "response_format": _response_format(body),
+    }
+    if tools and body.tool_choice is not None:
+        fields |= _tool_choice(body.tool_choice)
+    elif body.tool_choice is not None and body.tool_choice.type in ("any", "tool"):
+        raise InvalidParameter(
+            f"tool_choice.type is {body.tool_choice.type}, but there are no tools.", param="tool_choice"
+        )
+    return Translation(chat_body(fields, names=names), [*_ignored(body), *messages.ignored, *skipped], names)
+
+
+def _tools(body: CountTokensBody, names: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the tools in chat's form and the paths of what is ignored; add to `names`."""
+    tools: list[dict[str, Any]] = []
+    ignored: list[str] = []
+    for i, value in enumerate(body.tools or ()):
+        at = f"tools[{i}]"
+        tool = client_tool(value, at=at)
+        if tool is None:
+            ignored.append(at)
+            continue
+        place = f"tools[{len(tools)}]"
+        names |= {place: at, f"{place}.function": at, f"{place}.function.parameters": f"{at}.input_schema"}
+        tools.append({"type": "function", "function": _function(tool)})
+        ignored += named_extras(tool.model_extra or {}, known=set(), at=at)
+    return tools, ignored
+
+
+def _function(tool: ClientTool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {key: value for key, value in (function | {"strict": tool.strict}).items() if value is not None}
+
+
+def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
+    if choice.type == "tool":
+        if choice.name is None:
+            raise InvalidParameter("tool_choice.name is required where tool_choice.type is tool.", param="tool_choice")
+        chosen: Any = {"type": "function", "function": {"name": choice.name}}
+    else:
+        chosen = _CHOICES[choice.type]
+    return {"tool_choice": chosen, "parallel_tool_calls": False if choice.disable_parallel_tool_use else None}
+
+
+def _response_format(body: CountTokensBody) -> dict[str, Any] | None:
+    if body.output_config is None or body.output_config.format is None:
+        return None
+    schema = {"name": "output", "schema": body.output_config.format.schema_, "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _ignored(body: CountTokensBody) -> list[str]:
+    ignored = named_extras(body.model_extra or {}, known=set(), at="")
+    parts = {"thinking": body.thinking, "tool_choice": body.tool_choice, "output_config": body.output_config}
+    for name, options in parts.items():
+        ignored += named_extras((options and options.model_extra) or {}, known=set(), at=name)
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
+        ignored.append("thinking.budget_tokens")
+    return ignored
+
+
+class _Messages:
+    """The chat messages of the blocks added so far."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.ignored: list[str] = []
+
+    def add(self, role: str, block: Block, *, at: str, turn_at: str) -> None:
+        """Add one block of the message at `turn_at`. Raises RequestErrors."""
+        if not isinstance(block, OtherBlock):
+            self.ignored += named_extras(block.model_extra or {}, known=set(), at=at)
+        match block:
+            case TextBlock():
+                text = block.text
+                if role == "system" and self.turns and self.turns[-1].role != "system":
+                    role, text = "user", _REMINDER.format(text)
+                self.add_text(role, [{"type": "text", "text": text}] if text else [], at=turn_at)
+            case ThinkingBlock() if role == "assistant":
+                self._add_thinking(block, at=at, turn_at=turn_at)
+            case ToolUseBlock() if role == "assistant":
+                function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
+                call = {"id": block.id, "type": "function", "function": function}
+                self._open("assistant", at=turn_at).calls.append(call)
+            case ToolResultBlock() if role == "user":
+                self._add_result(block, at=at)
+            case OtherBlock(type=kind) if kind in _NEEDED_BLOCKS:
+                raise not_text(kind, at=at, param=at)
+            case OtherBlock():
+                self.ignored.append(at)
+            case _:
+                raise InvalidParameter(f"{at} is a {block.type} block, which a {role} message cannot have.", param=at)
+
+    def add_text(self, role: str, parts: list[dict[str, str]], *, at: str) -> None:
+        """Add text to the open turn of its role, or to a new one."""
+        turn = self._open(role, at=at)
+        if turn.calls:  # text after calls is a turn of its own
+            turn = self._append(Turn(role=role, at=at))
+        turn.parts.extend(parts)
+
+    def _add_thinking(self, block: ThinkingBlock, *, at: str, turn_at: str) -> None:
+        text = block.thinking or unseal(block.signature or "")
+        if not text:
+            self.ignored.append(at)
+            return
+        turn = self._open("assistant", at=turn_at)
+        if turn.parts or turn.calls:  # thoughts begin a turn
+            turn = self._append(Turn(role="assistant", at=turn_at))
+        turn.thoughts.append(text)
+
+    def _add_result(self, block: ToolResultBlock, *, at: str) -> None:
+        content = "" if block.content is None else block.content
+        parts = text_parts(content, at=f"{at}.content", kinds=_TEXT_KINDS, ignored=self.ignored)
+        if block.is_error:
+            self.ignored.append(f"{at}.is_error")  # templates know no failed calls: the text must say it
+        self._append(Turn(role="tool", at=at, parts=parts, call_id=block.tool_use_id))
+
+    def _open(self, role: str, *, at: str) -> Turn:
+        if self.turns and self.turns[-1].role == role:
+            return self.turns[-1]
+        return self._append(Turn(role=role, at=at))
+
+    def _append(self, turn: Turn) -> Turn:
+        self.turns.append(turn)
+        return turn

@@ -1,0 +1,214 @@
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens, strict and bounded like schemas.py. Imports pydantic.
+
+Blocks and tools come in many types, of which some are served: content_blocks() and client_tool() check those that are.
+What is of another type is left to the caller, to refuse or to skip.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.interface.errors import InvalidParameter
+from server.api.schemas import MAX_MESSAGES, MAX_TOKENS, MAX_TOOLS, Json, Label, Stop, TextOrParts, parse_body
+
+MAX_BLOCKS = 32_768  # of one request
+MAX_NAME_CHARS = 256
+
+_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+
+
+class TextBlock(BaseModel):
+    """Text."""
+
+    model_config = _STRICT
+
+    type: Literal["text"]
+    text: str
+    cache_control: Json = None
+    citations: Json = None
+
+
+class ThinkingBlock(BaseModel):
+    """What the model thought; the signature of an answer without its thoughts holds them."""
+
+    model_config = _STRICT
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+    cache_control: Json = None
+
+
+class ToolUseBlock(BaseModel):
+    """A call that the model made."""
+
+    model_config = _STRICT
+
+    type: Literal["tool_use"]
+    id: Label
+    name: Name
+    input: dict[str, Json]
+    cache_control: Json = None
+    caller: Json = None
+
+
+class ToolResultBlock(BaseModel):
+    """What a call gave."""
+
+    model_config = _STRICT
+
+    type: Literal["tool_result"]
+    tool_use_id: Label
+    content: TextOrParts = None
+    is_error: bool | None = None
+    cache_control: Json = None
+
+
+class OtherBlock(BaseModel):
+    """A block of a type that is not served."""
+
+    model_config = _STRICT
+
+    type: Label
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | OtherBlock
+
+_BLOCK_MODELS: dict[str, type[Block]] = {
+    "text": TextBlock,
+    "thinking": ThinkingBlock,
+    "tool_use": ToolUseBlock,
+    "tool_result": ToolResultBlock,
+}
+
+
+class ClientTool(BaseModel):
+    """A tool that the client runs."""
+
+    model_config = _STRICT
+
+    type: Literal["custom"] | None = None
+    name: Name
+    description: str | None = None
+    input_schema: dict[str, Json]
+    strict: bool | None = None
+    cache_control: Json = None
+    eager_input_streaming: bool | None = None  # arguments are streamed as they come in any case
+
+
+class MessageParam(BaseModel):
+    """One message of the history."""
+
+    model_config = _STRICT
+
+    role: Literal["user", "assistant", "system"]
+    content: TextOrParts
+
+
+class Thinking(BaseModel):
+    """thinking"""
+
+    model_config = _STRICT
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ToolChoice(BaseModel):
+    """tool_choice"""
+
+    model_config = _STRICT
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(BaseModel):
+    """output_config.format"""
+
+    model_config = _STRICT
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Json], Field(alias="schema")]
+
+
+class OutputConfig(BaseModel):
+    """output_config"""
+
+    model_config = _STRICT
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class RequestMetadata(BaseModel):
+    """metadata"""
+
+    model_config = _STRICT
+
+    user_id: Label | None = None
+
+
+class CountTokensBody(BaseModel):
+    """POST /v1/messages/count_tokens."""
+
+    model_config = _STRICT
+
+    model: Label
+    messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: TextOrParts = None
+    tools: Annotated[list[dict[str, Json]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    # harmless by meaning: prefixes are cached anyway
+    cache_control: Json = None
+
+
+class MessagesBody(CountTokensBody):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    stream: bool | None = None
+    stop_sequences: Stop | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    # harmless by meaning: they say something about the request, and ask nothing of the answer
+    metadata: RequestMetadata | None = None
+    service_tier: Label | None = None
+    # beyond Anthropic's form, as in chat
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    chat_template_kwargs: dict[str, Json] | None = None
+
+
+def content_blocks(content: Any, *, at: str, num_before: int) -> list[Block]:
+    """Return content as checked blocks; a string is one text block. Raises InvalidParameter.
+
+    `num_before`: blocks of the messages before this one.
+    """
+    if isinstance(content, str):
+        return [TextBlock(type="text", text=content)]
+    if not isinstance(content, list):
+        raise InvalidParameter(f"{at} must be a string or a list of blocks.", param=at)
+    if num_before + len(content) > MAX_BLOCKS:
+        raise InvalidParameter(f"messages has more than {MAX_BLOCKS} blocks, the limit of a request.", param="messages")
+    return [_block(value, at=f"{at}[{i}]") for i, value in enumerate(content)]
+
+
+def client_tool(value: dict[str, Json], *, at: str) -> ClientTool | None:
+    """Return a checked tool, or None if it is one of those that Anthropic defines. Raises InvalidParameter."""
+    if value.get("type") not in (None, "custom"):
+        return None
+    return parse_body(ClientTool, value, at=at)
+
+
+def _block(value: Any, *, at: str) -> Block:
+    if not isinstance(value, dict):
+        raise InvalidParameter(f"{at} must be an object.", param=at)
+    kind = value.get("type")
+    return parse_body(_BLOCK_MODELS.get(kind, OtherBlock) if isinstance(kind, str) else OtherBlock, value, at=at)

@@ -1,0 +1,176 @@
+"""Chat events as an Anthropic Message, whole or as its stream of named events. Imports server only.
+
+    message_start ─ (block start ─ delta* ─ block stop)* ─ message_delta ─ message_stop | error
+
+Blocks follow each other: an event of another kind, or another call, ends the open one. The whole answer is the list of
+blocks that the same events leave behind.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from engine.interface.errors import ServiceError
+from server.api.as_chat import seal
+from server.api.error_replies import anthropic_body
+from server.api.messages.objects import (
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Content,
+    InputPiece,
+    Message,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    MessageUsage,
+    OutputTokensDetails,
+    Ping,
+    SignaturePiece,
+    StopDelta,
+    TextContent,
+    TextPiece,
+    ThinkingContent,
+    ThinkingPiece,
+    ToolUseContent,
+)
+from server.api.sse import ReplyHead, named_event
+from server.generation.chat_generation import (
+    ChatEvent,
+    ChatGeneration,
+    ReasoningDelta,
+    TextDelta,
+    ToolArguments,
+    ToolCallStart,
+)
+from server.generation.generation import Ended
+
+_UNSIGNED = "quire"  # clients drop thoughts without a signature; this one says that there is nothing to check
+
+
+class MessagesWriter:
+    """Makes one answer. `max_tokens`: as asked for; `omits_thinking`: thoughts are in their signatures alone."""
+
+    ping = named_event(Ping())
+
+    def __init__(self, head: ReplyHead, *, generation: ChatGeneration, max_tokens: int, omits_thinking: bool) -> None:
+        self._head = head
+        self._generation = generation
+        self._max_tokens = max_tokens
+        self._omits_thinking = omits_thinking
+        self._blocks: list[Content] = []
+        self._open: Content | None = None
+        self._texts: list[str] = []  # of the open block
+        self._stop = StopDelta("end_turn", None)
+
+    def opening(self) -> bytes:
+        """message_start."""
+        return named_event(MessageStart(self._message([])))
+
+    def event(self, event: ChatEvent, *, is_last: bool) -> bytes:
+        """What one chat event adds to the blocks."""
+        return b"".join(map(named_event, self._feed(event)))
+
+    def closing(self) -> bytes:
+        """message_delta and message_stop."""
+        return named_event(MessageDelta(self._stop, self._usage())) + named_event(MessageStop())
+
+    def failed(self, error: ServiceError, *, request_id: str) -> bytes:
+        """The error as an event; nothing comes after it."""
+        return named_event(anthropic_body(error, request_id=request_id))
+
+    def whole(self, events: Sequence[ChatEvent]) -> msgspec.Struct:
+        """The fold of the events."""
+        for event in events:
+            self._feed(event)
+        message = self._message(self._blocks)
+        message.stop_reason, message.stop_sequence = self._stop.stop_reason, self._stop.stop_sequence
+        return message
+
+    def _feed(self, event: ChatEvent) -> list[msgspec.Struct]:
+        match event:
+            case TextDelta():
+                return self._add(event.text, kind=TextContent) if event.text else []
+            case ReasoningDelta():
+                return self._add(event.text, kind=ThinkingContent) if event.text else []
+            case ToolCallStart():
+                return [*self._close(), *self._begin(ToolUseContent(id=event.id, name=event.name))]
+            case ToolArguments():
+                return [self._more_input(event.text)] if event.text else []
+            case _:
+                self._stop = self._stop_of(event)
+                events = [] if self._blocks or self._open else self._begin(TextContent())  # there is always a block
+                return [*events, *self._close()]
+
+    def _more_input(self, text: str) -> msgspec.Struct:
+        assert isinstance(self._open, ToolUseContent), "arguments outside of a call"  # no call begins without an id
+        self._texts.append(text)
+        return BlockDelta(len(self._blocks), InputPiece(text))
+
+    def _add(self, text: str, *, kind: type[TextContent] | type[ThinkingContent]) -> list[msgspec.Struct]:
+        events: list[msgspec.Struct] = []
+        if not isinstance(self._open, kind):
+            events = [*self._close(), *self._begin(kind())]
+        self._texts.append(text)
+        index = len(self._blocks)
+        if kind is TextContent:
+            events.append(BlockDelta(index, TextPiece(text)))
+        elif not self._omits_thinking:
+            events.append(BlockDelta(index, ThinkingPiece(text)))
+        return events
+
+    def _begin(self, block: Content) -> list[msgspec.Struct]:
+        self._open, self._texts = block, []
+        # A copy: the block is filled when it is closed, which may be before this event is written.
+        return [BlockStart(len(self._blocks), msgspec.structs.replace(block))]
+
+    def _close(self) -> list[msgspec.Struct]:
+        block, self._open = self._open, None
+        if block is None:
+            return []
+        text, index = "".join(self._texts), len(self._blocks)
+        self._blocks.append(block)
+        match block:
+            case TextContent():
+                block.text = text
+            case ToolUseContent():
+                block.input = _input_of(text)
+            case ThinkingContent():
+                block.thinking = "" if self._omits_thinking else text
+                block.signature = seal(text) if self._omits_thinking else _UNSIGNED
+                return [BlockDelta(index, SignaturePiece(block.signature)), BlockStop(index)]
+        return [BlockStop(index)]
+
+    def _stop_of(self, event: Ended) -> StopDelta:
+        if event.stop_string is not None:
+            return StopDelta("stop_sequence", event.stop_string)
+        if event.finish_reason == "tool_calls":
+            return StopDelta("tool_use", None)
+        if event.finish_reason != "length":
+            return StopDelta("end_turn", None)
+        has_all = self._generation.stats().num_output_tokens >= self._max_tokens
+        return StopDelta("max_tokens" if has_all else "model_context_window_exceeded", None)
+
+    def _message(self, content: list[Content]) -> Message:
+        return Message(id=self._head.id, model=self._head.model, content=content, usage=self._usage())
+
+    def _usage(self) -> MessageUsage:
+        stats = self._generation.stats()
+        return MessageUsage(
+            input_tokens=stats.num_prompt_tokens - stats.num_cached_tokens,
+            cache_read_input_tokens=stats.num_cached_tokens,
+            output_tokens=stats.num_output_tokens,
+            output_tokens_details=OutputTokensDetails(stats.num_reasoning_tokens),
+        )
+
+
+def _input_of(arguments: str) -> dict[str, Any]:
+    """Return a call's arguments as an object. What is none, cut off or not JSON, is kept as it is under one key."""
+    if not arguments:
+        return {}
+    try:
+        value = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        value = None
+    return value if isinstance(value, dict) else {"unparsed": arguments}

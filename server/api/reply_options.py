@@ -1,0 +1,32 @@
+"""What a client wants to see of an answer, from its checked body. Pure."""
+
+import msgspec
+
+from engine.interface.protocol import SamplingParams
+from server.api.schemas import ChatBody, CompletionBody
+
+
+class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client wants to see of the answer."""
+
+    is_stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+    logprobs: int | None = None  # None: none; else how many alternatives per token are shown
+    echoes_logprobs: bool = False  # of the prompt, before the answer's own
+    prompt_logprobs: int | None = None  # the same in a list of their own
+
+
+def reply_options(body: ChatBody | CompletionBody, params: SamplingParams) -> ReplyOptions:
+    """Return what the client wants to see."""
+    options = body.stream_options
+    return ReplyOptions(
+        is_stream=bool(body.stream),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+        return_token_ids=bool(body.return_token_ids),
+        logprobs=params.logprobs,
+        echoes_logprobs=isinstance(body, CompletionBody) and bool(body.echo) and body.logprobs is not None,
+        prompt_logprobs=body.prompt_logprobs,
+    )

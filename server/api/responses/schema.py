@@ -1,0 +1,218 @@
+"""The body of POST /v1/responses, strict and bounded like schemas.py. Imports pydantic.
+
+Items and tools come in many types, of which some are served: the body holds them as plain objects, and input_items()
+and function_tool() check those that are. What is of another type is left to the caller, to refuse or to skip.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from engine.interface.errors import InvalidParameter
+from server.api.schemas import MAX_LOGPROBS, MAX_TOKENS, MAX_TOOLS, Json, Label, StreamOptions, TextOrParts, parse_body
+
+MAX_ITEMS = 8192
+MAX_METADATA = 16
+MAX_NAME_CHARS = 256
+
+_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+_ITEMS_SCHEMA = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": MAX_ITEMS}]
+}
+
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+MetadataValue = Annotated[str, Field(max_length=512)]
+MetadataKey = Annotated[str, Field(max_length=64)]
+
+
+class MessageItem(BaseModel):
+    """A message of the input. An answer's own message, sent back, has an id and a status."""
+
+    model_config = _STRICT
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: TextOrParts
+    id: Label | None = None
+    status: ItemStatus | None = None
+    phase: Label | None = None
+
+
+class FunctionCallItem(BaseModel):
+    """A call that the model made."""
+
+    model_config = _STRICT
+
+    type: Literal["function_call"]
+    call_id: Label
+    name: Name
+    arguments: str
+    id: Label | None = None
+    status: ItemStatus | None = None
+
+
+class FunctionOutputItem(BaseModel):
+    """What a call gave."""
+
+    model_config = _STRICT
+
+    type: Literal["function_call_output"]
+    call_id: Label
+    output: TextOrParts
+    id: Label | None = None
+    status: ItemStatus | None = None
+
+
+class ReasoningPart(BaseModel):
+    """A piece of reasoning, or of its summary."""
+
+    model_config = _STRICT
+
+    type: Literal["reasoning_text", "summary_text", "text"]
+    text: str
+
+
+class ReasoningItem(BaseModel):
+    """What the model thought before it answered."""
+
+    model_config = _STRICT
+
+    type: Literal["reasoning"]
+    id: Label | None = None
+    summary: Annotated[list[ReasoningPart], Field(max_length=MAX_ITEMS)] | None = None
+    content: Annotated[list[ReasoningPart], Field(max_length=MAX_ITEMS)] | None = None
+    encrypted_content: str | None = None
+    status: ItemStatus | None = None
+
+
+class OtherItem(BaseModel):
+    """An item of a type that is not served."""
+
+    model_config = _STRICT
+
+    type: Label
+
+
+InputItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | OtherItem
+
+_ITEM_MODELS: dict[str, type[InputItem]] = {
+    "message": MessageItem,
+    "function_call": FunctionCallItem,
+    "function_call_output": FunctionOutputItem,
+    "reasoning": ReasoningItem,
+}
+
+
+class FunctionToolBody(BaseModel):
+    """A function the model may call, in the flat form of this endpoint."""
+
+    model_config = _STRICT
+
+    type: Literal["function"]
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Json] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(BaseModel):
+    """text.format"""
+
+    model_config = _STRICT
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Json] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextOptions(BaseModel):
+    """text"""
+
+    model_config = _STRICT
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(BaseModel):
+    """reasoning"""
+
+    model_config = _STRICT
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesBody(BaseModel):
+    """POST /v1/responses."""
+
+    model_config = _STRICT
+
+    model: Label | None = None
+    input: Annotated[Any, WithJsonSchema(_ITEMS_SCHEMA)]
+    instructions: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[dict[str, Json]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Json = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: Annotated[list[Label], Field(max_length=64)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    # harmless by meaning: they say something about the request, and ask nothing of the answer
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA)] | None = None
+    client_metadata: dict[str, Json] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    service_tier: Label | None = None
+    store: bool | None = None
+    # beyond OpenAI's form of this endpoint, as in chat
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    chat_template_kwargs: dict[str, Json] | None = None
+    # known, refused unless they ask for nothing
+    previous_response_id: Json = None
+    conversation: Json = None
+    background: bool | None = None
+    prompt: Json = None
+
+
+def input_items(body: ResponsesBody) -> list[InputItem]:
+    """Return the input as checked items; a string is one user message. Raises InvalidParameter."""
+    if isinstance(body.input, str):
+        return [MessageItem(role="user", content=body.input)]
+    if not isinstance(body.input, list) or not body.input:
+        raise InvalidParameter("input must be a string or a list of items, not empty.", param="input")
+    if len(body.input) > MAX_ITEMS:
+        raise InvalidParameter(f"input has {len(body.input)} items, the limit is {MAX_ITEMS}.", param="input")
+    return [_item(value, at=f"input[{i}]") for i, value in enumerate(body.input)]
+
+
+def function_tool(value: dict[str, Json], *, at: str) -> FunctionToolBody | None:
+    """Return a checked tool, or None if it is of another type than function. Raises InvalidParameter."""
+    if value.get("type") != "function":
+        if not isinstance(value.get("type"), str):
+            raise InvalidParameter(f"{at}.type is required, and a string.", param=f"{at}.type")
+        return None
+    return parse_body(FunctionToolBody, value, at=at)
+
+
+def _item(value: Any, *, at: str) -> InputItem:
+    if not isinstance(value, dict):
+        raise InvalidParameter(f"{at} must be an object.", param=at)
+    kind = value.get("type")
+    if kind is None:  # the short form of a message, or a bare {"id": …}
+        kind = "message" if "role" in value or "id" not in value else "item_reference"
+        value = {**value, "type": kind}
+    model = _ITEM_MODELS.get(kind, OtherItem) if isinstance(kind, str) else OtherItem
+    return parse_body(model, value, at=at)

@@ -1,0 +1,363 @@
+"""Request bodies, strict: every number bounded, every list limited, before any loop. Imports pydantic.
+
+null means absent for every optional field. Unknown fields are kept in model_extra and reported by validate.py; fields
+that are known but not served yet are here as plain JSON, and refused there. The JSON itself is parsed in body.py.
+
+The tool fields of a chat body, strict. Imports pydantic.
+
+Bodies of /tokenize and /detokenize, strict as in server/api/schemas.py. Imports pydantic.
+
+The names are vLLM's; `content`, `add_special` and `with_pieces` are llama.cpp's.
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+)
+
+from engine.interface.errors import InvalidParameter
+from server.structured_output.schema import ResponseFormat, StructuredOutputs
+
+MAX_TOOLS = 128
+TOOL_NAME_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
+
+_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+_CHOICE_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "function"},
+                "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+            },
+            "required": ["type", "function"],
+        },
+    ]
+}
+
+ToolName = Annotated[str, Field(pattern=TOOL_NAME_PATTERN)]
+ToolChoice = Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)]  # checked in tools.py, with better messages than a union's
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class FunctionDefinition(BaseModel):
+    """What the model is told of a function. `parameters` is a JSON schema; absent means none."""
+
+    model_config = _STRICT
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A tool that the model may call."""
+
+    model_config = _STRICT
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 4
+MAX_STOP_STRING_BYTES = 1024
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_PROMPTS = 1024
+MAX_MESSAGES = 8192
+MAX_TOKENS = 2**31 - 1  # a bound for arithmetic; the context is the real limit
+
+Json = Any
+TextOrParts = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}),
+]
+
+
+def _stop(value: Any) -> list[str]:
+    stop = [value] if isinstance(value, str) else value
+    if not isinstance(stop, list) or not all(isinstance(text, str) for text in stop):
+        raise ValueError("must be a string or a list of strings")
+    if len(stop) > MAX_STOP_STRINGS:
+        raise ValueError(f"has {len(stop)} strings, the limit is {MAX_STOP_STRINGS}")
+    for text in stop:
+        if not text:
+            raise ValueError("must not contain an empty string")
+        if len(text.encode()) > MAX_STOP_STRING_BYTES:
+            raise ValueError(f"has a string of {len(text.encode())} bytes, the limit is {MAX_STOP_STRING_BYTES}")
+    return stop
+
+
+def check_texts_or_ids(value: Any, *, noun: str, limit: int) -> list[str] | list[list[int]]:
+    """Normalise a text, texts, ids or lists of ids to a list of texts or a list of id lists. Raises ValueError.
+
+    noun: what they are, of which there may be `limit`.
+    """
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string, a list of strings, a list of token ids or a list of those lists")
+    if all(type(item) is int for item in value):
+        return [value]
+    if len(value) > limit:
+        raise ValueError(f"has {len(value)} {noun}, the limit is {limit}")
+    if all(isinstance(item, str) for item in value):
+        return value
+    if all(isinstance(item, list) and item and all(type(id_) is int for id_ in item) for item in value):
+        return value
+    raise ValueError("must be a string, a list of strings, a list of token ids or a list of those lists, none empty")
+
+
+def _prompt(value: Any) -> list[str] | list[list[int]]:
+    return check_texts_or_ids(value, noun="prompts", limit=MAX_PROMPTS)
+
+
+def _logit_bias(value: dict[str, float]) -> dict[int, float]:
+    if len(value) > MAX_LOGIT_BIAS:
+        raise ValueError(f"has {len(value)} entries, the limit is {MAX_LOGIT_BIAS}")
+    bias: dict[int, float] = {}
+    for key, number in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise ValueError(f"has the key {key[:40]!r}, keys are token ids")
+        if not -100 <= number <= 100:
+            raise ValueError(f"has the value {number} for token {key}, values are from -100 to 100")
+        bias[int(key)] = number
+    return bias
+
+
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+    ]
+}
+_STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 4}]}
+
+Prompt = Annotated[Any, BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
+Stop = Annotated[Any, BeforeValidator(_stop), WithJsonSchema(_STOP_SCHEMA)]
+_TextLogitBias = Annotated[dict[str, float], AfterValidator(_logit_bias), PlainSerializer(dict)]  # as JSON has it
+LogitBias = Annotated[
+    dict[int, float],
+    GetPydanticSchema(lambda _, handler: handler(_TextLogitBias)),
+    WithJsonSchema({"type": "object", "maxProperties": MAX_LOGIT_BIAS}),
+]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Label = Annotated[str, Field(max_length=512)]
+
+STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside its text."""
+
+    model_config = STRICT
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # padding against traffic analysis, which is not made
+
+
+class FunctionCall(BaseModel):
+    """The function of a tool call in the history."""
+
+    model_config = STRICT
+
+    name: Annotated[str, Field(max_length=256)]
+    arguments: str | None = None
+
+
+class ToolCall(BaseModel):
+    """A tool call in the history."""
+
+    model_config = STRICT
+
+    id: Label | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCall
+
+
+class ChatMessage(BaseModel):
+    """One message of the history."""
+
+    model_config = STRICT
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: TextOrParts = None
+    name: Label | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Label | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    audio: Json = None
+    function_call: Json = None
+    annotations: Json = None
+
+
+class _CommonBody(BaseModel):
+    """The fields that chat and completions share."""
+
+    model_config = STRICT
+
+    model: Label | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stop | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    user: Label | None = None
+    # beyond OpenAI, by the names of the field
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    cache_salt: Label | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # known, refused unless at their default
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+
+
+class ChatBody(_CommonBody):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    chat_template_kwargs: dict[str, Json] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    # harmless by meaning: they say something about the request, and ask nothing of the answer
+    metadata: dict[str, Json] | None = None
+    store: bool | None = None
+    service_tier: Label | None = None
+    prompt_cache_key: Label | None = None
+    safety_identifier: Label | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    # known, refused unless at their default or, of functions, none may be called
+    functions: Annotated[list[dict[str, Json]], Field(max_length=MAX_TOOLS)] | None = None
+    function_call: Json = None
+    modalities: Json = None
+    audio: Json = None
+    prediction: Json = None
+    web_search_options: Json = None
+
+
+class CompletionBody(_CommonBody):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None  # 0: only to score or echo the prompt
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    # known, refused unless at their default
+    suffix: Json = None
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def parse_body(model: type[Body], value: Any, *, at: str = "") -> Body:
+    """Check a decoded JSON object against a schema. Raises InvalidParameter for its first fault.
+
+    `at` is the path of the object in the request's body, if it is not the body itself.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        raise _invalid(first["loc"], at=at, kind=first["type"], message=first["msg"], value=first["input"]) from None
+
+
+def _invalid(loc: tuple[int | str, ...], *, at: str, kind: str, message: str, value: Any) -> InvalidParameter:
+    field = at
+    for part in loc:
+        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else part
+    field = field or "body"
+    if kind == "missing":
+        return InvalidParameter(f"{field} is required.", param=field)
+    message = message.removeprefix("Value error, ").removeprefix("Input ")
+    message = message[:1].lower() + message[1:]
+    return InvalidParameter(f"{field} {message}{_shown(value)}.", param=field)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return f", got a string of {len(value)} characters" if len(value) > 40 else f", got {value!r}"
+    if isinstance(value, bool | int | float) or value is None:
+        return f", got {str(value)[:40]}"
+    if isinstance(value, list):
+        return f", got a list of {len(value)}"
+    return ", got an object"
+
+
+MAX_DETOKENIZE = 2**20  # ids; a body has room for no more than about twice as many
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize: exactly one of prompt, content and messages."""
+
+    model_config = STRICT
+
+    model: Label | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None  # default true
+    return_token_strs: bool | None = None
+    # as for a chat completion
+    messages: Json = None
+    tools: Json = None
+    tool_choice: Json = None
+    chat_template_kwargs: Json = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    # llama.cpp
+    content: str | None = None
+    add_special: bool | None = None  # default false
+    with_pieces: bool | None = None
+
+    def chat_fields(self) -> dict[str, Json]:
+        """Return what a ChatBody is made of."""
+        names = ("messages", "tools", "tool_choice", "chat_template_kwargs", "add_generation_prompt")
+        return self.model_dump(include={"model", "continue_final_message", *names}, exclude_none=True)
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize."""
+
+    model_config = STRICT
+
+    model: Label | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_DETOKENIZE)]

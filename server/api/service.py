@@ -1,0 +1,138 @@
+"""What the routes work with, and the checks that every request passes at the door. Never torch."""
+
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.interface.client import QUEUE_IS_FULL, EngineClient
+from engine.interface.config import ServerConfig
+from engine.interface.control import Supervisor
+from engine.interface.errors import InvalidParameter, Overloaded, RequestError, ServiceError, UnsupportedFeature
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import EngineReady
+from server.api.request_record import RequestRecord
+from server.api.sampling_fields import Moment
+from server.errors import DeadlineExceeded, Draining, HttpError, ModelNotFound, NotReady
+from server.structured_output.compile_check import GrammarChecker
+from server.text.embedding_model import EmbeddingModel, load_embedding_model
+from server.text.generation_defaults import GenerationDefaults, load_generation_defaults
+from server.text.tokenizer import Tokenizer, load_tokenizer
+
+_UNSAFE_IN_HEADER = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+_MAX_IGNORED_SHOWN = 32
+
+
+@dataclass(frozen=True)
+class Service:
+    """One HTTP worker's world."""
+
+    config: ServerConfig
+    client: EngineClient
+    supervisor: Supervisor
+    metrics: Metrics
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    created: int  # Unix time of the start, seconds
+    grammars: GrammarChecker
+    embedding: EmbeddingModel | None = None  # None: no embeddings are made
+
+    def limits(self) -> EngineReady:
+        """Return the engine's limits. Raises Draining or NotReady: nothing new is taken then."""
+        state, ready = self.supervisor.state, self.client.ready
+        if state.is_draining:
+            raise Draining("The server is shutting down; send the request to another one.")
+        if state.stage.name != "ready" or ready is None:
+            stage = state.stage
+            progress = f" ({stage.done} of {stage.total} {stage.unit})" if stage.total else ""
+            name = "restarting" if stage.name == "ready" else stage.name
+            raise NotReady(f"The model is not ready yet: {name}{progress}.")
+        return ready
+
+    def check_room(self) -> None:
+        """Refuse what would generate before any work is done for it.
+
+        Raises Draining, NotReady, Overloaded, or UnsupportedFeature where nothing can be generated.
+        """
+        if not self.limits().can_generate:
+            raise UnsupportedFeature(
+                f"{self.config.served_model_names[0]} makes embeddings and no text, since it has no language-model"
+                " head: use /v1/embeddings.",
+                param="model",
+            )
+        self.check_queue()
+
+    def check_queue(self) -> None:
+        """Refuse what would wait too long. Raises Draining, NotReady or Overloaded."""
+        self.limits()
+        if self.client.is_full:
+            raise Overloaded(QUEUE_IS_FULL)
+
+    def embedding_model(self) -> EmbeddingModel:
+        """Return how embeddings are made. Raises UnsupportedFeature where they are not."""
+        if self.embedding is None:
+            raise UnsupportedFeature(
+                f"{self.config.served_model_names[0]} is not an embedding model (it has no modules.json): start the"
+                " server with --pooling last or --pooling mean to make embeddings of its hidden states.",
+                param="model",
+            )
+        return self.embedding
+
+    def model_name(self, asked: str | None) -> str:
+        """Return the name to answer with. Raises ModelNotFound."""
+        names = self.config.served_model_names + self.config.lora_names
+        if asked is None:
+            return names[0]
+        if asked not in names:
+            raise ModelNotFound(
+                f"The model {asked[:200]!r} does not exist; served here: {', '.join(names)}.", param="model"
+            )
+        return asked
+
+    def lora_index(self, name: str) -> int:
+        """Return the adapter behind a name that model_name gave, for AddRequest; 0: it is the model's own."""
+        loras = self.config.lora_names
+        return loras.index(name) + 1 if name in loras else 0
+
+    def ignored_header(self, ignored: list[str]) -> dict[str, str]:
+        """Return the header that names fields without effect. Raises InvalidParameter in strict mode."""
+        if not ignored:
+            return {}
+        if self.config.strict:
+            raise InvalidParameter(f"The field {ignored[0][:100]} is unknown or has no effect here.", param=ignored[0])
+        names = [_UNSAFE_IN_HEADER.sub("?", name[:64]) for name in ignored[:_MAX_IGNORED_SHOWN]]
+        more = len(ignored) - len(names)
+        return {"x-quire-ignored": ", ".join(names) + (f", and {more} more" if more else "")}
+
+    def moment(self, record: RequestRecord) -> Moment:
+        """Return what a spec takes from outside."""
+        return Moment(record.arrival_s, self.config.request_timeout_s, secrets.randbits(63), record.key_hash)
+
+    def count_rejected(self, error: ServiceError) -> None:
+        """Count a request that was refused. What fails later is counted by HttpMetrics."""
+        match error:
+            case DeadlineExceeded():
+                return
+            case Draining():
+                reason = "draining"
+            case NotReady():
+                reason = "not_ready"
+            case Overloaded():
+                reason = "overloaded"
+            case RequestError() | HttpError():
+                reason = "invalid"
+            case _:
+                return
+        self.metrics.count("requests_rejected_total", label=reason)
+
+
+def make_service(
+    config: ServerConfig, *, client: EngineClient, supervisor: Supervisor, metrics: Metrics, created: int
+) -> Service:
+    """Load the text side of the model. Raises StartupError."""
+    folder = Path(config.model)
+    tokenizer = load_tokenizer(folder, chat_template=Path(config.chat_template) if config.chat_template else None)
+    defaults = load_generation_defaults(folder, tokenizer_eos_id=tokenizer.eos_id)
+    embedding = load_embedding_model(folder, pooling=config.pooling)
+    grammars = GrammarChecker(folder)
+    return Service(config, client, supervisor, metrics, tokenizer, defaults, created, grammars, embedding)

@@ -1,0 +1,239 @@
+"""The forms that streams of server-sent events take: OpenAI's anonymous chunks, and events with names.
+
+A StreamWriter makes the bytes of one answer; routes/answer.py runs it. An event that shows nothing is b"".
+
+Answers that watch their client: server-sent events, and plain answers given up when nobody waits. Imports starlette.
+
+Starlette cancels neither when a client leaves, so both read receive() beside their work: the disconnect message ends
+the work, and the work's own `finally` aborts the engine requests.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from engine.interface.errors import ServiceError
+from server.api.error_replies import error_body
+from server.errors import ClientGone
+
+PING_INTERVAL_S = 15.0
+SSE_DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+
+T = TypeVar("T")
+
+
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the work's result; cancel it and raise ClientGone if the client leaves first. The body must be read."""
+    task = asyncio.create_task(work)
+    await wait_or_gone(receive, task)
+    return task.result()
+
+
+async def wait_or_gone(receive: Receive, task: asyncio.Task[Any], *, timeout_s: float | None = None) -> None:
+    """Wait until the task is done or the time is over. If the client leaves first: cancel it, raise ClientGone."""
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        done, _ = await asyncio.wait({task, gone}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if gone in done and task not in done:
+            await cancel(task)
+            raise ClientGone("The client left before its answer.")
+    except asyncio.CancelledError:
+        await cancel(task)
+        raise
+    finally:
+        await cancel(gone)
+
+
+async def cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait for its end, whatever that is."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+class EventStreamResponse(Response):
+    """Sends events as they come, `ping` while they do not, and ends the source when the client leaves.
+
+    `events` yields whole events as bytes; `on_disconnect` tells of a client that left; `close` is always awaited at
+    the end, also when `events` was never begun (a generator that was not has no `finally`).
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        headers: Mapping[str, str],
+        on_disconnect: Callable[[], None],
+        close: Callable[[], Awaitable[None]],
+        ping: bytes = PING,
+        ping_interval_s: float = PING_INTERVAL_S,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        # no-transform and x-accel-buffering: proxies must not collect or compress a stream.
+        self.init_headers({"cache-control": "no-cache, no-transform", "x-accel-buffering": "no", **headers})
+        self._events = events
+        self._on_disconnect = on_disconnect
+        self._close = close
+        self._ping = ping
+        self._ping_interval_s = ping_interval_s
+        self._last_sent_s = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the whole stream."""
+        sender = asyncio.create_task(self._send_events(send))
+        watcher = asyncio.create_task(self._watch(receive, send))
+        try:
+            done, _ = await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if sender in done:
+                sender.result()
+            else:
+                self._on_disconnect()
+        except OSError:  # uvicorn's own ClientDisconnected
+            self._on_disconnect()
+        finally:
+            await cancel(watcher)
+            await cancel(sender)
+            await self._events.aclose()
+            await self._close()
+
+    async def _send_events(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self._events:
+            self._last_sent_s = time.monotonic()
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            while True:
+                wait_s = self._last_sent_s + self._ping_interval_s - time.monotonic()
+                if wait_s <= 0:
+                    self._last_sent_s = time.monotonic()
+                    await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+                elif await _is_done_within(gone, wait_s):
+                    return
+        finally:
+            await cancel(gone)
+
+
+async def _is_done_within(task: asyncio.Task[None], wait_s: float) -> bool:
+    done, _ = await asyncio.wait({task}, timeout=wait_s)
+    return bool(done)
+
+
+async def _disconnected(receive: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+E = TypeVar("E")
+E_contra = TypeVar("E_contra", contravariant=True)
+
+_encoder = msgspec.json.Encoder()
+
+
+class ReplyHead(msgspec.Struct, frozen=True):
+    """What every chunk of an answer repeats."""
+
+    id: str
+    created: int  # Unix time, seconds
+    model: str
+
+
+class Writer(Protocol[E_contra]):
+    """Makes one kind of answer of one kind of events."""
+
+    def opening(self) -> list[msgspec.Struct]:
+        """Chunks before the first event."""
+        ...
+
+    def chunk(self, event: E_contra, *, is_last: bool) -> msgspec.Struct | None:
+        """The chunk of one event, if it shows anything. `is_last`: no chunk of a choice comes after it."""
+        ...
+
+    def closing(self) -> msgspec.Struct | None:
+        """The usage chunk, if it was asked for."""
+        ...
+
+    def whole(self, events: Sequence[E_contra]) -> msgspec.Struct:
+        """The answer as one body."""
+        ...
+
+
+def sse_event(chunk: msgspec.Struct) -> bytes:
+    """Return one server-sent event."""
+    return b"data: " + _encoder.encode(chunk) + b"\n\n"
+
+
+class StreamWriter(Protocol[E_contra]):
+    """Makes one kind of answer, whole or as the bytes of a stream."""
+
+    @property
+    def ping(self) -> bytes:
+        """What is sent while nothing else is."""
+        ...
+
+    def opening(self) -> bytes:
+        """What comes before the first event."""
+        ...
+
+    def event(self, event: E_contra, *, is_last: bool) -> bytes:
+        """What one event shows. `is_last`: no event of any choice comes after it."""
+        ...
+
+    def closing(self) -> bytes:
+        """What ends a stream that went well."""
+        ...
+
+    def failed(self, error: ServiceError, *, request_id: str) -> bytes:
+        """What ends a stream that did not: a stream is never just closed."""
+        ...
+
+    def whole(self, events: Sequence[E_contra]) -> msgspec.Struct:
+        """The answer as one body."""
+        ...
+
+
+class DataEvents(Generic[E]):
+    """A StreamWriter over a Writer of chunks: each is an event without a name, and [DONE] is the last in any case."""
+
+    ping = PING
+
+    def __init__(self, writer: Writer[E]) -> None:
+        self._writer = writer
+
+    def opening(self) -> bytes:
+        """See StreamWriter.opening."""
+        return b"".join(map(sse_event, self._writer.opening()))
+
+    def event(self, event: E, *, is_last: bool) -> bytes:
+        """See StreamWriter.event."""
+        chunk = self._writer.chunk(event, is_last=is_last)
+        return sse_event(chunk) if chunk is not None else b""
+
+    def closing(self) -> bytes:
+        """See StreamWriter.closing."""
+        chunk = self._writer.closing()
+        return (sse_event(chunk) if chunk is not None else b"") + SSE_DONE
+
+    def failed(self, error: ServiceError, *, request_id: str) -> bytes:
+        """See StreamWriter.failed."""
+        return b"data: " + error_body(error, request_id=request_id) + b"\n\n" + SSE_DONE
+
+    def whole(self, events: Sequence[E]) -> msgspec.Struct:
+        """See StreamWriter.whole."""
+        return self._writer.whole(events)
+
+
+def named_event(event: msgspec.Struct) -> bytes:
+    """Return one server-sent event; its name is the struct's tag, which its JSON has as `type`."""
+    return f"event: {event.__struct_config__.tag}\ndata: ".encode() + _encoder.encode(event) + b"\n\n"

@@ -1,0 +1,224 @@
+"""A chat from its first line to its last. Imports httpx through its neighbours; rich only on a terminal.
+
+Which server a chat talks to: the one at --url, the one on port 8000, or one of its own.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import httpx
+import msgspec
+
+from server.commands.chat.client import Answer, AnswerFailed
+from server.commands.chat.session import ChatError, Session, follow, parse_setting
+from server.commands.chat.terminal import PlainScreen, Prompt, Screen, clean, make_screen, silence_broken_pipe
+from server.commands.child_server import OwnServer
+from server.commands.server_target import (
+    Target,
+    ToolError,
+    handled,
+    leave,
+    make_client,
+    make_target,
+    served_models,
+    transport_message,
+)
+from server.commands.target_flags import DEFAULT_URL
+
+_POLL_S = 0.2
+
+
+class _Readiness(msgspec.Struct):
+    stage: str = ""
+    done: float = 0.0
+
+
+@contextlib.contextmanager
+def chat_server(arguments: argparse.Namespace, stream: TextIO) -> Iterator[tuple[Target, str]]:
+    """Yield a server that is ready, and the name of the model there. stream: for lines on the start."""
+    target = make_target(arguments.url or DEFAULT_URL, arguments.api_key, os.environ)
+    names = served_models(target)
+    if names is not None:
+        name = _name_among(arguments.model, names)
+        if name is not None:
+            wait_ready(target, stream)
+            yield target, name
+            return
+        if arguments.url is not None:
+            message = f"{target.url} serves {', '.join(names) or 'nothing'}, not {arguments.model}."
+            raise ToolError(message, exit_code=2)
+    elif arguments.url is not None:
+        raise ToolError(f"No server with OpenAI's API answers at {target.url}: start one with quire serve.")
+    with OwnServer(arguments.model, served_names=[], stream=stream) as own:
+        own_names = served_models(own.target)
+        if not own_names:
+            raise ToolError(f"The server that was started is gone: {own.why_gone() or 'it does not answer'}.")
+        yield own.target, own_names[0]
+
+
+def wait_ready(target: Target, stream: TextIO) -> None:
+    """Wait while a server says that it is starting. Raises ToolError when it goes away meanwhile."""
+    told = False
+    with make_client(target, timeout_s=10.0) as client:
+        while True:
+            try:
+                response = client.get("/ready")
+            except httpx.HTTPError as error:
+                raise ToolError(transport_message(target, error)) from error
+            if response.status_code != 503:  # other servers have no such route
+                break
+            told = _say(stream, f"Waiting for {target.url}: {_stage(response.content)} …", is_first=not told)
+            time.sleep(_POLL_S)
+    if told and stream.isatty():
+        stream.write("\r\x1b[2K")
+        stream.flush()
+
+
+def _say(stream: TextIO, text: str, *, is_first: bool) -> bool:
+    if stream.isatty():
+        stream.write(f"\r\x1b[2K{text}")
+    elif is_first:
+        stream.write(text + "\n")
+    stream.flush()
+    return True
+
+
+def _stage(body: bytes) -> str:
+    try:
+        readiness = msgspec.json.decode(body, type=_Readiness)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return "starting"
+    return f"{readiness.stage or 'starting'} {readiness.done:.0%}"
+
+
+def _name_among(model: str | None, names: list[str]) -> str | None:
+    """Return the served name that MODEL means: the first without one; a folder goes by its own name as well."""
+    if model is None:
+        return names[0] if names else None
+    return next((name for name in (model, Path(model).expanduser().resolve().name) if name in names), None)
+
+
+_SILENCE_S = 600.0  # Quire sends a comment every 15 s; other servers may think for long
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run `quire chat`; return the exit code. Raises ToolError."""
+    settings = _settings(arguments)
+    question = None
+    if not sys.stdin.isatty():
+        question = clean(sys.stdin.buffer.read().decode("utf-8", "surrogateescape"))
+        if not question:
+            raise ToolError("There is nothing to ask: standard input is empty.", exit_code=2)
+    with (
+        handled(leave),
+        chat_server(arguments, sys.stderr) as (target, model),
+        make_client(target, timeout_s=_SILENCE_S) as client,
+    ):
+        session = Session(model, system=arguments.system, settings=settings)
+        if question is not None:
+            return _answer_once(session, client, target, question)
+        is_dumb = os.environ.get("TERM", "") in ("", "dumb")
+        screen = make_screen(sys.stdout, sys.stderr, is_dumb=is_dumb)
+        screen.note(f"{model} on {target.url}. /help lists commands, Ctrl-D leaves.")
+        with Prompt(os.environ) as prompt:
+            return Chat(session, client, target, screen, prompt).run()
+
+
+class Chat:
+    """A chat with a person."""
+
+    def __init__(self, session: Session, client: httpx.Client, target: Target, screen: Screen, prompt: Prompt) -> None:
+        self._session = session
+        self._client = client
+        self._target = target
+        self._screen = screen
+        self._prompt = prompt
+
+    def run(self) -> int:
+        """Ask and answer until the person leaves; return the exit code."""
+        while True:
+            try:
+                line = self._prompt.read()
+                if line and not self._take(line):
+                    return 0
+            except EOFError:
+                self._screen.note("")
+                return 0
+            except KeyboardInterrupt:
+                self._screen.note("\nCtrl-D leaves.")
+
+    def _take(self, line: str) -> bool:
+        """Answer a question or follow a command; return whether the chat goes on."""
+        question: str | None = line
+        if line.startswith("/"):
+            try:
+                outcome = follow(self._session, line)
+            except ChatError as error:
+                self._screen.error(error.message)
+                return True
+            if outcome.note:
+                self._screen.note(outcome.note)
+            if outcome.is_end:
+                return False
+            question = outcome.question
+        if question is not None:
+            self._session.last_question = question
+            ask(self._session, self._client, self._target, self._screen, question)
+        return True
+
+
+def ask(session: Session, client: httpx.Client, target: Target, screen: Screen, question: str) -> None:
+    """Show one answer and keep it, a stopped one as far as it came. One that fails leaves no trace."""
+    answer = Answer(client, target, session.body(question))
+    settings = session.settings
+    screen.begin(thinking=str(settings.get("thinking", "dim")), is_markdown=settings.get("markdown", "on") == "on")
+    try:
+        for piece in answer:
+            screen.piece(piece)
+    except KeyboardInterrupt:
+        session.keep(question, answer)
+        screen.end(answer, is_stopped=True)
+    except AnswerFailed as error:
+        screen.end(None, is_stopped=False)
+        screen.error(error.message)
+    else:
+        session.keep(question, answer)
+        screen.end(answer, is_stopped=False)
+
+
+def _answer_once(session: Session, client: httpx.Client, target: Target, question: str) -> int:
+    """Answer what a pipe asks, in plain text."""
+    answer = Answer(client, target, session.body(question))
+    screen = PlainScreen(sys.stdout, sys.stderr)
+    try:
+        for piece in answer:
+            screen.piece(piece)
+        screen.end(answer, is_stopped=False)
+    except AnswerFailed as error:
+        screen.end(None, is_stopped=False)
+        screen.error(error.message)
+        return 1
+    except BrokenPipeError:
+        silence_broken_pipe()
+        return 1
+    return 0
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, float | int | str]:
+    settings: dict[str, float | int | str] = {"thinking": arguments.thinking}
+    if arguments.no_markdown:
+        settings["markdown"] = "off"
+    if arguments.max_tokens is not None:
+        settings["max_tokens"] = arguments.max_tokens
+    if arguments.temperature is not None:
+        try:
+            settings["temperature"] = parse_setting("temperature", arguments.temperature)
+        except ChatError as error:
+            raise ToolError(f"--{error.message}", exit_code=2) from error
+    return settings

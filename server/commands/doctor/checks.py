@@ -1,0 +1,172 @@
+"""What serving needs of this machine beside the engine: a compiler, disk, a port, packages. Never torch.
+
+From the MODEL of `quire doctor` to a folder with its configuration: here, cached, or fetched alone. Never torch.
+"""
+
+import os
+import platform
+import shutil
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from engine.interface.config import LaunchConfig
+from engine.interface.errors import StartupError
+from server.config.model_source import (
+    TOKENIZER_FILES,
+    check_folder,
+    check_kernels_package,
+    fetch,
+    has_pickles,
+    local_folder,
+)
+from server.config.version import package_version
+from server.launcher.listener import bind
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """This machine without its GPUs. Sizes in bytes."""
+
+    quire: str
+    python: str
+    system: str
+    c_compiler: str | None  # which Triton calls for every kernel's launcher
+    has_python_headers: bool  # which that needs
+    cache: str  # folder of downloaded models
+    cache_free: int
+    address: str
+    port_problem: str | None  # why the port cannot be listened on
+    kernels_problem: str | None  # why the package `kernels` is not ours
+
+
+def look_at_host(address: LaunchConfig) -> Host:
+    """Look. The port is bound for a moment."""
+    cache = _hub_cache()
+    return Host(
+        quire=package_version(),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        c_compiler=_c_compiler(),
+        has_python_headers=(Path(sysconfig.get_paths()["include"]) / "Python.h").is_file(),
+        cache=str(cache),
+        cache_free=_free_bytes(cache),
+        address=f"{address.host}:{address.port}",
+        port_problem=_port_problem(address),
+        kernels_problem=_kernels_problem(),
+    )
+
+
+def _c_compiler() -> str | None:
+    """The compiler that Triton takes: CC, else gcc, else clang."""
+    names = [name for name in (os.environ.get("CC"), "gcc", "clang") if name]
+    return next((path for path in map(shutil.which, names) if path is not None), None)
+
+
+def _hub_cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _free_bytes(folder: Path) -> int:
+    """Free bytes where a folder is, or would be made."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _port_problem(address: LaunchConfig) -> str | None:
+    try:
+        for listener in bind(address):
+            listener.close()
+    except StartupError as error:
+        return error.message
+    return None
+
+
+def _kernels_problem() -> str | None:
+    try:
+        check_kernels_package()
+    except StartupError as error:
+        return error.message
+    return None
+
+
+# Of the model, and of what makes it an embedding model (server/text/embedding_model.py)
+_CONFIG_FILES = ["config.json", "modules.json", "config_sentence_transformers.json", "[0-9]*/config.json"]
+
+
+class FoundModel(NamedTuple):
+    """Where a model's configuration is."""
+
+    folder: Path
+    name: str
+    origin: str  # for people
+    is_hub: bool
+    needs_download: bool
+
+
+def find_model(model: str, *, revision: str | None, scratch: Path) -> FoundModel:
+    """Find a model. Raises StartupError: exit code 2 for a wrong argument, 3 where nothing is found.
+
+    scratch: a folder that takes the configuration files of a hub id which is not cached; weights are never fetched.
+    """
+    path = local_folder(model, revision=revision)
+    if path is not None:
+        if not (path / "config.json").is_file():
+            raise StartupError(f"No config.json in {path}: is this a model folder in Hugging Face layout?")
+        return FoundModel(path, path.name or "model", f"folder {path}", is_hub=False, needs_download=False)
+    cached = _find_cached(model, revision)
+    if cached is not None:
+        is_whole = _is_whole(cached)
+        origin = "Hugging Face cache" if is_whole else "Hugging Face cache, without all of its files"
+        return FoundModel(cached, model, origin, is_hub=True, needs_download=not is_whole)
+    folder = _fetch_config(model, revision, scratch)
+    return FoundModel(folder, model, "Hugging Face hub, configuration files alone", is_hub=True, needs_download=True)
+
+
+def check_files(found: FoundModel) -> list[str]:
+    """Return notes on files that are missing. Raises StartupError where serving would fail for want of them."""
+    if found.is_hub:
+        return ["Serving it downloads its weights first."] if found.needs_download else []
+    has_weights = any(found.folder.glob("*.safetensors")) or has_pickles(found.folder)
+    if not has_weights and not any((found.folder / name).is_file() for name in TOKENIZER_FILES):
+        return [f"{found.folder} has a configuration alone: it is judged by that, and serving needs the rest."]
+    check_folder(found.folder)
+    return []
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        check_folder(folder)
+    except StartupError:
+        return False
+    return True
+
+
+def _find_cached(repo_id: str, revision: str | None) -> Path | None:
+    """The snapshot of a hub id in the local cache, if its configuration is there. Asks nobody."""
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(huggingface_hub.snapshot_download(repo_id, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):  # fetching the configuration says what is wrong
+        return None
+    return folder if (folder / "config.json").is_file() else None
+
+
+def _fetch_config(repo_id: str, revision: str | None, scratch: Path) -> Path:
+    import huggingface_hub
+
+    def download() -> str:  # not hf_hub_download, which offline tries for half a minute
+        return huggingface_hub.snapshot_download(
+            repo_id, revision=revision, allow_patterns=_CONFIG_FILES, cache_dir=scratch
+        )
+
+    folder = fetch(download, repo_id, revision=revision)
+    if not (folder / "config.json").is_file():
+        raise StartupError(f"{repo_id} has no config.json, so it is no model in Hugging Face layout.")
+    return folder

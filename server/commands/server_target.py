@@ -1,0 +1,164 @@
+"""The server that a command of the terminal talks to: where it is, its key, its models, its errors in a sentence.
+
+Imports httpx. Target is made from --url and --api-key, or by server/commands/child_server.py.
+
+Text of a server or a model on a terminal: it can move no cursor and ring no bell. Imports nothing.
+
+What a polite kill or a closed terminal does to a command of the terminal: it ends by its own clean-up.
+"""
+
+import contextlib
+import ipaddress
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+
+import httpx
+import msgspec
+
+from engine.interface.errors import StartupError
+
+_CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {0x09: "\t", 0x0A: "\n"}
+
+
+def printable(text: str) -> str:
+    """Return text without control characters but tab and newline: an escape sequence could rewrite the screen."""
+    return text.translate(_CONTROLS)
+
+
+def one_line(text: str) -> str:
+    """Return what is printable of a text, with a space for every tab and newline."""
+    return printable(text).replace("\t", " ").replace("\n", " ")
+
+
+EXIT_NO_SERVER = 3
+_MAX_ERROR_CHARACTERS = 500
+_PROBE_TIMEOUT_S = 5.0
+
+
+class ToolError(StartupError):
+    """A command cannot go on. exit_code: 2 wrong usage, 3 no server, or it went away."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A server. url: without /v1 and without a slash at its end."""
+
+    url: str
+    api_key: str | None = None
+
+    def headers(self) -> dict[str, str]:
+        """Return what every request carries."""
+        return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+
+    def trusts_proxies(self) -> bool:
+        """Tell if a proxy of the environment may stand between: never before this very machine."""
+        host = httpx.URL(self.url).host
+        try:
+            return not ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host != "localhost"
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _ErrorDetail(msgspec.Struct):
+    message: str
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorDetail | str
+
+
+def make_target(url: str, api_key: str | None, environment: Mapping[str, str]) -> Target:
+    """Return the target of the flags; the key may be in QUIRE_API_KEY, of several there the first."""
+    from_environment = environment.get("QUIRE_API_KEY", "").split(",")[0].strip()
+    key = api_key or from_environment or None
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ToolError("The API key has characters that no HTTP header can carry.", exit_code=2)
+    return Target(url, key)
+
+
+def make_client(target: Target, *, timeout_s: float | None) -> httpx.Client:
+    """Return a blocking client. timeout_s: between bytes of an answer."""
+    timeout = httpx.Timeout(timeout_s, connect=_PROBE_TIMEOUT_S)
+    return httpx.Client(
+        base_url=target.url, headers=target.headers(), timeout=timeout, trust_env=target.trusts_proxies()
+    )
+
+
+def served_models(target: Target) -> list[str] | None:
+    """Return the names that a server answers to; None if no server with OpenAI's API answers at all.
+
+    Raises ToolError where one answers and does not let us in.
+    """
+    try:
+        with make_client(target, timeout_s=_PROBE_TIMEOUT_S) as client:
+            response = client.get("/v1/models")
+    except httpx.HTTPError:
+        return None
+    if response.status_code in (401, 403):
+        what = "refuses this API key" if target.api_key else "needs an API key"
+        raise ToolError(f"{target.url} {what}: give its key with --api-key or in QUIRE_API_KEY.", exit_code=2)
+    if response.status_code != 200:
+        return None
+    try:
+        return [model.id for model in msgspec.json.decode(response.content, type=_Models).data]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def error_message(status: int, body: bytes) -> str:
+    """Return what an error answer says, in OpenAI's form or any other: one printable line."""
+    try:
+        error = msgspec.json.decode(body, type=_ErrorBody).error
+        message = error if isinstance(error, str) else error.message
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        message = " ".join(body[: 4 * _MAX_ERROR_CHARACTERS].decode(errors="replace").split())
+        message = f"HTTP {status}: {message}" if message else f"The server answered {status} without a word."
+    message = one_line(message)
+    return message if len(message) <= _MAX_ERROR_CHARACTERS else message[:_MAX_ERROR_CHARACTERS] + "…"
+
+
+def transport_message(target: Target, error: httpx.HTTPError) -> str:
+    """Say why no answer came, or no more of one."""
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return f"No server answers at {target.url}."
+    if isinstance(error, httpx.TimeoutException):
+        return f"{target.url} has stayed silent for too long."
+    return f"The connection to {target.url} was lost: {str(error) or type(error).__name__}."
+
+
+Handler = Callable[[int, FrameType | None], object]
+
+_STOPPING = (signal.SIGTERM, signal.SIGHUP)
+
+
+def stopping_signals() -> list[signal.Signals]:
+    """Return the signals that end a command. One that is ignored, as under nohup, stays ignored."""
+    return [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def handled(handler: Handler) -> Iterator[None]:
+    """Let a handler have the stopping signals, which raises what ends the command."""
+    numbers = stopping_signals()
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, old in zip(numbers, before, strict=True):
+            if signal.getsignal(number) == handler:  # else the process is leaving
+                signal.signal(number, old)
+
+
+def leave(number: int, _: FrameType | None) -> None:
+    """End the process as a shell expects of one that a signal ended, after every clean-up, which nothing cuts short."""
+    for other in _STOPPING:
+        signal.signal(other, signal.SIG_IGN)
+    raise SystemExit(128 + number)

@@ -1,0 +1,193 @@
+"""From the MODEL argument to a local folder that can be served. Imports engine.interface.errors; huggingface_hub when
+needed.
+
+A folder is checked for what the engine and the tokenizer will read, so that a mistake is one sentence at once and not
+an error out of a loader half a minute later. What is inside the files is the loader's business.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.interface.child_process import PROJECT_ROOT
+from engine.interface.errors import StartupError, sentence
+
+DEMO_NAME = "quire-demo"
+DEMO_FOLDER = PROJECT_ROOT / "models" / "demo" / "checkpoint"
+_DEMO_NOTE = "a tiny model to try the server with: knows Quire, capitals, small sums; often wrong, not for real work"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer*", "*.model", "merges.txt"]
+# Other formats of the same weights; 1_Pooling/config.json is none of them
+_HUB_SKIPPED = ["[!0-9]*/*", "[0-9]*/*.safetensors", "consolidated*"]
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+class ResolvedModel(NamedTuple):
+    """A local folder in Hugging Face layout, and the name clients ask for."""
+
+    folder: Path
+    name: str
+
+
+def resolve_model(model: str | None, *, revision: str | None = None, load_format: str = "auto") -> ResolvedModel:
+    """Return the folder behind `model`: a folder, a hub id (downloaded now), or None for the built-in demo.
+
+    Raises StartupError: exit code 2 when the argument itself is wrong, 3 when what it names cannot be served.
+    """
+    if model is None:
+        resolved = ResolvedModel(DEMO_FOLDER, DEMO_NAME)
+    else:
+        folder = local_folder(model, revision=revision)
+        if folder is not None:
+            resolved = ResolvedModel(folder, folder.name or "model")
+        else:
+            resolved = ResolvedModel(_download(model, revision), model)
+    check_folder(resolved.folder, load_format=load_format)
+    return resolved
+
+
+def model_facts(folder: str) -> dict[str, str]:
+    """Return rows for the closing panel on what a model is not: the demo has one, others none."""
+    return {"Note": _DEMO_NOTE} if Path(folder) == DEMO_FOLDER else {}
+
+
+def check_folder(folder: Path, *, load_format: str = "auto") -> None:
+    """Raise StartupError if config, weights or tokenizer are missing from a model folder."""
+    _read_json(folder / "config.json", "is this a model folder in Hugging Face layout?")
+    if load_format != "dummy":
+        _check_weights(folder)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise StartupError(f"No tokenizer in {folder}: tokenizer.json (or tokenizer.model) is missing.")
+
+
+def check_kernels_package() -> None:
+    """Refuse to start when the top-level package `kernels` is not Quire's own.
+
+    Hugging Face ships a PyPI distribution with a package of the same name; served from there, nothing would work.
+    """
+    spec = importlib.util.find_spec("kernels")
+    origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
+    if origin == PROJECT_ROOT / "kernels" / "__init__.py":
+        return
+    distributions = [d for d in importlib.metadata.packages_distributions().get("kernels", []) if d != "quire"]
+    culprit = f"distribution {distributions[0]!r}" if distributions else f"{origin}"
+    raise StartupError(
+        f"The package `kernels` is taken by {culprit}, not by Quire: "
+        f"uninstall it (pip uninstall {distributions[0] if distributions else 'kernels'}) or use a fresh environment."
+    )
+
+
+def local_folder(model: str, *, revision: str | None) -> Path | None:
+    """Return the folder that `model` is, None if it is a hub id. Raises StartupError (exit code 2) if it is neither."""
+    try:
+        path = Path(model).expanduser()
+        is_there, is_folder = bool(model) and path.exists(), path.is_dir()
+        path = path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise StartupError(f"MODEL {model[:200]!r}: {error}.", exit_code=2) from error
+    if is_there and not is_folder:
+        raise StartupError(f"MODEL {model} is a file, but a folder in Hugging Face layout is needed.", exit_code=2)
+    if is_there and revision is not None:
+        raise StartupError(f"--revision {revision}: {model} is a local folder, which has none.", exit_code=2)
+    if not is_there and not _HUB_ID.fullmatch(model):
+        raise StartupError(
+            f"MODEL {model!r} is no folder here, and no hub id either (those have the form owner/name).", exit_code=2
+        )
+    return path if is_there else None
+
+
+def fetch(download: Callable[[], str], repo_id: str, *, revision: str | None) -> Path:
+    """Return what a download from the hub returns. Raises StartupError with one sentence for whatever goes wrong."""
+    from huggingface_hub import errors, utils
+
+    if not sys.stderr.isatty():
+        utils.disable_progress_bars()
+    where = f"{repo_id}" + (f" at revision {revision}" if revision else "")
+    try:
+        return Path(download())
+    except errors.GatedRepoError as error:
+        raise StartupError(
+            f"{where} is gated: accept its licence on huggingface.co and log in with `hf auth login`."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise StartupError(f"{where} is neither a local folder nor a repository on the Hugging Face hub.") from error
+    except errors.RevisionNotFoundError as error:
+        raise StartupError(f"{repo_id} has no revision {revision}.") from error
+    except errors.HFValidationError as error:
+        raise StartupError(
+            f"MODEL {repo_id}: not a valid hub id: {sentence(_first_line(error))}", exit_code=2
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise StartupError(
+            f"{where} is no local folder, is not in the local cache, and the Hugging Face hub cannot be reached; "
+            "give a folder, or try again online."
+        ) from error
+    except (errors.HfHubHTTPError, OSError) as error:
+        raise StartupError(f"Download of {where} failed: {sentence(_first_line(error))}") from error
+
+
+def _check_weights(folder: Path) -> None:
+    index_path = folder / "model.safetensors.index.json"
+    if index_path.is_file():
+        weight_map = _read_json(index_path, "").get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise StartupError(f"{index_path} has no weight_map.")
+        shards = sorted({str(shard) for shard in weight_map.values()})
+        missing = [shard for shard in shards if not (folder / shard).is_file()]
+        if missing:
+            raise StartupError(
+                f"{len(missing)} of {len(shards)} weight files named by {index_path.name} are missing from {folder}, "
+                f"first {missing[0]}."
+            )
+    elif not any(folder.glob("*.safetensors")):
+        raise StartupError(f"No weights in {folder}: it has no *.safetensors file, {_way_out(folder)}")
+
+
+def has_pickles(folder: Path) -> bool:
+    """Whether weights are there that are never read, since reading them runs code."""
+    return any(next(folder.glob(pattern), None) is not None for pattern in _PICKLES)
+
+
+def _way_out(folder: Path) -> str:
+    if not has_pickles(folder):
+        return "and no other format (*.bin, *.pt, *.gguf) is read."
+    code = f"from transformers import AutoModelForCausalLM as M; M.from_pretrained({str(folder)!r}, dtype='auto')"
+    return (
+        "and pickled weights (*.bin, *.pt) are never read, since that runs what code they hold. "
+        f'If you trust them, python -c "{code}.save_pretrained({str(folder)!r})" converts them.'
+    )
+
+
+def _read_json(path: Path, hint: str) -> dict[str, object]:
+    if not path.is_file():
+        raise StartupError(f"No {path.name} in {path.parent}{': ' + hint if hint else '.'}")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(value, dict):
+        raise StartupError(f"{path} is not a JSON object.")
+    return value
+
+
+def _download(repo_id: str, revision: str | None) -> Path:
+    """Fetch a hub repository's servable files into the local cache, or find them there. Blocks."""
+    import huggingface_hub
+
+    def download() -> str:
+        return huggingface_hub.snapshot_download(
+            repo_id, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIPPED
+        )
+
+    return fetch(download, repo_id, revision=revision)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__

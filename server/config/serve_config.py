@@ -1,0 +1,127 @@
+"""From the parsed flags of `quire serve` to the configurations of engine and HTTP workers. Never torch.
+
+check_flags needs nothing but the flags and the files they name, find_model may download; in between, a port is bound.
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from engine.interface.config import EngineConfig, LoraSource, ServerConfig
+from engine.interface.errors import StartupError
+from server.config.api_keys import read_key_hashes
+from server.config.model_source import check_kernels_package, resolve_model
+from server.config.serve_flags import speculative_of, traces_endpoint
+from server.config.value_types import resolve_loras
+from server.text.embedding_model import load_embedding_model
+
+_EXIT_USAGE = 2
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an HTTP worker process is told, as JSON in the run directory."""
+
+    server: ServerConfig
+    listen_fd: int  # the inherited listening socket
+    tls_cert: str | None  # PEM files, both or neither
+    tls_key: str | None
+    log_level: str
+    log_format: str  # text | json
+    debug: bool
+
+
+class CheckedFlags(NamedTuple):
+    """What was read on the way to knowing that the flags can be served."""
+
+    chat_template: str | None
+    traces_endpoint: str | None
+    given_key_hashes: list[str]  # of keys that are not in the file
+    api_key_hashes: list[str]  # of all
+
+
+def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
+    """Check what one flag alone cannot tell, and read the files that flags name. Raises StartupError."""
+    _check_together(arguments)
+    chat_template = None
+    if arguments.chat_template is not None:
+        chat_template = _readable_file("--chat-template", arguments.chat_template)
+    endpoint = traces_endpoint(arguments.otlp_traces_endpoint)
+    given = read_key_hashes(arguments.api_key, file=None, environment=os.environ)
+    in_file = read_key_hashes([], file=arguments.api_key_file, environment={})
+    check_kernels_package()
+    return CheckedFlags(chat_template, endpoint, given, list(dict.fromkeys([*given, *in_file])))
+
+
+def find_model(arguments: argparse.Namespace, checked: CheckedFlags) -> tuple[EngineConfig, ServerConfig]:
+    """Find the model, download it if it is not here, and say what to load and serve. Raises StartupError."""
+    model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
+    load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
+    names = arguments.served_model_name or [model.name]
+    loras = resolve_loras(arguments.lora, served_model_names=names)
+    server_config = ServerConfig(
+        model=str(model.folder),
+        served_model_names=names,
+        lora_names=[source.name for source in loras],
+        chat_template=checked.chat_template,
+        pooling=arguments.pooling,
+        strict=arguments.strict,
+        request_timeout_s=arguments.request_timeout,
+        api_key_hashes=checked.api_key_hashes,
+        cors_origins=arguments.cors_origin,
+        root_path=arguments.root_path,
+        otlp_traces_endpoint=checked.traces_endpoint,
+    )
+    return _engine_config(arguments, str(model.folder), loras), server_config
+
+
+def _check_together(arguments: argparse.Namespace) -> None:
+    speculative_of(arguments)
+    budget, rows = arguments.max_num_batched_tokens, arguments.max_num_seqs
+    if budget is not None and rows is not None and budget < rows:
+        raise StartupError(
+            f"--max-num-batched-tokens {budget} must be at least --max-num-seqs {rows}, one token per running request.",
+            exit_code=_EXIT_USAGE,
+        )
+    if arguments.revision is not None and arguments.model is None:
+        raise StartupError(f"--revision {arguments.revision} needs a hub id as MODEL.", exit_code=_EXIT_USAGE)
+
+
+def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraSource]) -> EngineConfig:
+    return EngineConfig(
+        model=folder,
+        load_format=arguments.load_format,
+        device=arguments.device,
+        tensor_parallel_size=arguments.tensor_parallel_size,
+        dtype=arguments.dtype,
+        quantization=arguments.quantization,
+        loras=loras,
+        attention_backend=arguments.attention_backend,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        max_num_mixed_tokens=arguments.max_num_mixed_tokens,
+        block_size=arguments.block_size,
+        kv_cache_memory_bytes=arguments.kv_cache_memory,
+        kv_cache_dtype=arguments.kv_cache_dtype,
+        gpu_memory_utilization=arguments.gpu_memory_utilization,
+        enable_prefix_caching=not arguments.no_prefix_caching,
+        enforce_eager=arguments.enforce_eager,
+        depth=arguments.depth,
+        max_waiting=arguments.max_waiting,
+        max_queued_tokens=arguments.max_queued_tokens,
+        speculative=speculative_of(arguments),
+    )
+
+
+def _readable_file(flag: str, name: str) -> str:
+    """Return the absolute path of a text file named by a flag."""
+    path = Path(name).expanduser()
+    try:
+        path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise StartupError(f"{flag} {path} cannot be read: {reason}.", exit_code=_EXIT_USAGE) from error
+    return str(path.resolve())

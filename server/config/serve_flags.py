@@ -1,0 +1,343 @@
+"""The flags of what is served, and in which memory. Imports argparse.
+
+Flags of `quire serve` that say who reaches the daemon and how: keys, TLS, a unix socket, browsers, proxies.
+
+Imports argparse, and ssl where it is needed. server/cli.py makes LaunchConfig and ServerConfig of the parsed values.
+
+Flags of `quire serve` that say what the daemon tells of itself: logs, metrics, traces. Imports argparse.
+
+The flags of speculation, for every command that makes an engine. Imports argparse only.
+"""
+
+import argparse
+import importlib.util
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+from engine.interface.errors import StartupError
+from server.config.value_types import (
+    BACKEND_NAMES,
+    KV_CACHE_DTYPES,
+    QUANTIZATION_NAMES,
+    deadline,
+    integer,
+    limited,
+    named_folder,
+    seconds,
+    share,
+    size,
+    text,
+)
+
+if TYPE_CHECKING:
+    from engine.interface.config import SpeculativeConfig
+
+
+def add_model_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the model, and how it is loaded."""
+    add = group.add_argument
+    add("model", nargs="?", metavar="MODEL", help="folder or hub id (default: the built-in demo)")
+    add("--revision", type=text, metavar="REV", help="branch, tag or commit of the hub id")
+    add(
+        "--served-model-name",
+        action="append",
+        type=text,
+        metavar="NAME",
+        help="name for requests; repeatable (folder or hub id)",
+    )
+    add(
+        "--device", choices=("auto", "cuda", "mps", "cpu"), metavar="DEV", default="auto", help="auto, cuda, mps or cpu"
+    )
+    add(
+        "--tensor-parallel-size",
+        type=integer(1, 64),
+        metavar="N",
+        default=1,
+        help="GPUs of this machine that share the model (1)",
+    )
+    add(
+        "--dtype",
+        choices=("auto", "bfloat16", "float16", "float32"),
+        metavar="TYPE",
+        default="auto",
+        help="auto, bfloat16, float16 or float32",
+    )
+    add(
+        "--quantization",
+        choices=QUANTIZATION_NAMES,
+        metavar="NAME",
+        default="auto",
+        help=f"of linear layers (auto: as the checkpoint is): {', '.join(QUANTIZATION_NAMES)}",
+    )
+    add("--load-format", choices=("auto", "dummy"), metavar="FMT", default="auto", help="dummy: random weights")
+    add(
+        "--attention-backend",
+        choices=BACKEND_NAMES,
+        default="auto",
+        metavar="NAME",
+        help="auto, triton, flash-attn, torch",
+    )
+    add(
+        "--pooling",
+        choices=("auto", "last", "mean"),
+        metavar="KIND",
+        default="auto",
+        help="embeddings: auto (as an embedding model's folder says), last or mean",
+    )
+    add(
+        "--lora", action="append", type=named_folder, metavar="NAME=FOLDER", default=[], help="LoRA adapter; repeatable"
+    )
+    add("--chat-template", type=text, metavar="FILE", help="Jinja file that replaces the model's own template")
+
+
+def add_memory_flags(group: argparse._ArgumentGroup) -> None:
+    """Add memory and batching."""
+    add = group.add_argument
+    add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
+    add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once (256 on cuda, else 64)")
+    add(
+        "--max-num-batched-tokens",
+        type=integer(1, 32_768),
+        metavar="N",
+        help="tokens computed per step (8192 on cuda, else 512)",
+    )
+    add("--max-num-mixed-tokens", type=integer(1, 32_768), metavar="N", help="the same while requests decode")
+    add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block (16)")
+    add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
+    add(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default="auto",
+        metavar="TYPE",
+        help="auto: as --dtype; fp8 (e4m3): twice the tokens",
+    )
+    add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of GPU memory (0.9)")
+    add("--no-prefix-caching", action="store_true", help="do not reuse the KV of shared prefixes")
+    add("--depth", type=integer(1, 2), metavar="N", help="steps in flight (2 on cuda, else 1)")
+    add("--enforce-eager", action="store_true", help="no CUDA graphs, for debugging")
+    add("--max-waiting", type=integer(1, 2**20), default=2048, metavar="N", help="requests queued at most (2048)")
+    add("--max-queued-tokens", type=integer(1, 2**40), metavar="N", help="their tokens at most (64 full contexts)")
+
+
+_DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8000
+_MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its end; 103 on macOS
+
+
+class Address(NamedTuple):
+    """Where to listen: a unix socket, or host and port."""
+
+    host: str
+    port: int
+    uds: str | None
+
+
+class Tls(NamedTuple):
+    """Paths of a certificate chain and its key, both or neither."""
+
+    cert: str | None
+    key: str | None
+
+
+def add_address_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of where to listen."""
+    add = group.add_argument
+    add("--host", type=text, help="address to listen on (127.0.0.1)")
+    add("--port", type=integer(0, 65_535), metavar="N", help="0: any free port (8000)")
+    add("--uds", type=text, metavar="PATH", help="listen on a unix socket (mode 0660) instead of host and port")
+    add("--tls-cert", type=text, metavar="FILE", help="certificate chain in PEM: serve HTTPS; needs --tls-key")
+    add("--tls-key", type=text, metavar="FILE", help="its private key in PEM, without a passphrase")
+
+
+def add_request_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of how requests are taken, and for how long they wait."""
+    add = group.add_argument
+    add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
+    add("--request-timeout", type=deadline, metavar="S", help="deadline of every request in seconds (none)")
+    add("--stall-timeout", type=seconds, default=300.0, metavar="S", help="restart a hung engine; 0: never (300)")
+
+
+def add_access_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of who may ask."""
+    add = group.add_argument
+    add(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="key that requests need; repeatable. Other users of this machine see it in ps: better a file",
+    )
+    add("--api-key-file", type=text, metavar="FILE", help="keys, one a line; also QUIRE_API_KEY=KEY,KEY")
+    add(
+        "--cors-origin",
+        action="append",
+        type=origin,
+        default=[],
+        metavar="ORIGIN",
+        help="let pages of this origin call from a browser; repeatable, * is all (none)",
+    )
+    add("--root-path", type=root_path, default="", metavar="PATH", help="prefix under which a proxy shows the server")
+
+
+@limited("scheme://host[:port], or *")
+def origin(value: str) -> str:
+    """Parse a browser's origin: scheme and host, a port where it is not the usual one, and no path."""
+    if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.\-_\[\]:]+", value):
+        raise argparse.ArgumentTypeError(f"{value!r} is not an origin such as https://chat.example.org, or *")
+    return value
+
+
+@limited("a path such as /llm")
+def root_path(value: str) -> str:
+    """Parse a path prefix; none is the default."""
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", value):
+        raise argparse.ArgumentTypeError(f"{value!r} is not a path such as /llm, without a slash at its end")
+    return value
+
+
+def address_of(arguments: argparse.Namespace) -> Address:
+    """Return where to listen. Raises StartupError for a unix socket together with host or port."""
+    host, port, uds = arguments.host, arguments.port, arguments.uds
+    if uds is not None:
+        for flag, value in (("--host", host), ("--port", port)):
+            if value is not None:
+                raise StartupError(f"--uds {uds} and {flag} {value} exclude each other.", exit_code=2)
+        uds = str(Path(uds).expanduser().absolute())
+        if len(uds.encode()) > _MAX_SOCKET_PATH_BYTES:
+            raise StartupError(
+                f"--uds {uds} has {len(uds.encode())} bytes, the limit is {_MAX_SOCKET_PATH_BYTES}.", exit_code=2
+            )
+    return Address(host if host is not None else _DEFAULT_HOST, port if port is not None else _DEFAULT_PORT, uds)
+
+
+def tls_of(arguments: argparse.Namespace) -> Tls:
+    """Return the TLS files, tried out. Raises StartupError that names the flag at fault."""
+    cert, key = arguments.tls_cert, arguments.tls_key
+    if cert is None and key is None:
+        return Tls(None, None)
+    if cert is None or key is None:
+        given, missing = ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
+        raise StartupError(f"{given} needs {missing} as well.", exit_code=2)
+    import ssl
+
+    chain, private_key = _readable("--tls-cert", cert), _readable("--tls-key", key)
+    try:
+        # a passphrase would be asked for on the terminal, and again by every worker
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, private_key, password=lambda: "")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else "not PEM files that fit together"
+        raise StartupError(
+            f"--tls-cert {chain} and --tls-key {private_key} cannot be used: {reason.replace('_', ' ').lower()}.",
+            exit_code=2,
+        ) from error
+    return Tls(chain, private_key)
+
+
+def _readable(flag: str, name: str) -> str:
+    path = Path(name).expanduser()
+    try:
+        path.read_bytes()
+    except OSError as error:
+        raise StartupError(f"{flag} {path} cannot be read: {error.strerror}.", exit_code=2) from error
+    return str(path.resolve())
+
+
+_TRACES_PATH = "/v1/traces"
+
+_OPENTELEMETRY = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+
+
+def add_log_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of the log."""
+    add = group.add_argument
+    add(
+        "--log-format",
+        choices=("auto", "text", "json"),
+        metavar="FMT",
+        default="auto",
+        help="auto (bars on a terminal), text or json",
+    )
+    add(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        metavar="LEVEL",
+        default="info",
+        help="debug, info, warning or error",
+    )
+    add("--debug", action="store_true", help="show tracebacks")
+
+
+def add_metrics_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of metrics and traces."""
+    add = group.add_argument
+    add(
+        "--metrics-compat",
+        choices=("vllm", "none"),
+        metavar="NAMES",
+        default="vllm",
+        help="vllm: /metrics has vLLM's names too; none: only quire_*",
+    )
+    add("--otlp-traces-endpoint", type=text, metavar="URL", help="send a trace per request there, by OTLP over HTTP")
+
+
+def traces_endpoint(url: str | None) -> str | None:
+    """Return the URL that traces are posted to: without a path it is a collector's. Raises StartupError."""
+    if url is None:
+        return None
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, is_url = urlsplit(""), False
+    if not is_url:
+        raise StartupError(f"--otlp-traces-endpoint {url} is not a URL such as http://127.0.0.1:4318.", exit_code=2)
+    if not has_opentelemetry():
+        packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        raise StartupError(f"--otlp-traces-endpoint needs OpenTelemetry: pip install {packages}.", exit_code=2)
+    return url if parts.path.strip("/") else parts._replace(path=_TRACES_PATH).geturl()
+
+
+def has_opentelemetry() -> bool:
+    """Tell if the packages of the extra are installed, without importing them."""
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in _OPENTELEMETRY)
+    except ModuleNotFoundError:  # not even its parent
+        return False
+
+
+_METHODS = ("ngram",)
+_DETAILS = ("--num-speculative-tokens", "--ngram-min", "--ngram-max")
+
+
+def add_speculative_flags(group: argparse._ActionsContainer) -> None:
+    """Add the flags to a parser or a group of it."""
+    add = group.add_argument
+    add("--speculative", choices=_METHODS, metavar="HOW", help="ngram: guess what followed the same tokens earlier")
+    add("--num-speculative-tokens", type=integer(1, 32), metavar="N", help="tokens guessed at once (4)")
+    add("--ngram-min", type=integer(1, 32), metavar="N", help="tokens that must have stood there before (2)")
+    add("--ngram-max", type=integer(1, 64), metavar="N", help="the longest match preferred (4, or --ngram-min)")
+
+
+def speculative_of(arguments: argparse.Namespace) -> "SpeculativeConfig | None":
+    """Return what was asked for. Raises StartupError for flags that do not fit together."""
+    from engine.interface.config import SpeculativeConfig
+
+    given = (arguments.num_speculative_tokens, arguments.ngram_min, arguments.ngram_max)
+    if arguments.speculative is None:
+        for flag, value in zip(_DETAILS, given, strict=True):
+            if value is not None:
+                raise StartupError(f"{flag} {value} needs --speculative ngram.", exit_code=2)
+        return None
+    default = SpeculativeConfig()
+    num_tokens, shortest, longest = given
+    shortest = shortest or min(default.ngram_min, longest or default.ngram_min)
+    longest = longest or max(default.ngram_max, shortest)
+    if longest < shortest:
+        raise StartupError(f"--ngram-max {longest} is less than --ngram-min {shortest}.", exit_code=2)
+    return SpeculativeConfig(
+        method=arguments.speculative,
+        num_tokens=num_tokens or default.num_tokens,
+        ngram_min=shortest,
+        ngram_max=longest,
+    )

@@ -1,0 +1,92 @@
+"""Setting: one flag of `quire serve` with its variable and its key in the settings file. Imports argparse."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from server.config.value_types import ValueType
+
+COMMAND_LINE = "command line"
+DEFAULT = "default"
+VARIABLE_PREFIX = "QUIRE_"
+SECRET_DESTS = ("api_key",)  # never in the file, and read from the environment by server/config/api_keys.py
+
+
+class FileValue(NamedTuple):
+    """What the file says of one key. places: file:line of each text."""
+
+    place: str
+    texts: list[str]
+    places: list[str]
+
+
+class Setting(NamedTuple):
+    """One flag, and what it is called elsewhere."""
+
+    action: argparse.Action
+    default: Any
+    group: str
+
+    @property
+    def flag(self) -> str:
+        """The flag, or MODEL."""
+        return self.action.option_strings[-1] if self.action.option_strings else str(self.action.metavar)
+
+    @property
+    def key(self) -> str:
+        """The key in the file."""
+        return self.action.dest.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The variable of the environment."""
+        return VARIABLE_PREFIX + self.action.dest.upper()
+
+    @property
+    def is_switch(self) -> bool:
+        """It is true or false."""
+        return self.action.nargs == 0
+
+    @property
+    def is_list(self) -> bool:
+        """It may be given several times."""
+        return isinstance(self.action, argparse._AppendAction)
+
+    @property
+    def is_secret(self) -> bool:
+        """It is never shown."""
+        return self.action.dest in SECRET_DESTS
+
+    @property
+    def limits(self) -> str:
+        """What it takes, in words."""
+        if self.is_switch:
+            return "true or false"
+        if self.action.choices is not None:
+            return ", ".join(map(str, self.action.choices))
+        return self.action.type.limits if isinstance(self.action.type, ValueType) else ""
+
+    @property
+    def meaning(self) -> str:
+        """What --help says of it, without the default."""
+        return re.sub(r" \([^()]*\)$", "", self.action.help or "")
+
+    @property
+    def default_words(self) -> str:
+        """The default, also where it is decided later."""
+        if self.is_switch:
+            return "false"
+        if self.default not in (None, "", []):
+            return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        of_flag, of_group = re.search(r"\(([^()]*)\)$", self.action.help or ""), re.search(r"\((.*)\)$", self.group)
+        found = of_flag or of_group
+        return found[1].removeprefix("default: ") if found else "none"
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return which known name may have been meant, as the end of a sentence."""
+    import difflib
+
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f": {found[0]} is the nearest" if found else ""

@@ -1,0 +1,152 @@
+"""The settings of `quire serve`: each flag is also a variable and a key of a YAML file. Imports argparse and flags.
+
+The one source is the parser's own table of flags; docs/configuration.md is made of it (tests/configuration_page.py).
+Command line > environment > file > default. A value of any place goes through the flag's own parser, so a wrong one
+gets the flag's sentence, with the place's name. Life: flags are added → take_settings → parse_args.
+"""
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from engine.interface.errors import StartupError
+from server.config.setting import COMMAND_LINE, DEFAULT, VARIABLE_PREFIX, Setting, nearest
+from server.config.value_types import boolean
+
+if TYPE_CHECKING:
+    from server.config.setting import FileValue
+
+CONFIG_VARIABLE = "QUIRE_CONFIG"
+_EXIT_USAGE = 2
+_OF_THE_RUN = ("help", "help_all", "config", "show_config")  # flags that are no settings
+# What Kubernetes and Docker links add for a service whose name begins with quire: QUIRE_PORT=tcp://10.0.0.1:8000, …
+_LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
+_LINK_URL = re.compile(r"(tcp|udp|sctp)://")
+
+
+class SettingsParser(argparse.ArgumentParser):
+    """Reports a wrong value in one sentence, without the usage text; fills in what the command line leaves open.
+
+    settings: of take_settings, else none. A parsed namespace then has `origins` too: by dest, where its value is from.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings: list[Setting] = []
+        self._environment: Mapping[str, str] = {}
+        self._place = ""  # of the value that is being parsed, if it is not the command line's
+
+    def take_settings(self, environment: Mapping[str, str]) -> None:
+        """Make every flag added so far a setting."""
+        self._environment = environment
+        for group in self._action_groups:
+            for action in group._group_actions:
+                if action.dest not in _OF_THE_RUN:
+                    self.settings.append(Setting(action, action.default, group.title or ""))
+        for action in [setting.action for setting in self.settings]:
+            action.default = argparse.SUPPRESS  # so that a namespace has what was given, and no more
+            if action.nargs == 0:  # its opposite, for what a file or a variable has switched on
+                name = action.option_strings[-1].removeprefix("--")
+                opposite = name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"
+                self.add_argument(
+                    f"--{opposite}",
+                    dest=action.dest,
+                    action="store_false",
+                    default=argparse.SUPPRESS,
+                    help=argparse.SUPPRESS,
+                )
+
+    def parse_known_args(  # type: ignore[override]  # overloaded there for other namespaces, of which none comes here
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """See ArgumentParser; nothing is left over."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # said here and not by the outermost parser, which knows neither the command nor its flags
+            flag = next((word for word in unknown if word.startswith("-")), "").partition("=")[0]
+            if not flag:
+                self.error(f"{unknown[0]!r} is one argument too many")
+            self.error(f"{flag} is no flag of {self.prog}{nearest(flag, list(self._option_string_actions))}")
+        if self.settings:
+            try:
+                self._fill(found)
+            except StartupError as error:
+                self.error(error.message.removesuffix("."))
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """End with one sentence."""
+        message = re.sub(r"^argument ", "", message)
+        message = message.replace("the following arguments are required: COMMAND", "a command is needed, e.g. serve")
+        if self._place:
+            message = f"{self._place}: {message.partition(': ')[2]}"
+        self.exit(_EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def _fill(self, found: argparse.Namespace) -> None:
+        """Add what the environment and the file say, and the defaults. All of it is checked, also what is overruled."""
+        by_variable = self._of_environment()
+        path = found.config or self._environment.get(CONFIG_VARIABLE, "").strip()
+        by_key: dict[str, FileValue] = {}
+        if path:
+            from server.config.settings_file import read_settings_file
+
+            by_key = read_settings_file(path, self.settings)
+        found.origins = {}
+        for setting in self.settings:
+            dest, origin, value = setting.action.dest, DEFAULT, setting.default
+            if isinstance(value, str) and callable(setting.action.type):
+                value = setting.action.type(value)
+            if (in_file := by_key.get(setting.key)) is not None:
+                origin = in_file.place
+                value = self._parse(setting, in_file.texts, [f"{place}: {setting.key}" for place in in_file.places])
+            if (text := by_variable.get(setting.variable)) is not None:
+                texts = [part.strip() for part in text.split(",")] if setting.is_list else [text]
+                origin = setting.variable
+                value = self._parse(setting, texts, [setting.variable] * len(texts))
+            if dest in found:
+                origin = COMMAND_LINE
+            else:
+                setattr(found, dest, list(value) if isinstance(value, list) else value)
+            found.origins[dest] = origin
+
+    def _of_environment(self) -> dict[str, str]:
+        """Return the variables that say something. Raises StartupError for one that nobody knows."""
+        known = {setting.variable: setting for setting in self.settings}
+        said = {}
+        for name, value in self._environment.items():
+            is_ours = name.startswith(VARIABLE_PREFIX) and name != CONFIG_VARIABLE
+            if not is_ours or _LINK.search(name) or (name.endswith("_PORT") and _LINK_URL.match(value)):
+                continue
+            if name not in known:
+                near = nearest(name, [*known, CONFIG_VARIABLE])
+                raise StartupError(f"{name} is no setting of this server{near}.", exit_code=_EXIT_USAGE)
+            if value.strip() and not known[name].is_secret:  # an empty one is what `X: ${X:-}` gives
+                said[name] = value
+        return said
+
+    def _parse(self, setting: Setting, texts: Sequence[str], places: Sequence[str]) -> Any:
+        """Parse texts as the flag would. Ends with the flag's sentence, in which the flag is the place."""
+        values: list[Any] = []
+        for text, self._place in zip(texts, places, strict=True):
+            if setting.is_switch:
+                try:
+                    return boolean(text)
+                except argparse.ArgumentTypeError as error:
+                    self.error(f"argument {setting.flag}: {error}")
+            arguments = [f"{setting.flag}={text}"] if setting.action.option_strings else ["--", text]
+            found, _ = super().parse_known_args(arguments)
+            value = vars(found)[setting.action.dest]
+            values += value if setting.is_list else [value]
+        self._place = ""
+        return values if setting.is_list else values[0]
+
+
+def places_of(message: str, arguments: argparse.Namespace) -> str:
+    """Return what to add to an error that names flags: where those come from that nobody typed."""
+    origins = vars(arguments).get("origins", {})
+    places = {}
+    for name in re.findall(r"(?<![\w-])--([a-z][a-z-]*)", message):
+        origin = origins.get(name.replace("-", "_"), DEFAULT)
+        if origin not in (DEFAULT, COMMAND_LINE):
+            places[f"--{name}"] = origin
+    return f" ({', '.join(f'{flag} is from {origin}' for flag, origin in places.items())})" if places else ""

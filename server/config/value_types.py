@@ -1,0 +1,199 @@
+"""Parsers of flag values: text in, checked value out, one sentence naming value and limit otherwise. Imports argparse.
+
+Each raises argparse.ArgumentTypeError, to which argparse adds the name of the flag.
+
+The adapters of --lora: NAME=FOLDER on the command line, a model name for clients. Never torch.
+
+Whether a folder has an adapter that fits the model is the engine's to say, which reads it. Imports
+engine.interface.config when it is needed, so that `quire --help` is instant.
+"""
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from engine.interface.errors import StartupError
+
+if TYPE_CHECKING:
+    from engine.interface.config import LoraSource
+
+
+BACKEND_NAMES = ("auto", "triton", "flash-attn", "torch")
+# As models/quantization/schemes.py knows them: what an unquantized checkpoint can become on load, or one is already
+QUANTIZATION_NAMES = (
+    "auto",
+    "none",
+    "fp8",
+    "bitsandbytes-nf4",
+    "bitsandbytes-int8",
+    "awq",
+    "gptq",
+    "compressed-tensors",
+)
+_SIZE_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")  # the last two are one
+
+AnyParser = TypeVar("AnyParser", bound=argparse.ArgumentParser)  # commands are added to the subparsers of any
+
+
+class ValueType:
+    """A parser of values, and what it takes in words: argparse calls it, docs/configuration.md shows its limits."""
+
+    def __init__(self, parse: Callable[[str], Any], limits: str) -> None:
+        self.parse = parse
+        self.limits = limits
+
+    def __call__(self, text: str) -> Any:
+        """Return the value. Raises argparse.ArgumentTypeError."""
+        return self.parse(text)
+
+
+def limited(limits: str) -> Callable[[Callable[[str], Any]], ValueType]:
+    """Make a ValueType of a parser."""
+    return lambda parse: ValueType(parse, limits)
+
+
+def integer(minimum: int, maximum: int) -> ValueType:
+    """Return a parser of whole numbers from `minimum` to `maximum`."""
+
+    @limited(f"{minimum:,} to {maximum:,}")
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if not minimum <= value <= maximum:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {minimum:,} to {maximum:,}")
+        return value
+
+    return parse
+
+
+@limited("auto, or 1 to 64")
+def workers(text: str) -> int:
+    """Parse a number of HTTP processes. auto: half the cores, at most 8; the rest is for the engine and its clients."""
+    return max(1, min(8, (os.cpu_count() or 1) // 2)) if text == "auto" else integer(1, 64)(text)
+
+
+@limited("above 0, up to 1")
+def share(text: str) -> float:
+    """Parse a number above 0 and up to 1."""
+    value = _finite(text)
+    if value is None or not 0.0 < value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and up to 1")
+    return value
+
+
+@limited("0 to 86,400 s")
+def seconds(text: str) -> float:
+    """Parse a time in seconds, with or without an s, up to a day."""
+    value = _finite(text.removesuffix("s"))
+    if value is None or not 0.0 <= value <= 86_400.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86,400")
+    return value
+
+
+@limited("above 0, up to 86,400 s")
+def deadline(text: str) -> float:
+    """Parse a time in seconds above 0: one of 0 would be over before it began."""
+    value = seconds(text)
+    if value == 0.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, up to 86,400")
+    return value
+
+
+@limited("1 byte to 1024TiB")
+def size(text: str) -> int:
+    """Parse a size in bytes; units are decimal (GB) or binary (GiB), in any case."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)", text.strip())
+    unit = _SIZE_UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4GiB or 512MB")
+    num_bytes = int(float(match[1]) * unit)
+    if not 1 <= num_bytes <= 2**50:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1 byte to 1024TiB")
+    return num_bytes
+
+
+def gibibytes(text: str) -> int:
+    """Parse a size in GiB, or one with a unit."""
+    return size(f"{text}GiB" if text.strip().replace(".", "", 1).isdigit() else text)
+
+
+@limited("not empty")
+def text(text: str) -> str:
+    """Parse any text that is not blank."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
+@limited("true, yes, on, 1, or false, no, off, 0")
+def boolean(text: str) -> bool:
+    """Parse what a file or a variable says of a switch."""
+    value = _BOOLEANS.get(text.strip().lower())
+    if value is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
+    return value
+
+
+def _finite(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+_EXIT_USAGE = 2
+
+
+@limited("NAME=FOLDER")
+def named_folder(text: str) -> tuple[str, str]:
+    """Parse NAME=FOLDER. Raises argparse.ArgumentTypeError, to which argparse adds the flag's name."""
+    name, _, folder = (part.strip() for part in text.partition("="))
+    if not name or not folder:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER, such as sql=./sql-adapter")
+    return name, folder
+
+
+def resolve_loras(loras: Sequence[tuple[str, str]], *, served_model_names: Sequence[str]) -> "list[LoraSource]":
+    """Return the adapters, given as name and folder, with absolute folders.
+
+    Raises StartupError for a name that is taken, and where there is no folder.
+    """
+    from engine.interface.config import LoraSource
+
+    resolved: list[LoraSource] = []
+    for name, folder in loras:
+        if name in served_model_names:
+            raise StartupError(f"--lora {name}: this is the name of the model itself.", exit_code=_EXIT_USAGE)
+        if name in (other.name for other in resolved):
+            raise StartupError(f"--lora {name} is given twice; each needs a name.", exit_code=_EXIT_USAGE)
+        try:
+            path = Path(folder).expanduser()
+            is_folder, is_file = path.is_dir(), path.is_file()
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StartupError(f"--lora {name}: {folder[:200]!r}: {reason}.", exit_code=_EXIT_USAGE) from error
+        if not is_folder:
+            what = "is a file, not a folder" if is_file else "does not exist"
+            raise StartupError(f"--lora {name}: {folder[:200]} {what}.", exit_code=_EXIT_USAGE)
+        resolved.append(LoraSource(name, str(path.resolve())))
+    return resolved

@@ -1,0 +1,370 @@
+"""One HTTP request's generation: engine requests in, one ordered stream of text events out. Never torch.
+
+    GenerationSpec ─ submit prompts × n ─→ Deltas per child ─ detokenize, stop strings ─→ Piece* Ended, merged
+
+A child is one engine request and one choice of the answer. Whatever ends events() early (a stop string, an error, a
+client that left, a deadline), closing it aborts every engine request that is still open.
+
+Several async generators as one. Standard library only.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+import msgspec
+
+from engine.interface.client import Delta, EngineClient
+from engine.interface.errors import EngineError, GrammarError, RequestAborted
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import AddRequest, GrammarSpec, SamplingParams, TokenLogprobs
+from server.errors import DeadlineExceeded
+from server.text.detokenizer import StopChecker
+from server.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class _End:
+    """A source has ended."""
+
+
+async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Yield what the sources yield, in order of arrival, until all have ended. Raises what the first one raises.
+
+    All are closed at the end, also at an early one.
+    """
+    # Bounded, so that a slow reader slows its own sources and nothing grows here.
+    queue: asyncio.Queue[T | Exception | _End] = asyncio.Queue(maxsize=2 * len(sources))
+
+    async def pump(source: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(source) as items:
+                async for item in items:
+                    await queue.put(item)
+            await queue.put(_End())
+        except Exception as error:  # handed to the reader, who raises it
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(pump(source)) for source in sources]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if isinstance(item, _End):
+                num_open -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A validated request: `prompts` × `n` engine requests, and how their tokens become text."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    n: int
+    params: SamplingParams  # the first child's; child i of a prompt uses seed + i
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    visible_ids: frozenset[int] = frozenset()  # special tokens that are text nevertheless: tags to be parsed
+    continues_prompt: bool = False  # the texts join the prompts'; else each is a turn of its own
+    cache_salt: str = ""
+    priority: int = 0
+    lora_index: int = 0  # as in AddRequest
+    grammar: GrammarSpec | None = None  # what each answer must match, checked to compile
+    grammar_param: str | None = None  # the field that asks for it, in the client's words
+    is_scoring_only: bool = False  # no answer: the one token that the engine makes at least is dropped
+    timeout_s: float | None = None  # from arrival
+    arrival_s: float  # time.monotonic()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The time.monotonic() at which the request is over."""
+        return None if self.timeout_s is None else self.arrival_s + self.timeout_s
+
+    def text_context(self, index: int) -> tuple[int, ...]:
+        """The tokens that the text of choice `index` goes on from."""
+        return self.prompts[index // self.n] if self.continues_prompt else ()
+
+
+class Piece(msgspec.Struct):
+    """New text of one choice. The text can be "": its tokens are held back, or show nothing."""
+
+    index: int  # of the choice
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None  # one per token
+
+
+class Ended(msgspec.Struct):
+    """The end of one choice. finish_reason: "stop" | "length", in a chat also "tool_calls"."""
+
+    index: int
+    finish_reason: str
+    stop_string: str | None = None  # the one that was found
+
+
+Event = Piece | Ended
+
+
+class Stats(msgspec.Struct, kw_only=True):
+    """What one generation cost so far; the source of usage, timings and the access log."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_reasoning_tokens: int = 0  # of the output; counted in chats alone
+    queue_s: float | None = None  # of the first child that started, as prefill_s and ttft_s
+    prefill_s: float | None = None
+    ttft_s: float | None = None
+    itl_s: float | None = None  # mean over all tokens after each choice's first
+    total_s: float = 0.0
+    finish_reasons: list[str] = []  # distinct ones, in order of arrival
+
+
+class Generation:
+    """Runs one spec once. `request_id` is unique; the children are numbered below it.
+
+    `by_token`: one Piece per token, for readers that must know which token a text belongs to.
+    """
+
+    def __init__(
+        self,
+        spec: GenerationSpec,
+        *,
+        request_id: str,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        by_token: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.request_id = request_id
+        self._client = client
+        self._is_cancelled = False
+        self._children = [
+            _Child(
+                spec, index=i, request_id=f"{request_id}-{i}", tokenizer=tokenizer, metrics=metrics, by_token=by_token
+            )
+            for i in range(len(spec.prompts) * spec.n)
+        ]
+
+    @property
+    def num_choices(self) -> int:
+        """How many Ended events there will be."""
+        return len(self._children)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Yield every choice's pieces and its end. Raises ServiceErrors, DeadlineExceeded among them."""
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for event in batch:
+                    yield event
+
+    def batches(self) -> AsyncGenerator[list[Event], None]:
+        """As events(), but what came at once for one choice is one list."""
+        sources = [self._drive(child) for child in self._children]
+        return sources[0] if len(sources) == 1 else merged(sources)
+
+    def cancel(self) -> None:
+        """End it from outside: events() raises RequestAborted, at once or when it begins."""
+        self._is_cancelled = True
+        for child in self._children:
+            if not child.finish_reason:
+                self._client.abort(child.request_id)
+
+    def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
+        """The entries of a choice's prompt from its second token on, if asked for: all are there at its first event."""
+        return self._children[index].prompt_logprobs
+
+    def stats(self) -> Stats:
+        """Add up what the children used until now."""
+        children, n = self._children, self.spec.n
+        started = [child for child in children if child.first_s is not None]
+        first = min(started, key=lambda child: child.first_s or 0.0, default=None)
+        num_intervals = sum(max(child.num_tokens - 1, 0) for child in started)
+        decode_s = sum(child.last_s - (child.first_s or 0.0) for child in started)
+        return Stats(
+            num_prompt_tokens=sum(map(len, self.spec.prompts)),
+            num_cached_tokens=sum(child.num_cached_tokens for child in children[::n]),
+            num_output_tokens=sum(child.num_tokens for child in children),
+            queue_s=None if first is None else first.queue_s,
+            prefill_s=None if first is None else first.prefill_s,
+            ttft_s=None if first is None else (first.first_s or 0.0) - self.spec.arrival_s,
+            itl_s=decode_s / num_intervals if num_intervals else None,
+            total_s=max([child.last_s for child in started], default=self.spec.arrival_s) - self.spec.arrival_s,
+            finish_reasons=list(dict.fromkeys(child.finish_reason for child in children if child.finish_reason)),
+        )
+
+    async def _drive(self, child: "_Child") -> AsyncGenerator[list[Event], None]:
+        if self._is_cancelled:
+            raise RequestAborted("The request was cancelled.")
+        async with aclosing(self._client.submit(child.add_request())) as deltas:  # closing it early aborts
+            while not child.finish_reason:
+                try:
+                    events = child.feed(await self._next(deltas))
+                except GrammarError as error:  # of the engine, which knows no fields
+                    error.param = error.param or self.spec.grammar_param
+                    raise
+                if child.is_stopped_early:
+                    self._client.abort(child.request_id, reason="stop")
+                if child.finish_reason and all(sibling.finish_reason for sibling in self._children):
+                    longest = max(sibling.num_tokens for sibling in self._children)
+                    child.metrics.observe("request_max_num_generation_tokens", longest)
+                yield events
+
+    async def _next(self, deltas: AsyncIterator[Delta]) -> Delta:
+        deadline_s = self.spec.deadline_s
+        if deadline_s is None:
+            delta = await anext(deltas, None)
+        else:
+            try:
+                async with asyncio.timeout(deadline_s - time.monotonic()):
+                    delta = await anext(deltas, None)
+            except TimeoutError:
+                raise DeadlineExceeded(self.spec.timeout_s or 0.0) from None
+        if delta is None:
+            raise EngineError("The engine ended the request without a reason.")
+        return delta
+
+
+class _Child:
+    """One engine request: its text state, its counts, its clock."""
+
+    def __init__(
+        self,
+        spec: GenerationSpec,
+        *,
+        index: int,
+        request_id: str,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        by_token: bool,
+    ) -> None:
+        self.index = index
+        self.request_id = request_id
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.queue_s: float | None = None
+        self.prefill_s: float | None = None
+        self.first_s: float | None = None  # time.monotonic() of the first token
+        self.last_s = spec.arrival_s
+        self.finish_reason = ""
+        self._spec = spec
+        self.metrics = metrics
+        self._by_token = by_token
+        self._detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=spec.skip_special_tokens,
+            visible_ids=spec.visible_ids,
+            context=spec.text_context(index),
+        )
+        self._stop = StopChecker(spec.stop, include_in_output=spec.include_stop_str_in_output) if spec.stop else None
+
+    @property
+    def is_stopped_early(self) -> bool:
+        """True once a stop string was found: the engine, which knows no text, must be told to end."""
+        return self._stop is not None and self._stop.matched is not None
+
+    def add_request(self) -> AddRequest:
+        """Return what the engine gets."""
+        spec = self._spec
+        prompt, sibling = divmod(self.index, spec.n)
+        params = spec.params
+        if sibling:
+            params = msgspec.structs.replace(params, seed=(params.seed + sibling) % 2**63)
+        return AddRequest(
+            request_id=self.request_id,
+            prompt_token_ids=list(spec.prompts[prompt]),
+            params=params,
+            arrival_s=spec.arrival_s,
+            cache_salt=spec.cache_salt,
+            priority=spec.priority,
+            grammar=spec.grammar,
+            lora_index=spec.lora_index,
+        )
+
+    def feed(self, delta: Delta) -> list[Event]:
+        """Turn a delta into events. Raises RequestAborted if someone else ended the request."""
+        if delta.finish_reason == "abort":
+            raise RequestAborted("The request was cancelled.")
+        self.prompt_logprobs += delta.prompt_logprobs
+        if self._spec.is_scoring_only:
+            delta.token_ids, delta.logprobs, delta.stop_token_id = [], None, None
+            delta.finish_reason = delta.finish_reason and "length"
+        texts, num_used = self._advance(delta)
+        self._count(delta, num_used)
+        finish_reason = delta.finish_reason or ""
+        tail = self._finish_text() if finish_reason else ""
+        if self._stop is not None and self._stop.matched is not None:
+            finish_reason = "stop"
+        events = self._pieces(delta, texts, tail, num_used)
+        if finish_reason:
+            self.finish_reason = finish_reason
+            self.metrics.observe("e2e_request_latency_seconds", self.last_s - self._spec.arrival_s)
+            events.append(Ended(self.index, finish_reason, self._stop.matched if self._stop is not None else None))
+        return events
+
+    def _pieces(self, delta: Delta, texts: list[str], tail: str, num_used: int) -> list[Event]:
+        """Return one Piece, or one per token; the tail belongs to the last."""
+        logprobs = delta.logprobs
+        if not self._by_token or num_used < 2:
+            text = "".join(texts) + tail
+            shown = logprobs[:num_used] if logprobs is not None else None
+            return [Piece(self.index, text, delta.token_ids[:num_used], shown)] if num_used or text else []
+        texts += [""] * (num_used - len(texts))  # the token that stopped it is no text
+        texts[-1] += tail
+        return [
+            Piece(self.index, text, delta.token_ids[i : i + 1], logprobs[i : i + 1] if logprobs is not None else None)
+            for i, text in enumerate(texts)
+        ]
+
+    def _advance(self, delta: Delta) -> tuple[list[str], int]:
+        """Return the texts to give out (one per token if they are needed or known) and how many of the tokens count:
+        those up to a stop string's end.
+        """
+        ids = delta.token_ids
+        num_shown = len(ids)
+        if delta.stop_token_id is not None and not self._spec.include_stop_str_in_output:
+            num_shown -= 1  # the token that stopped it is counted but not text
+        if self._stop is None:
+            if not self._by_token:
+                return [self._detokenizer.push(ids[:num_shown])], len(ids)
+            return [self._detokenizer.push((token_id,)) for token_id in ids[:num_shown]], len(ids)
+        parts = []
+        for i, token_id in enumerate(ids[:num_shown]):
+            text = self._detokenizer.push((token_id,))
+            is_checked = self.num_tokens + i >= self._spec.params.min_tokens
+            parts.append(self._stop.push(text) if is_checked else text)
+            if self._stop.matched is not None:
+                return parts, i + 1
+        return parts, len(ids)
+
+    def _finish_text(self) -> str:
+        tail = self._detokenizer.finish()
+        if self._stop is None:
+            return tail
+        return self._stop.push(tail) + self._stop.finish()
+
+    def _count(self, delta: Delta, num_tokens: int) -> None:
+        now_s = delta.arrival_s or time.monotonic()
+        is_scored = self._spec.is_scoring_only and delta.queue_s is not None
+        if self.first_s is None and (num_tokens or is_scored):
+            self.first_s = now_s
+            self.num_cached_tokens = delta.num_cached_tokens or 0
+            self.queue_s, self.prefill_s = delta.queue_s, delta.prefill_s
+            self.metrics.observe("time_to_first_token_seconds", now_s - self._spec.arrival_s)
+            if num_tokens > 1:
+                self.metrics.observe("inter_token_latency_seconds", 0.0, num_tokens - 1)
+        elif num_tokens:
+            self.metrics.observe("inter_token_latency_seconds", (now_s - self.last_s) / num_tokens, num_tokens)
+        self.num_tokens += num_tokens
+        self.last_s = max(self.last_s, now_s)

@@ -1,0 +1,149 @@
+"""Around every request: its id, its one log line, and the last net under exceptions. Pure ASGI. Imports server only.
+
+AccessLog makes a RequestRecord, kept in the ASGI scope; the routes and error handlers fill it in, and the line is
+written once, when the answer is over:  POST /v1/chat/completions 200 in=812 cached=768 out=64 ttft=41ms itl=9.8ms stop req-ab12
+"""  # noqa: E501
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.interface.errors import ServiceError
+from server.api.error_replies import error_reply
+from server.api.request_record import RECORD_SCOPE_KEY, RequestRecord, TraceContext, make_request_id
+
+logger = logging.getLogger(__name__)
+access_logger = logging.getLogger("quire.access")
+
+_SAFE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
+
+
+class RequestTracker(Protocol):
+    """Told of each POST request; the real one is server/api/request_record.py."""
+
+    def add(self, record: RequestRecord) -> None:
+        """A request has arrived."""
+        ...
+
+    def remove(self, record: RequestRecord) -> None:
+        """Its answer is over."""
+        ...
+
+
+class RequestTracer(Protocol):
+    """Makes traces of POST requests; the real one is server/http/tracing.py."""
+
+    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
+        """Return the place of a request in its trace."""
+        ...
+
+    def end(self, scope: Scope, record: RequestRecord) -> None:
+        """Its answer is over."""
+        ...
+
+
+class AccessLog:
+    """Outermost middleware. on_end: told of every request whose answer is over."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        tracker: RequestTracker,
+        on_end: Callable[[Scope, RequestRecord], None],
+        tracer: RequestTracer | None = None,
+        root_path: str = "",
+    ) -> None:
+        self._app = app
+        self._tracker = tracker
+        self._on_end = on_end
+        self._tracer = tracer
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, whatever happens."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(_request_id(scope), time.monotonic())
+        scope[RECORD_SCOPE_KEY] = record
+        scope["root_path"] = self._root_path  # routes match with it and, behind a proxy that cuts it off, without
+
+        if scope["method"] == "POST":
+            self._tracker.add(record)
+            if self._tracer is not None:
+                record.trace = self._tracer.begin(scope["headers"])
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status, record.has_started = message["status"], True
+                message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
+                if record.trace is not None:
+                    message["headers"].append((b"traceresponse", record.trace.traceresponse.encode()))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            logger.exception("unhandled error request_id=%s", record.request_id)
+            record.outcome = "internal_error"
+            if not record.has_started:
+                await _send_internal_error(send_with_id, record.request_id, path=scope["path"])
+        finally:
+            self._tracker.remove(record)
+            if scope["method"] not in ("GET", "HEAD"):
+                fields = _fields(scope, record)
+                access_logger.info(_line(fields), extra={"fields": fields})
+            self._on_end(scope, record)
+            if self._tracer is not None:
+                self._tracer.end(scope, record)
+
+
+def _fields(scope: Scope, record: RequestRecord) -> dict[str, str | int | float]:
+    """Return what the line says; a JSON log has these as fields of their own."""
+    # The path of an unknown route is the client's own text: nothing but printable ASCII may reach a log line.
+    path = "".join(char if "!" <= char <= "~" else "?" for char in scope["path"][:100])
+    fields: dict[str, str | int | float] = {"method": scope["method"][:16], "path": path}
+    fields["status"] = record.status or 499
+    outcome = record.outcome
+    if record.stats is not None:
+        stats = record.stats()
+        fields["prompt_tokens"], fields["cached_tokens"] = stats.num_prompt_tokens, stats.num_cached_tokens
+        fields["output_tokens"] = stats.num_output_tokens
+        for name, seconds in (("queue_ms", stats.queue_s), ("ttft_ms", stats.ttft_s), ("itl_ms", stats.itl_s)):
+            if seconds is not None:
+                fields[name] = round(seconds * 1000, 3)
+        outcome = outcome or ",".join(stats.finish_reasons)
+    fields["outcome"], fields["request_id"] = outcome or "-", record.request_id
+    if record.trace is not None:
+        fields["trace_id"] = record.trace.trace_id
+    return fields
+
+
+def _line(fields: Mapping[str, str | int | float]) -> str:
+    words = [str(fields[name]) for name in ("method", "path", "status")]
+    if "prompt_tokens" in fields:
+        words.append(f"in={fields['prompt_tokens']} cached={fields['cached_tokens']} out={fields['output_tokens']}")
+    if "ttft_ms" in fields:
+        words.append(f"ttft={fields['ttft_ms']:.0f}ms")
+    if "itl_ms" in fields:
+        words.append(f"itl={fields['itl_ms']:.1f}ms")
+    return " ".join([*words, str(fields["outcome"]), str(fields["request_id"])])
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _SAFE_ID.fullmatch(value):
+            return value.decode()
+    return make_request_id()
+
+
+async def _send_internal_error(send: Send, request_id: str, *, path: str) -> None:
+    reply = error_reply(ServiceError("internal error"), request_id=request_id, path=path)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(reply.body)).encode())]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})

@@ -1,0 +1,69 @@
+"""The door: without a key only the routes of the public router are reached. Pure ASGI. Imports starlette, server.
+
+Deny by default: what is not public needs a key, also a path or a method that nobody serves, so that nothing is learnt
+from the answer. Public is what a route of the public router matches, by Starlette's own matching; that router comes
+first in the app, so the same route then answers.
+"""
+
+from collections.abc import Callable
+
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.api.error_replies import error_reply
+from server.api.request_record import record_of
+from server.config.api_keys import KeyRing
+from server.errors import MissingKey
+
+
+class KeyGuard:
+    """Middleware inside AccessLog, whose record learns whose request it is."""
+
+    def __init__(
+        self, app: ASGIApp, *, keys: KeyRing, public: list[BaseRoute], on_refusal: Callable[[MissingKey], None]
+    ) -> None:
+        self._app = app
+        self._on_refusal = on_refusal
+        self._keys = keys
+        self._public = public
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request in, or answer 401."""
+        if scope["type"] == "http":
+            key_hash = next(filter(None, map(self._keys.find, _presented(scope))), None)
+            if key_hash is not None:
+                record_of(scope).key_hash = key_hash
+            elif not self._is_public(scope):
+                await self._refuse(scope, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_public(self, scope: Scope) -> bool:
+        return any(route.matches(scope)[0] is Match.FULL for route in self._public)
+
+    async def _refuse(self, scope: Scope, send: Send) -> None:
+        record = record_of(scope)
+        error = MissingKey("This server needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
+        if _presented(scope):
+            error = MissingKey("The API key of this request is not one of this server's.")
+        record.outcome = error.code
+        if scope["method"] == "POST":
+            self._on_refusal(error)
+        reply = error_reply(error, request_id=record.request_id, path=scope["path"])
+        headers = {"content-type": "application/json", "content-length": str(len(reply.body)), **reply.headers}
+        lines = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": reply.status, "headers": lines})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else reply.body})
+
+
+def _presented(scope: Scope) -> list[str]:
+    """The keys that a request brings: `Authorization: Bearer KEY`, `x-api-key: KEY`."""
+    keys = []
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, credentials = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                keys.append(credentials.strip().decode("latin-1"))
+        elif name == b"x-api-key":
+            keys.append(value.strip().decode("latin-1"))
+    return keys

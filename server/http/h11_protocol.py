@@ -1,0 +1,230 @@
+"""HTTP from bytes, with hard limits: uvicorn's h11 protocol, which itself refuses in plain text. Imports uvicorn, h11.
+
+HttpProtocol answers what is not HTTP, and headers over the limits, in OpenAI's form. h11 limits only headers that are
+still incomplete, so that any amount which arrives in one read would pass; _Connection measures the complete ones too.
+uvicorn waits for ever for a request that has begun; here each part of one has its time, so that nobody can hold
+connections by sending a byte now and then.
+
+File descriptors: as many as the system grants, and connections refused before the last are gone. Standard library.
+
+Without descriptors libuv closes new connections without a word. So a worker keeps some back, answers 503 to connections
+beyond, and says so in the log.
+"""
+
+import asyncio
+import logging
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.server import ServerState
+
+from server.api.error_replies import error_reply
+from server.api.request_record import make_request_id
+from server.errors import HeadersTooLarge, HttpError, MalformedHttp, SlowClient, TooManyConnections
+
+logger = logging.getLogger(__name__)
+
+_ENOUGH = 65_536  # a higher limit only makes those loops longer that close what a child shall not inherit
+_MAX_RESERVE = 64  # for the engine, a grammar checker, traces, refusals on their way out
+_LOG_INTERVAL_S = 10.0
+
+
+class ConnectionLimit:
+    """Connections that one worker holds at once. num_files: its descriptors; by default what the system says."""
+
+    def __init__(self, num_files: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if num_files is None else num_files
+        self._num_files = _ENOUGH if soft == resource.RLIM_INFINITY else soft
+        self._maximum = self._num_files - min(_MAX_RESERVE, self._num_files // 2)
+        self._clock = clock
+        self._num_refused = 0
+        self._next_log_s = clock()
+
+    def refusal(self, num_connections: int) -> TooManyConnections | None:
+        """Return why the newest of so many connections is refused, None if it is not."""
+        if num_connections <= self._maximum:
+            return None
+        self._num_refused += 1
+        if self._clock() >= self._next_log_s:
+            logger.error(
+                "connections refused=%d, at most %d of %d file descriptors are for them (ulimit -n)",
+                self._num_refused,
+                self._maximum,
+                self._num_files,
+            )
+            self._num_refused, self._next_log_s = 0, self._clock() + _LOG_INTERVAL_S
+        return TooManyConnections(f"This server process has its {self._maximum} connections; try again.")
+
+
+MAX_HEADER_BYTES = 64 * 1024  # of one request, its request line included
+MAX_HEADER_LINES = 100
+# Bytes that arrive after a refusal are read and dropped for so long: closing at once could reset the connection
+# before the client has read why.
+_LINGER_S = 1.0
+_TOO_LARGE = 431
+HEAD_TIMEOUT_S = 30.0  # from the first byte of a request, or from the connection, to the end of the headers
+BODY_PAUSE_S = 30.0  # between two reads of a body
+BODY_TIMEOUT_S = 300.0  # from the end of the headers to the end of the body
+
+access_logger = logging.getLogger("quire.access")
+
+
+class HttpProtocol(H11Protocol):
+    """One connection. After a refusal it is only read until the client closes it or the time is over."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limit: ConnectionLimit | None = None,
+    ) -> None:
+        """limit: of all connections of the worker together."""
+        super().__init__(config, server_state, app_state, _loop)
+        self.conn: _Connection = _Connection()
+        self._limit = limit
+        self._is_refused = False
+        self._began_s = 0.0  # when the first byte of a head, or the end of one, was there
+        self._read_s = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, and look after it until it is closed."""
+        super().connection_made(transport)
+        self._began_s = self.loop.time()
+        refusal = None if self._limit is None else self._limit.refusal(len(self.connections))
+        if refusal is not None:
+            self.conn.refusal = refusal
+            self.send_400_response(refusal.message)
+            return
+        self.loop.call_later(HEAD_TIMEOUT_S, self._look_at_time)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived."""
+        if self._is_refused:
+            return
+        self._read_s = self.loop.time()
+        was_in_body = self.conn.their_state is h11.SEND_BODY
+        if not was_in_body and not self.conn.has_begun:
+            self._began_s = self._read_s
+        super().data_received(data)
+        if self.conn.their_state is h11.SEND_BODY and not was_in_body:
+            self._began_s = self._read_s
+
+    def on_response_complete(self) -> None:
+        """Go on with what the client has sent meanwhile; the time of that begins now."""
+        self._began_s = self._read_s = self.loop.time()
+        super().on_response_complete()
+
+    def _look_at_time(self) -> None:
+        if self._is_refused or self.transport.is_closing():
+            return
+        due_s = self._due_s()
+        wait_s = min(HEAD_TIMEOUT_S, BODY_PAUSE_S) if due_s is None else due_s - self.loop.time()
+        if wait_s > 0:
+            self.loop.call_later(wait_s, self._look_at_time)
+        elif self.cycle is None and not self.conn.has_begun:
+            self.transport.close()
+        else:
+            part = "body" if self.conn.their_state is h11.SEND_BODY else "headers"
+            limits = (
+                f"{BODY_TIMEOUT_S:g} s, or stopped for {BODY_PAUSE_S:g}" if part == "body" else f"{HEAD_TIMEOUT_S:g}"
+            )
+            self.conn.refusal = SlowClient(f"The {part} of the request took more than {limits} s.")
+            self.send_400_response(self.conn.refusal.message)
+
+    def _due_s(self) -> float | None:
+        """Return when what is being sent to us must be there; None if nothing is, or the app does not read."""
+        if self.conn.their_state is h11.SEND_BODY:
+            is_held = self.flow.read_paused
+            return None if is_held else min(self._began_s + BODY_TIMEOUT_S, self._read_s + BODY_PAUSE_S)
+        if self.conn.their_state is h11.IDLE and (self.cycle is None or self.conn.has_begun):
+            return self._began_s + HEAD_TIMEOUT_S
+        return None  # between requests the keep-alive's time counts
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer the error that uvicorn is just handling; close without an answer if another one has begun."""
+        refusal = self.conn.refusal
+        self._is_refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # its app gets no word in any more
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        request_id = make_request_id()
+        reply = error_reply(refusal, request_id=request_id)
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(reply.body)),
+            "connection": "close",
+            "x-request-id": request_id,
+            **reply.headers,
+        }
+        lines = self.server_state.default_headers + [(name.encode(), value.encode()) for name, value in headers.items()]
+        start = h11.Response(status_code=reply.status, headers=lines, reason=STATUS_PHRASES[reply.status])
+        for event in (start, h11.Data(data=reply.body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        access_logger.info("- - %d %s %s", reply.status, refusal.code, request_id)
+        if self.transport.can_write_eof():  # TLS cannot: there the close alone is the end
+            self.transport.write_eof()
+        self.loop.call_later(_LINGER_S, self.transport.close)
+
+
+class _Connection(h11.Connection):
+    """h11's parser, with limits on complete headers and trailers. refusal: why next_event() raised."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, MAX_HEADER_BYTES)
+        self.refusal: HttpError = MalformedHttp("The request is not valid HTTP.")
+
+    @property
+    def has_begun(self) -> bool:
+        """Tell if bytes of the next request are here."""
+        return bool(self.trailing_data[0])
+
+    def next_event(self) -> Any:
+        """Return the next event. Raises h11.RemoteProtocolError."""
+        head = self.trailing_data[0] if self.their_state is h11.IDLE else b""
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                head = head[: len(head) - len(self.trailing_data[0])]
+                _check_size(len(head), num_lines=head.count(b"\n") - 2)  # less the request line and the empty line
+                _check_framing(event)
+            elif isinstance(event, h11.EndOfMessage):
+                num_bytes = sum(len(name) + len(value) + len(": \r\n") for name, value in event.headers)
+                _check_size(num_bytes, num_lines=len(event.headers))
+        except h11.RemoteProtocolError as error:
+            self.refusal = _refusal(error)
+            raise
+        return event
+
+
+def _check_size(num_bytes: int, *, num_lines: int) -> None:
+    if num_bytes > MAX_HEADER_BYTES or num_lines > MAX_HEADER_LINES:
+        raise h11.RemoteProtocolError("headers over the limits", error_status_hint=_TOO_LARGE)
+
+
+def _check_framing(request: h11.Request) -> None:
+    """Refuse what a proxy before us may read otherwise than h11 does, and so take for two requests or none."""
+    if not request.http_version.startswith(b"1."):
+        raise h11.RemoteProtocolError("the version must be HTTP/1.1 or HTTP/1.0")
+    names = {name for name, _ in request.headers}
+    if b"content-length" in names and b"transfer-encoding" in names:  # RFC 9112, §6.1
+        raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding contradict each other")
+
+
+def _refusal(error: h11.RemoteProtocolError) -> HttpError:
+    if error.error_status_hint == _TOO_LARGE:
+        return HeadersTooLarge(
+            f"The headers are too large: the limits are {MAX_HEADER_BYTES} bytes and {MAX_HEADER_LINES} lines."
+        )
+    reason = str(error).partition(": bytearray(")[0]  # what follows is the client's own text, maybe its key
+    return MalformedHttp(f"The request is not valid HTTP: {reason}.")

@@ -1,0 +1,55 @@
+"""What a worker counts of its HTTP requests, and what it tells of itself. Imports engine.interface.metrics; pure
+asyncio.
+
+Per request, not per token; gauges are set when counts are sent to the launcher anyway.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from fastapi import APIRouter
+from starlette.routing import Route
+from starlette.types import Scope
+
+from engine.interface.metrics import FAILURES, Metrics
+from server.api.request_record import NO_ROUTE, RequestRecord, route_of
+
+_CLASSES = ("2xx", "4xx", "5xx")
+_CLIENT_LEFT = 499
+_LAG_INTERVAL_S = 0.25
+
+
+class HttpMetrics:
+    """One worker's. num_connections: set by the worker once its server exists."""
+
+    def __init__(self, metrics: Metrics, *, num_requests: Callable[[], int]) -> None:
+        self._metrics = metrics
+        self._num_requests = num_requests
+        self.num_connections: Callable[[], int] = lambda: 0
+
+    def create_series(self, routers: Iterable[APIRouter]) -> None:
+        """Count nothing on each route, so that every series is there from the start."""
+        paths = {route.path for router in routers for route in router.routes if isinstance(route, Route)}
+        for path in (*sorted(paths), NO_ROUTE):
+            for status in _CLASSES:
+                self._metrics.count("http_requests_total", 0, (path, status))
+
+    def end(self, scope: Scope, record: RequestRecord) -> None:
+        """Count a request whose answer is over."""
+        status = f"{(record.status or _CLIENT_LEFT) // 100}xx"
+        self._metrics.count("http_requests_total", label=(route_of(scope), status))
+        if record.outcome in FAILURES:
+            self._metrics.count("requests_failed_total", label=record.outcome)
+
+    def record_state(self) -> None:
+        """Set the gauges."""
+        self._metrics.gauge("http_requests_in_progress", self._num_requests())
+        self._metrics.gauge("http_connections", self.num_connections())
+
+    async def watch_lag(self) -> None:
+        """Observe for ever how late the event loop is."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + _LAG_INTERVAL_S
+            await asyncio.sleep(_LAG_INTERVAL_S)
+            self._metrics.observe("event_loop_lag_seconds", max(0.0, loop.time() - due_s))

@@ -1,0 +1,36 @@
+"""POST /v1/embeddings."""
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+
+from server.api.embeddings.request import prepare_embeddings
+from server.api.embeddings.run import encode_answer
+from server.api.embeddings.schema import EmbeddingBody
+from server.api.request_record import record_of
+from server.api.schemas import parse_body
+from server.api.service import Service
+from server.api.sse import run_while_connected
+from server.http.routes.request_body import read_json
+
+
+def embeddings_router(service: Service) -> APIRouter:
+    """Return the route, bound to one worker's service."""
+    router = APIRouter()
+
+    @router.post("/v1/embeddings", summary="Embeddings", openapi_extra={"x-body": EmbeddingBody.__name__})
+    async def create_embeddings(request: Request) -> Response:
+        service.check_queue()  # before the body is read
+        service.embedding_model()
+        body = parse_body(EmbeddingBody, await read_json(request))
+        prepared = await prepare_embeddings(service, body, request)
+        run, record = prepared.run, record_of(request.scope)
+        record.stats, record.cancel, record.answer_id = run.stats, run.cancel, run.request_id
+        if record.is_cancelled:  # while its inputs were encoded
+            run.cancel()
+        await run_while_connected(request.receive, run.embed_all())
+        # in a thread, since a large answer takes seconds to write: other requests' streams go on meanwhile
+        answer = await asyncio.to_thread(encode_answer, run, model=prepared.model, is_base64=prepared.is_base64)
+        return Response(answer, media_type="application/json", headers=prepared.headers)
+
+    return router

@@ -1,0 +1,71 @@
+"""POST /v1/chat/completions.
+
+POST /v1/completions.
+"""
+
+from fastapi import APIRouter, Request, Response
+
+from server.api.chat.request import prepare_chat
+from server.api.chat.writer import ChatWriter
+from server.api.completions.request import prepare_completion
+from server.api.completions.writer import TextWriter
+from server.api.schemas import ChatBody, CompletionBody, parse_body
+from server.api.service import Service
+from server.api.sse import DataEvents
+from server.generation.generation import GenerationSpec
+from server.http.routes.reply import answer
+from server.http.routes.request_body import read_json
+from server.text.tokenizer import Tokenizer
+
+
+def chat_router(service: Service) -> APIRouter:
+    """Return the route, bound to one worker's service."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", summary="Chat completion", openapi_extra={"x-body": ChatBody.__name__})
+    async def create_chat_completion(request: Request) -> Response:
+        service.check_room()  # before the body is read
+        body = parse_body(ChatBody, await read_json(request))
+        chat = await prepare_chat(service, body, request)
+        writer = ChatWriter(chat.head, chat.options, generation=chat.generation, tokenizer=service.tokenizer)
+        return await answer(
+            service,
+            request,
+            generation=chat.generation,
+            writer=DataEvents(writer),
+            is_stream=chat.options.is_stream,
+            headers=chat.headers,
+        )
+
+    return router
+
+
+def completions_router(service: Service) -> APIRouter:
+    """Return the route, bound to one worker's service."""
+    router = APIRouter()
+
+    @router.post("/v1/completions", summary="Text completion", openapi_extra={"x-body": CompletionBody.__name__})
+    async def create_completion(request: Request) -> Response:
+        service.check_room()  # before the body is read
+        body = parse_body(CompletionBody, await read_json(request))
+        completion = await prepare_completion(service, body, request)
+        generation, options = completion.generation, completion.options
+        echo = _echo_texts(body, generation.spec, service.tokenizer) if body.echo else None
+        writer = TextWriter(completion.head, options, generation=generation, tokenizer=service.tokenizer, echo=echo)
+        return await answer(
+            service,
+            request,
+            generation=generation,
+            writer=DataEvents(writer),
+            is_stream=options.is_stream,
+            headers=completion.headers,
+        )
+
+    return router
+
+
+def _echo_texts(body: CompletionBody, spec: GenerationSpec, tokenizer: Tokenizer) -> list[str]:
+    if isinstance(body.prompt[0], str):
+        return body.prompt
+    skip = spec.skip_special_tokens
+    return [tokenizer.decode(list(prompt), skip_special_tokens=skip) for prompt in spec.prompts]

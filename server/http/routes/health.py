@@ -1,0 +1,63 @@
+"""GET /health, /ready and /version, which need no API key, and /metrics, which does."""
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from engine.interface.control import LOAD_STALL_AFTER_S, STALL_AFTER_S
+from server.api.service import Service
+from server.config.version import package_version
+
+_PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_DETAILS = {
+    "restarting": "The engine process ended, and the next one is on its way: GET /ready tells when it serves.",
+    "dead": "The engine process ended, as the last ones did, before it had served for a minute; more are tried.",
+    "stalled": f"The engine's loop has made no progress for {STALL_AFTER_S:g} s or more, or the load of the next engine"
+    f" for {LOAD_STALL_AFTER_S:g} s.",
+}
+
+
+def public_router(service: Service) -> APIRouter:
+    """Return the routes that answer anybody, bound to one worker's service: they tell nothing but the state."""
+    router = APIRouter()
+
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health", summary="Alive: 503 if the engine stands still, or does not come back")
+    async def health() -> Response:
+        # An engine that is missing after "ready" has ended, whoever notices first.
+        state = service.supervisor.state
+        is_lost = state.stage.name == "ready" and service.client.ready is None
+        fault = state.fault or ("restarting" if is_lost else "")
+        if not fault:
+            return JSONResponse({"status": "ok"})
+        answer = {"status": f"engine {fault}", "detail": _DETAILS[fault]}
+        return JSONResponse(answer, status_code=200 if state.is_alive else 503)
+
+    @router.head("/ready", include_in_schema=False)
+    @router.get("/ready", summary="Ready for requests")
+    async def ready() -> Response:
+        state = service.supervisor.state
+        is_ready = state.stage.name == "ready" and service.client.ready is not None and not state.is_draining
+        stage = "draining" if state.is_draining else state.stage.name
+        if stage == "ready" and not is_ready:
+            stage = "restarting"
+        done = state.stage.done / state.stage.total if state.stage.total else float(is_ready)
+        return JSONResponse({"stage": stage, "done": done}, status_code=200 if is_ready else 503)
+
+    @router.head("/version", include_in_schema=False)
+    @router.get("/version", summary="Version of the server")
+    async def version() -> Response:
+        return JSONResponse({"version": package_version()})
+
+    return router
+
+
+def metrics_router(service: Service) -> APIRouter:
+    """Return the route, bound to one worker's service."""
+    router = APIRouter()
+
+    @router.head("/metrics", include_in_schema=False)
+    @router.get("/metrics", summary="Prometheus metrics")
+    async def metrics() -> Response:
+        return Response(await service.supervisor.scrape(), media_type=_PROMETHEUS_TEXT)
+
+    return router

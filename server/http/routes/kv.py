@@ -1,0 +1,102 @@
+"""GET /kv/snapshot and /kv/stream: the KV cache as it is, for the page at /kv. With API keys set both need one."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
+from server.api.service import Service
+from server.api.sse import EventStreamResponse
+from server.http.routes.kv_feed import INTERVAL_S, KvFeed
+
+_NEVER_KEPT = {"cache-control": "no-store, no-transform"}
+
+
+class Same(msgspec.Struct, tag="same", tag_field="event"):
+    """Nothing has changed but the time."""
+
+    time: float
+
+
+class Gap(msgspec.Struct, tag="state", tag_field="event"):
+    """There is nothing to show now. stage: as /ready has it, or "busy" while the engine does not answer."""
+
+    stage: str
+    detail: str
+
+
+class End(msgspec.Struct, tag="end", tag_field="event"):
+    """The last event: the server is going away."""
+
+    detail: str
+
+
+def kv_router(service: Service) -> APIRouter:
+    """Return the routes, bound to one worker's service. Their viewers share one feed."""
+    router = APIRouter()
+    feed = KvFeed(service.client, model=service.config.served_model_names[0])
+
+    @router.head("/kv/snapshot", include_in_schema=False)
+    @router.get("/kv/snapshot", summary="Who holds which block of the KV cache")
+    async def snapshot() -> Response:
+        if service.client.ready is None:
+            service.limits()  # raises what /ready says
+        return Response((await feed.next()).body, media_type="application/json", headers=_NEVER_KEPT)
+
+    @router.head("/kv/stream", include_in_schema=False)
+    async def stream_head() -> Response:
+        return Response(media_type=EventStreamResponse.media_type, headers=_NEVER_KEPT)
+
+    @router.get("/kv/stream", include_in_schema=False)  # which has no end, so that tools that read all of it would wait
+    async def stream() -> Response:
+        events = _events(service, feed)
+        return EventStreamResponse(events, headers=_NEVER_KEPT, on_disconnect=_nothing, close=events.aclose)
+
+    return router
+
+
+async def _events(service: Service, feed: KvFeed) -> AsyncGenerator[bytes, None]:
+    """Yield snapshots, four a second at most, until the server drains."""
+    revision, told = 0, ""
+    while not service.supervisor.state.is_draining:
+        try:
+            shown = await feed.next()
+        except ShuttingDown:
+            break
+        except ServiceError as error:
+            stage = _stage(service, error)
+            if stage != told:
+                told, revision = stage, 0
+                yield _named(Gap(stage, error.message))
+            await asyncio.sleep(INTERVAL_S)
+            continue
+        told = ""
+        yield (
+            _named(Same(shown.time))
+            if shown.revision == revision
+            else b"event: snapshot\ndata: " + shown.body + b"\n\n"
+        )
+        revision = shown.revision
+        while (rest_s := shown.next_s - time.monotonic()) > 0 and not service.supervisor.state.is_draining:
+            await asyncio.sleep(min(rest_s, INTERVAL_S))
+    yield _named(End("The server is shutting down."))
+
+
+def _stage(service: Service, error: ServiceError) -> str:
+    """Name why there is no snapshot."""
+    if not isinstance(error, EngineDead):
+        return "busy"
+    stage = service.supervisor.state.stage.name
+    return "restarting" if stage == "ready" else stage
+
+
+def _named(event: Same | Gap | End) -> bytes:
+    name = event.__struct_config__.tag
+    return f"event: {name}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n"
+
+
+def _nothing() -> None:
+    """A viewer that leaves is no aborted request."""

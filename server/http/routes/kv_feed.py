@@ -1,0 +1,201 @@
+"""What a worker's viewers of the KV cache are shown. Imports engine's seams; never torch.
+
+KvFeed asks the engine at most once per interval for all of them together, and not at all while nobody looks. An answer
+is made into JSON once: the engine's request ids (generation.py: `ID-CHOICE`) become the ids that clients were given.
+"""
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable
+
+import msgspec
+
+from engine.interface.client import EngineClient
+from engine.interface.errors import EngineError
+from engine.interface.protocol import KvRequest, KvSnapshot
+
+INTERVAL_S = 0.25
+_ANSWER_TIMEOUT_S = 5.0  # a step may take long where a CPU computes it
+_MAX_SHARE = 0.02  # of the engine's time: what is dear to make is asked for less often
+_MAX_AGE_S = 2.0  # but shown no longer, for where others use the cores a cheap one may take long
+
+_encoder = msgspec.json.Encoder()
+
+
+class KvPool(msgspec.Struct):
+    """The pool in blocks: used + cached + empty = num_blocks; shared ones are used by several requests."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    num_used: int
+    num_shared: int
+    num_cached: int
+    num_empty: int
+
+
+class KvTotals(msgspec.Struct):
+    """Since the engine's start. hit_rate: of the prompt tokens looked up in the prefix cache; null before the first."""
+
+    num_queried_tokens: int
+    num_hit_tokens: int
+    hit_rate: float | None
+    num_evictions: int
+    num_preemptions: int
+
+
+class KvHolder(msgspec.Struct):
+    """One choice of a request. runs: its blocks in order: first, count, first, count, …; a count below 0 descends."""
+
+    id: str
+    index: int
+    state: str
+    num_blocks: int
+    num_shared_blocks: int
+    bytes: int
+    num_tokens: int
+    num_computed_tokens: int
+    num_prompt_tokens: int
+    num_hit_tokens: int
+    age_s: float
+    num_preemptions: int
+    runs: list[int]
+
+
+class KvState(msgspec.Struct):
+    """What GET /kv/snapshot answers. time: Unix seconds; cached_runs: free blocks whose content can still be found."""
+
+    model: str
+    time: float
+    step_id: int
+    pool: KvPool
+    totals: KvTotals
+    requests: list[KvHolder]
+    num_unlisted: int
+    cached_runs: list[int]
+
+
+class Shown(msgspec.Struct):
+    """A snapshot as it is sent. revision: the same as before where nothing but the time has changed."""
+
+    body: bytes
+    revision: int
+    time: float  # Unix seconds
+    next_s: float  # time.monotonic() from which on there is a newer one
+
+
+class KvFeed:
+    """One per worker. Uses no task, no timer and no memory but the last snapshot while nobody asks."""
+
+    def __init__(
+        self, client: EngineClient, *, model: str, interval_s: float = INTERVAL_S, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._interval_s = interval_s
+        self._wall = wall
+        self._shown: Shown | None = None
+        self._key: object = None  # what the revision stands for
+        self._asking: asyncio.Task[Shown] | None = None
+
+    async def next(self) -> Shown:
+        """Return a snapshot that is no older than the interval. Raises EngineDead, ShuttingDown, EngineError."""
+        if self._shown is not None and time.monotonic() < self._shown.next_s and self._client.ready is not None:
+            return self._shown
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
+            self._asking.add_done_callback(self._asked)
+        return await asyncio.shield(self._asking)
+
+    async def _ask(self) -> Shown:
+        asked_s = time.monotonic()
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                snapshot = await self._client.kv_snapshot()
+        except TimeoutError:
+            raise EngineError(f"The engine has not answered within {_ANSWER_TIMEOUT_S:g} s; it may be busy.") from None
+        wall_s = self._wall() - (time.monotonic() - snapshot.now_s)
+        key = _what_is_shown(snapshot)
+        revision = self._shown.revision if self._shown is not None else 0
+        if key != self._key or self._shown is None:
+            self._key = key
+            revision += 1
+        body = _encoder.encode(state_of(snapshot, model=self._model, wall_s=wall_s))
+        next_s = asked_s + max(self._interval_s, min(snapshot.cost_s / _MAX_SHARE, _MAX_AGE_S))
+        self._shown = Shown(body, revision, wall_s, next_s)
+        return self._shown
+
+    def _asked(self, task: asyncio.Task[Shown]) -> None:
+        self._asking = None
+        if not task.cancelled():
+            task.exception()  # seen by whoever waits, who may have left
+
+
+def state_of(snapshot: KvSnapshot, *, model: str, wall_s: float) -> KvState:
+    """Return a snapshot in the API's words. wall_s: Unix time of its making."""
+    pool = KvPool(
+        num_blocks=snapshot.num_blocks,
+        block_size=snapshot.block_size,
+        bytes_per_block=snapshot.bytes_per_block,
+        num_used=snapshot.num_used,
+        num_shared=snapshot.num_shared,
+        num_cached=snapshot.num_cached,
+        num_empty=snapshot.num_blocks - snapshot.num_used - snapshot.num_cached,
+    )
+    queried, hit = snapshot.num_queried_tokens, snapshot.num_hit_tokens
+    totals = KvTotals(
+        num_queried_tokens=queried,
+        num_hit_tokens=hit,
+        hit_rate=round(hit / queried, 4) if queried else None,
+        num_evictions=snapshot.num_evictions,
+        num_preemptions=snapshot.num_preemptions,
+    )
+    runs, begin = _integers(snapshot.runs), 0
+    requests = []
+    for row in snapshot.requests:
+        end = begin + 2 * row.num_runs
+        requests.append(_holder(row, runs[begin:end], snapshot.bytes_per_block))
+        begin = end
+    return KvState(
+        model=model,
+        time=round(wall_s, 3),
+        step_id=snapshot.step_id,
+        pool=pool,
+        totals=totals,
+        requests=requests,
+        num_unlisted=snapshot.num_unlisted,
+        cached_runs=_integers(snapshot.cached_runs),
+    )
+
+
+def _holder(row: KvRequest, runs: list[int], bytes_per_block: int) -> KvHolder:
+    public_id, _, index = row.request_id.rpartition("-")
+    num_tokens = row.num_prompt_tokens + row.num_output_tokens
+    return KvHolder(
+        id=public_id,
+        index=int(index),
+        state=row.state,
+        num_blocks=row.num_blocks,
+        num_shared_blocks=row.num_shared_blocks,
+        bytes=row.num_blocks * bytes_per_block,
+        num_tokens=num_tokens,
+        num_computed_tokens=min(row.num_computed_tokens, num_tokens),  # guesses in flight are no tokens yet
+        num_prompt_tokens=row.num_prompt_tokens,
+        num_hit_tokens=row.num_hit_tokens,
+        age_s=round(row.age_s, 3),
+        num_preemptions=row.num_preemptions,
+        runs=runs,
+    )
+
+
+def _what_is_shown(snapshot: KvSnapshot) -> object:
+    """Return a value that is equal for snapshots in which nothing but time differs."""
+    states = [(row.request_id, row.state, row.num_computed_tokens) for row in snapshot.requests]
+    return snapshot.step_id, states, snapshot.runs, snapshot.cached_runs, snapshot.num_unlisted
+
+
+def _integers(data: bytes) -> list[int]:
+    values = array("i")
+    values.frombytes(data)
+    return values.tolist()

@@ -1,0 +1,67 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from server.api.as_chat import client_words, renamed
+from server.api.chat.request import encode_chat, prepare_chat
+from server.api.messages.objects import TokenCount
+from server.api.messages.request import translate_count, translate_messages
+from server.api.messages.schema import CountTokensBody, MessagesBody
+from server.api.messages.writer import MessagesWriter
+from server.api.request_record import record_of
+from server.api.schemas import parse_body
+from server.api.service import Service
+from server.http.routes.reply import answer
+from server.http.routes.request_body import read_json
+
+
+def messages_router(service: Service) -> APIRouter:
+    """Return the routes, bound to one worker's service."""
+    router = APIRouter()
+
+    @router.post("/v1/messages", summary="Message", openapi_extra={"x-body": MessagesBody.__name__})
+    async def create_message(request: Request) -> Response:
+        service.check_room()  # before the body is read
+        record = record_of(request.scope)
+        body = parse_body(MessagesBody, await read_json(request))
+        translation = translate_messages(body)
+        with client_words(translation.names):
+            chat = await prepare_chat(
+                service,
+                translation.body,
+                request,
+                id_prefix="msg_",
+                shrinks_max_tokens=True,
+                names=translation.names,
+            )
+        ignored = [*translation.ignored, *(renamed(name, translation.names) for name in chat.ignored)]
+        writer = MessagesWriter(
+            chat.head,
+            generation=chat.generation,
+            max_tokens=body.max_tokens,
+            omits_thinking=body.thinking is not None and body.thinking.display == "omitted",
+        )
+        return await answer(
+            service,
+            request,
+            generation=chat.generation,
+            writer=writer,
+            is_stream=chat.options.is_stream,
+            headers={**service.ignored_header(ignored), "request-id": record.request_id},
+        )
+
+    @router.post(
+        "/v1/messages/count_tokens", summary="Count a prompt", openapi_extra={"x-body": CountTokensBody.__name__}
+    )
+    async def count_tokens(request: Request) -> Response:
+        service.limits()
+        body = parse_body(CountTokensBody, await read_json(request))
+        service.model_name(body.model)
+        translation = translate_count(body)
+        with client_words(translation.names):
+            num_tokens = len(await encode_chat(service, translation.body))
+        headers = {**service.ignored_header(translation.ignored), "request-id": record_of(request.scope).request_id}
+        return Response(msgspec.json.encode(TokenCount(num_tokens)), media_type="application/json", headers=headers)
+
+    return router

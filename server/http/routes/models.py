@@ -1,0 +1,61 @@
+"""GET /v1/models and /v1/models/{id}.
+
+DELETE /v1/requests/{id}: ends a running request, whichever HTTP worker serves it.
+"""
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from server.api.objects import CancelledRequest, ModelCard, ModelList
+from server.api.request_record import OpenRequests, record_of
+from server.api.service import Service
+from server.errors import RequestNotFound
+
+
+def models_router(service: Service) -> APIRouter:
+    """Return the routes, bound to one worker's service."""
+    router = APIRouter()
+
+    def card(name: str) -> ModelCard:
+        ready, root = service.client.ready, service.config.served_model_names[0]
+        return ModelCard(
+            id=name,
+            created=service.created,
+            root=root,
+            parent=root if service.lora_index(name) else None,
+            max_model_len=ready.max_model_len if ready is not None else None,
+        )
+
+    @router.head("/v1/models", include_in_schema=False)
+    @router.get("/v1/models", summary="List the served models")
+    async def list_models() -> Response:
+        names = service.config.served_model_names + service.config.lora_names
+        return _json(ModelList(data=[card(name) for name in names]))
+
+    @router.head("/v1/models/{model_id:path}", include_in_schema=False)
+    @router.get("/v1/models/{model_id:path}", summary="One served model")
+    async def get_model(model_id: str) -> Response:
+        return _json(card(service.model_name(model_id)))
+
+    return router
+
+
+def _json(value: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def requests_router(service: Service, open_requests: OpenRequests) -> APIRouter:
+    """Return the route, bound to one worker's service and requests."""
+    router = APIRouter()
+
+    @router.delete("/v1/requests/{request_id:path}", summary="Cancel a running request by its id or x-request-id")
+    async def cancel_request(request_id: str, request: Request) -> Response:
+        key_hash = record_of(request.scope).key_hash
+        is_here = open_requests.cancel(request_id, key_hash=key_hash)
+        is_elsewhere = await service.supervisor.cancel(request_id, key_hash=key_hash)
+        if not is_here and not is_elsewhere:
+            raise RequestNotFound(f"No request with the id {request_id[:200]!r} is running.")
+        body = msgspec.json.encode(CancelledRequest(request_id))
+        return Response(body, media_type="application/json")
+
+    return router

@@ -1,0 +1,115 @@
+"""GET /docs, the API reference, and GET /kv, the live KV cache: static pages that load nothing from elsewhere.
+
+A page is one answer. /docs reads /openapi.json and needs a key like it. /kv is an empty shell that anybody may load: a
+browser sends no key with an address that is typed in, so the page asks for one itself and sends it for its data.
+
+GET / for browsers: the chat page, an empty shell that anybody may load, as /kv is.
+
+What does not ask for HTML gets at / what it gets on every unknown path: probes and scripts see no page, and a 401 where
+keys are set.
+"""
+
+import base64
+import gzip
+import re
+from hashlib import sha256
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Scope
+
+_PAGES = Path(__file__).resolve().parent.parent.parent / "pages"
+# Nothing but the page's own script and style, and the data beside it.
+_POLICY = (
+    "default-src 'none'; script-src {script}; style-src {style}; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# They share one scope, so each may use what those before it define.
+_KV_SCRIPTS = ("format", "snapshot", "feed", "pool", "table", "timeline", "page")
+
+
+def pages_router() -> APIRouter:
+    """Return the routes that need a key, with their pages read."""
+    router = APIRouter(include_in_schema=False)
+    page = (_PAGES / "docs.html").read_text(encoding="utf-8")
+    policy = _POLICY.format(script="'unsafe-inline'", style="'unsafe-inline'")
+
+    @router.head("/docs")
+    @router.get("/docs")
+    async def docs() -> Response:
+        return HTMLResponse(page, headers={"content-security-policy": policy})
+
+    return router
+
+
+def public_pages_router() -> APIRouter:
+    """Return the routes that need none: their pages hold no data."""
+    router = APIRouter(include_in_schema=False)
+    page, policy = assemble("kv", scripts=_KV_SCRIPTS)
+
+    @router.head("/kv")
+    @router.get("/kv")
+    async def kv() -> Response:
+        return HTMLResponse(page, headers={"content-security-policy": policy, "cache-control": "no-cache"})
+
+    return router
+
+
+def assemble(name: str, *, scripts: tuple[str, ...], libraries: tuple[str, ...] = ()) -> tuple[str, str]:
+    """Return pages/NAME with its style and scripts put in, and the policy that lets these run and no others."""
+    folder = _PAGES / name
+    style = (folder / "style.css").read_text(encoding="utf-8")
+    files = [f"vendor/{library}.js" for library in libraries] + [f"{script}.js" for script in scripts]
+    script = "".join((folder / file).read_text(encoding="utf-8") for file in files)
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    page = page.replace("<style></style>", f"<style>{style}</style>")
+    page = page.replace("<script></script>", f'<script type="module">{script}</script>')
+    return page, _POLICY.format(script=_source(script), style=_source(style))
+
+
+def _source(text: str) -> str:
+    """Name an inline script or style as Content Security Policy, level 3, §2.3.1, does."""
+    return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+_SCRIPTS = ("dom", "markdown", "server", "store", "answer", "messages", "settings", "sidebar", "kv", "welcome", "page")
+_HTML = re.compile(r"(?:^|,)\s*text/html\s*(?:[;,]|$)", re.IGNORECASE)
+_GZIP = re.compile(r"(?:^|,)\s*gzip\s*(?:,|$|;\s*q=(?:1|0\.0{0,2}[1-9]))", re.IGNORECASE)
+
+
+class _ForBrowsers(APIRoute):
+    """Matches nothing but GET and HEAD that accept HTML."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        methods = self.methods or ()
+        if scope["type"] == "http" and scope["method"] in methods and _HTML.search(_header(scope, b"accept")):
+            # behind a proxy's prefix the slash may be missing
+            has_slash = scope["path"] != scope.get("root_path", "")
+            return super().matches(scope if has_slash else {**scope, "path": f"{scope['path']}/"})
+        return Match.NONE, {}
+
+
+def chat_page_router() -> APIRouter:
+    """Return the route, with the page put together."""
+    router = APIRouter(include_in_schema=False, route_class=_ForBrowsers)
+    text, policy = assemble("chat", scripts=_SCRIPTS, libraries=("marked",))
+    plain = text.encode()
+    packed = gzip.compress(plain, mtime=0)
+    headers = {"content-security-policy": policy, "cache-control": "no-cache", "vary": "accept, accept-encoding"}
+    headers |= {"referrer-policy": "no-referrer", "x-content-type-options": "nosniff"}
+
+    @router.head("/")
+    @router.get("/")
+    async def chat_page(request: Request) -> Response:
+        if _GZIP.search(request.headers.get("accept-encoding", "")):
+            return HTMLResponse(packed, headers={**headers, "content-encoding": "gzip"})
+        return HTMLResponse(plain, headers=headers)
+
+    return router
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    return ",".join(value.decode("latin-1") for key, value in scope["headers"] if key == name)

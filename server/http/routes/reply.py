@@ -1,0 +1,142 @@
+"""The common end of the generating routes: run a spec, answer it whole or as a stream. Imports server only."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Protocol, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+
+from engine.interface.errors import ServiceError
+from engine.interface.protocol import TokenLogprobs
+from server.api.request_record import RequestRecord, record_of
+from server.api.service import Service
+from server.api.sse import EventStreamResponse, StreamWriter, cancel, run_while_connected, wait_or_gone
+from server.generation.generation import Ended, Stats
+
+logger = logging.getLogger(__name__)
+
+MANY_SCORES = 500  # prompt tokens with log-probabilities
+FIRST_EVENT_GRACE_S = 1.0  # an error within it is a real HTTP status; later, the stream begins without a token
+
+E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
+
+
+class Source(Protocol[E_co]):
+    """What is answered: a Generation or a ChatGeneration."""
+
+    @property
+    def num_choices(self) -> int:
+        """How many Ended events there will be."""
+        ...
+
+    @property
+    def request_id(self) -> str:
+        """The answer's id."""
+        ...
+
+    def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
+        """The entries of a choice's prompt from its second token on, if asked for."""
+        ...
+
+    def cancel(self) -> None:
+        """End it from outside: events() raises RequestAborted."""
+        ...
+
+    def events(self) -> AsyncGenerator[E_co, None]:
+        """Yield every choice's events and its end."""
+        ...
+
+    def stats(self) -> Stats:
+        """Add up what was used until now."""
+        ...
+
+
+async def answer(
+    service: Service,
+    request: Request,
+    *,
+    generation: Source[E],
+    writer: StreamWriter[E],
+    is_stream: bool,
+    headers: Mapping[str, str],
+) -> Response:
+    """Run the generation and answer it. Raises what goes wrong before the first byte."""
+    record = record_of(request.scope)
+    record.stats, record.cancel, record.answer_id = generation.stats, generation.cancel, generation.request_id
+    if record.is_cancelled:  # while its prompt was made
+        generation.cancel()
+    if not is_stream:
+        events = await run_while_connected(request.receive, _collect(generation))
+        scored = sum(len(generation.prompt_logprobs(index)) for index in range(generation.num_choices))
+        if scored > MANY_SCORES:  # which take seconds to write: other requests' streams go on meanwhile
+            body = await asyncio.to_thread(lambda: msgspec.json.encode(writer.whole(events)))
+        else:
+            body = msgspec.json.encode(writer.whole(events))
+        return Response(body, media_type="application/json", headers=dict(headers))
+
+    source = generation.events()
+    first = asyncio.create_task(anext(source))
+    try:
+        await wait_or_gone(request.receive, first, timeout_s=FIRST_EVENT_GRACE_S)
+        if first.done():
+            first.result()
+    except BaseException:
+        await source.aclose()
+        raise
+
+    def on_disconnect() -> None:
+        record.outcome = "abort"
+        service.metrics.count("http_disconnects_total")
+
+    async def close() -> None:
+        await cancel(first)
+        await source.aclose()
+
+    def on_error(error: ServiceError) -> None:
+        record.outcome = error.code
+        if not generation.stats().num_output_tokens:
+            service.count_rejected(error)
+
+    stream = _stream(generation, writer, source=source, first=first, record=record, on_error=on_error)
+    return EventStreamResponse(stream, headers=headers, on_disconnect=on_disconnect, close=close, ping=writer.ping)
+
+
+async def _collect(generation: Source[E]) -> list[E]:
+    async with aclosing(generation.events()) as events:
+        return [event async for event in events]
+
+
+async def _stream(
+    generation: Source[E],
+    writer: StreamWriter[E],
+    *,
+    source: AsyncGenerator[E, None],
+    first: "asyncio.Task[E]",
+    record: RequestRecord,
+    on_error: Callable[[ServiceError], None],
+) -> AsyncGenerator[bytes, None]:
+    """Yield the whole stream; an error ends it in the writer's own form."""
+    num_open = generation.num_choices
+    try:
+        if opening := writer.opening():
+            yield opening
+        event = await first
+        while True:
+            num_open -= isinstance(event, Ended)
+            if shown := writer.event(event, is_last=num_open == 0):
+                yield shown
+            if num_open == 0:
+                break
+            event = await anext(source)
+        yield writer.closing()
+    except ServiceError as error:
+        on_error(error)
+        yield writer.failed(error, request_id=record.request_id)
+    except Exception:
+        logger.exception("stream failed request_id=%s", record.request_id)
+        record.outcome = ServiceError.code
+        yield writer.failed(ServiceError("internal error"), request_id=record.request_id)

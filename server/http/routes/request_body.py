@@ -1,0 +1,68 @@
+"""Request bodies from bytes to JSON objects, within limits. Imports msgspec and starlette.
+
+BodyLimit is the middleware that refuses large bodies while they arrive; read_json is what the routes call.
+"""
+
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.api.strict_json import parse_json
+from server.errors import BodyTooLarge, ClientGone, UnsupportedMediaType
+
+
+class BodyLimit:
+    """Pure ASGI middleware: the handler's read of a body over the limit raises BodyTooLarge.
+
+    A Content-Length over the limit is refused at the first read, before a byte of it is kept.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count what is read."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        num_read = 0
+
+        async def limited_receive() -> Message:
+            nonlocal num_read
+            if not num_read and _content_length(scope) > self._max_body_bytes:
+                raise self._too_large(_content_length(scope))
+            message = await receive()
+            num_read += len(message.get("body", b""))
+            if num_read > self._max_body_bytes:
+                raise self._too_large(num_read)
+            return message
+
+        await self._app(scope, limited_receive, send)
+
+    def _too_large(self, num_bytes: int) -> BodyTooLarge:
+        return BodyTooLarge(f"The body has {num_bytes} bytes or more, the limit is {self._max_body_bytes}.")
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """Return the body as a JSON object. Raises UnsupportedMediaType, BodyTooLarge, MalformedBody, ClientGone."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        shown = content_type[:100] or "nothing"
+        raise UnsupportedMediaType(f"The content type must be application/json, got {shown}.")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaType(f"The body must not be compressed, got the content encoding {encoding[:100]}.")
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise ClientGone("The client left while it sent its body.") from None
+    return parse_json(body)
+
+
+def _content_length(scope: Scope) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value[:20])
+    return 0

@@ -1,0 +1,65 @@
+"""POST /v1/responses, and a clear 404 for what would need stored answers."""
+
+from fastapi import APIRouter, Request, Response
+
+from server.api.as_chat import client_words, renamed
+from server.api.chat.request import PreparedChat, prepare_chat
+from server.api.chat.writer import token_logprobs
+from server.api.objects import ChatTokenLogprob
+from server.api.responses.request import SEALED_REASONING, asks_for_summary, echo_of, translate_responses
+from server.api.responses.schema import ResponsesBody
+from server.api.responses.writer import Logprobs, ResponsesWriter
+from server.api.schemas import parse_body
+from server.api.service import Service
+from server.errors import NotFound
+from server.generation.chat_generation import TextDelta
+from server.http.routes.reply import answer
+from server.http.routes.request_body import read_json
+from server.text.tokenizer import Tokenizer
+
+
+def responses_router(service: Service) -> APIRouter:
+    """Return the routes, bound to one worker's service."""
+    router = APIRouter()
+
+    @router.post("/v1/responses", summary="Response", openapi_extra={"x-body": ResponsesBody.__name__})
+    async def create_response(request: Request) -> Response:
+        service.check_room()  # before the body is read
+        body = parse_body(ResponsesBody, await read_json(request))
+        translation = translate_responses(body)
+        with client_words(translation.names):
+            chat = await prepare_chat(service, translation.body, request, id_prefix="resp_", names=translation.names)
+        ignored = [*translation.ignored, *(renamed(name, translation.names) for name in chat.ignored)]
+        writer = ResponsesWriter(
+            chat.head,
+            echo_of(body),
+            generation=chat.generation,
+            logprobs=_logprobs(chat, service.tokenizer),
+            is_sealed=SEALED_REASONING in (body.include or ()),
+            is_summary=asks_for_summary(body),
+        )
+        return await answer(
+            service,
+            request,
+            generation=chat.generation,
+            writer=writer,
+            is_stream=chat.options.is_stream,
+            headers=service.ignored_header(ignored),
+        )
+
+    @router.api_route("/v1/responses/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    async def stored_response(path: str) -> Response:
+        raise NotFound(f"There is no response {path[:100]!r}: this server stores none, as if each had store=false.")
+
+    return router
+
+
+def _logprobs(chat: PreparedChat, tokenizer: Tokenizer) -> Logprobs | None:
+    num_top = chat.options.logprobs
+    if num_top is None:
+        return None
+
+    def logprobs(event: TextDelta) -> list[ChatTokenLogprob]:
+        return token_logprobs(event.token_ids, event.logprobs or (), tokenizer=tokenizer, num_top=num_top)
+
+    return logprobs

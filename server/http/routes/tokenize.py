@@ -1,0 +1,123 @@
+"""POST /tokenize and /detokenize, and the render routes: what a prompt is in tokens, without generating."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from engine.interface.errors import InvalidParameter
+from server.api.chat.request import encode_chat, prepare_chat
+from server.api.completions.request import prepare_completion
+from server.api.objects import Detokenized, Rendered, Tokenized, TokenPiece
+from server.api.sampling_fields import check_ids
+from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
+from server.api.service import Service
+from server.http.routes.request_body import read_json
+from server.text.tokenizer import Tokenizer
+
+
+def tokens_router(service: Service) -> APIRouter:
+    """Return the routes, bound to one worker's service."""
+    router = APIRouter()
+
+    @router.post("/tokenize", summary="Tokens of a text or a chat", openapi_extra={"x-body": TokenizeBody.__name__})
+    async def tokenize(request: Request) -> Response:
+        limits = service.limits()
+        body = parse_body(TokenizeBody, await read_json(request))
+        service.model_name(body.model)
+        headers = service.ignored_header(sorted(body.model_extra or {}))
+        _check_tokenize(body)
+        if body.messages is not None:
+            chat = parse_body(ChatBody, body.chat_fields())
+            token_ids = await encode_chat(service, chat)
+        else:
+            token_ids = await asyncio.to_thread(_encode, service.tokenizer, body)
+        answer = await asyncio.to_thread(_tokenized, body, token_ids, service.tokenizer, limits.max_model_len)
+        return Response(answer, media_type="application/json", headers=headers)
+
+    @router.post("/detokenize", summary="Text of tokens", openapi_extra={"x-body": DetokenizeBody.__name__})
+    async def detokenize(request: Request) -> Response:
+        limits = service.limits()
+        body = parse_body(DetokenizeBody, await read_json(request))
+        service.model_name(body.model)
+        headers = service.ignored_header(sorted(body.model_extra or {}))
+        check_ids(body.tokens, "tokens", limits)
+        text = await asyncio.to_thread(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return _json(Detokenized(text), headers)
+
+    @router.post(
+        "/v1/chat/completions/render",
+        summary="The prompt of a chat completion, in tokens and as text",
+        openapi_extra={"x-body": ChatBody.__name__},
+    )
+    async def render_chat_completion(request: Request) -> Response:
+        body = parse_body(ChatBody, await read_json(request))
+        chat = await prepare_chat(service, body, request)
+        (prompt,) = chat.generation.spec.prompts
+        rendered = await _rendered(service, chat.head.id, chat.head.model, [prompt])
+        return _json(rendered[0], chat.headers)
+
+    @router.post(
+        "/v1/completions/render",
+        summary="The prompts of a completion, in tokens and as text",
+        openapi_extra={"x-body": CompletionBody.__name__},
+    )
+    async def render_completion(request: Request) -> Response:
+        body = parse_body(CompletionBody, await read_json(request))
+        completion = await prepare_completion(service, body, request)
+        prompts = completion.generation.spec.prompts
+        return _json(await _rendered(service, completion.head.id, completion.head.model, prompts), completion.headers)
+
+    return router
+
+
+def _check_tokenize(body: TokenizeBody) -> None:
+    given = {"prompt": body.prompt, "content": body.content, "messages": body.messages}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        shown = " and ".join(names) or "none of them"
+        raise InvalidParameter(
+            f"One of prompt, content and messages is needed, got {shown}.", param=(names or [""])[-1] or "prompt"
+        )
+    if body.messages is not None and (body.add_special_tokens or body.add_special):
+        name = "add_special_tokens" if body.add_special_tokens else "add_special"
+        raise InvalidParameter(f"{name} is for a prompt: a chat's template writes its own special tokens.", param=name)
+
+
+def _encode(tokenizer: Tokenizer, body: TokenizeBody) -> list[int]:
+    if body.content is not None:
+        return tokenizer.encode(body.content, add_special_tokens=bool(body.add_special or body.add_special_tokens))
+    return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+
+
+def _tokenized(body: TokenizeBody, token_ids: list[int], tokenizer: Tokenizer, max_model_len: int) -> bytes:
+    names = [tokenizer.token_name(token_id) for token_id in token_ids] if body.return_token_strs else None
+    tokens: list[int] | list[TokenPiece] = token_ids
+    if body.with_pieces:
+        tokens = [TokenPiece(token_id, _piece(tokenizer.token_bytes(token_id))) for token_id in token_ids]
+    answer = Tokenized(tokens=tokens, count=len(token_ids), max_model_len=max_model_len, token_strs=names)
+    return msgspec.json.encode(answer)
+
+
+def _piece(data: bytes) -> str | list[int]:
+    """A token's text, or its bytes where it is part of a character."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+async def _rendered(service: Service, request_id: str, model: str, prompts: Sequence[Sequence[int]]) -> list[Rendered]:
+    def decode() -> list[Rendered]:
+        texts = [service.tokenizer.decode(list(prompt), skip_special_tokens=False) for prompt in prompts]
+        return [
+            Rendered(request_id=request_id, model=model, token_ids=list(prompt), prompt=text)
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+
+    return await asyncio.to_thread(decode)
+
+
+def _json(value: msgspec.Struct | list[Rendered], headers: dict[str, str]) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)

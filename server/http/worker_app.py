@@ -1,0 +1,85 @@
+"""What the app of an HTTP worker stands on: its lines to launcher and engine, its counts. Never torch.
+
+Used by whoever serves the app: server/http/worker.py with its own uvicorn, server/hosted/app.py in somebody else's ASGI
+server.
+Life: connect → make_app, which blocks for as long as the tokenizer loads → served → disconnect_engine, which ends what
+is open with an error event → aclose, which sends the last counts.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+from engine.interface.client import SocketEngineClient
+from engine.interface.config import ServerConfig
+from engine.interface.metrics import Metrics
+from server.api.request_record import OpenRequests
+from server.config.version import package_version
+from server.http.app import create_app
+from server.http.launcher_link import ControlSupervisor
+from server.http.metrics import HttpMetrics
+
+if TYPE_CHECKING:
+    from server.http.tracing import Tracer
+
+
+class WorkerApp:
+    """One worker's app and its connections. Use inside one event loop."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._metrics = Metrics()
+        self._open_requests = OpenRequests()
+        self._tracer: Tracer | None = None
+        self._lag: asyncio.Task[None] | None = None
+        self.http_metrics = HttpMetrics(self._metrics, num_requests=lambda: len(self._open_requests))
+        self.supervisor = ControlSupervisor(
+            config.control_socket,
+            worker_index=config.worker_index,
+            metrics=self._metrics,
+            on_cancel=self._open_requests.cancel,
+            before_send=self.http_metrics.record_state,
+        )
+        self.client = SocketEngineClient(config.engine_socket)
+
+    async def connect(self) -> None:
+        """Say hello to the launcher, and connect to the engine once there is one. Raises OSError without a launcher."""
+        await self.supervisor.start()
+        await self.client.start()
+
+    def make_app(self) -> FastAPI:
+        """Load the model's text side and return the app. Raises StartupError."""
+        if self._config.otlp_traces_endpoint is not None:
+            from server.http.tracing import Tracer  # only where asked for: it brings the SDK
+
+            self._tracer = Tracer(
+                self._config.otlp_traces_endpoint,
+                model_name=self._config.served_model_names[0],
+                version=package_version(),
+                instance=f"worker-{self._config.worker_index}",
+            )
+        app = create_app(
+            self._config,
+            client=self.client,
+            supervisor=self.supervisor,
+            metrics=self._metrics,
+            open_requests=self._open_requests,
+            http_metrics=self.http_metrics,
+            tracer=self._tracer,
+        )
+        self._lag = asyncio.create_task(self.http_metrics.watch_lag())
+        return app
+
+    async def disconnect_engine(self) -> None:
+        """End what is open with an error event, and take nothing new."""
+        await self.client.aclose()
+
+    async def aclose(self) -> None:
+        """Send what was counted last, and close every connection."""
+        await self.disconnect_engine()
+        if self._lag is not None:
+            self._lag.cancel()
+        await self.supervisor.aclose()
+        if self._tracer is not None:
+            self._tracer.close()

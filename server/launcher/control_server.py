@@ -1,0 +1,238 @@
+"""The launcher's end of the control channel (engine/interface/control.py). Imports engine and
+server.launcher.metrics_registry; never torch.
+
+One connection per child. The server keeps State for the workers, merges every MetricsDelta into the Exposition and
+answers Scrape; what else a child says goes to the launcher's `on_message`. A child that breaks the protocol loses its
+connection, and therefore ends.
+
+What an engine says first to whoever connects. Imports engine's protocol and transport only; never torch.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from engine.interface.control import (
+    Cancel,
+    Cancelled,
+    Drain,
+    Flush,
+    Flushed,
+    FromLauncher,
+    Hello,
+    Keys,
+    Page,
+    Scrape,
+    Stage,
+    State,
+    ToLauncher,
+)
+from engine.interface.metrics import MetricsDelta
+from engine.interface.protocol import EngineReady, FromEngine
+from engine.interface.transport import encode_frame, read_messages
+from server.launcher.metrics_registry import Exposition
+from server.launcher.processes import Tasks
+
+logger = logging.getLogger(__name__)
+
+# Children that are busy or hung delay a scrape by no more, once as workers and once as engine; their counts then come
+# next time. Twice this is less than what a worker waits for the page.
+_FLUSH_TIMEOUT_S = 1.0
+_CANCEL_TIMEOUT_S = 1.0  # less than what a worker waits for the answer
+
+
+class _Child:
+    """One connection. `flushes` and `cancels` are the numbers of Flush and Cancel it has not answered yet."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.hello: Hello | None = None
+        self.flushes: dict[int, asyncio.Event] = {}
+        self.cancels: dict[int, asyncio.Future[bool | None]] = {}
+
+    def send(self, message: FromLauncher) -> None:
+        if not self.writer.is_closing():
+            self.writer.write(encode_frame(message))
+
+
+class ControlServer:
+    """Talks to all children. Life: start → broadcasts and scrapes → aclose, which ends the children."""
+
+    def __init__(self, *, exposition: Exposition, on_message: Callable[[Hello, Any], None]) -> None:
+        self._exposition = exposition
+        self._on_message = on_message
+        self._children: list[_Child] = []
+        self._numbers = itertools.count(1)
+        self._state = State(Stage("imports"), False)
+        self._keys: Keys | None = None  # None: those in the workers' configuration
+        self._server: asyncio.Server | None = None
+        self._tasks = Tasks()
+
+    async def start(self, path: str) -> None:
+        """Listen on a unix socket at `path`."""
+        self._server = await asyncio.start_unix_server(self._serve, path)
+
+    async def aclose(self) -> None:
+        """Stop listening and close every connection."""
+        if self._server is not None:
+            self._server.close()
+        for child in self._children:
+            child.writer.close()
+
+    @property
+    def state(self) -> State:
+        """What the workers were told last."""
+        return self._state
+
+    def set_state(
+        self, *, stage: Stage | None = None, is_draining: bool | None = None, fault: str | None = None
+    ) -> None:
+        """Change the state and tell every worker."""
+        self._state = State(
+            self._state.stage if stage is None else stage,
+            self._state.is_draining if is_draining is None else is_draining,
+            self._state.fault if fault is None else fault,
+        )
+        self.send(self._state, role="worker")
+
+    def set_keys(self, hashes: list[str]) -> None:
+        """Change the API keys and tell every worker, also those that come later."""
+        self._keys = Keys(hashes)
+        self.send(self._keys, role="worker")
+
+    def send(self, message: State | Drain | Keys, *, role: str, index: int | None = None) -> None:
+        """Send to every connected child of a role, or to the one with `index`."""
+        for child in self._children:
+            hello = child.hello
+            if hello is not None and hello.role == role and index in (None, hello.index):
+                child.send(message)
+
+    async def settle(self, role: str, index: int) -> None:
+        """Wait a moment until everything that an ended child had sent is read."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await asyncio.sleep(0.02)
+                while any(
+                    child.hello is None or (child.hello.role, child.hello.index) == (role, index)
+                    for child in self._children
+                ):
+                    await asyncio.sleep(0.01)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        child = _Child(writer)
+        self._children.append(child)
+        try:
+            async for message in read_messages(reader, ToLauncher):
+                self._receive(child, message)
+        except (OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
+            logger.error("control connection lost child=%s error=%r", child.hello, str(error))
+        finally:
+            self._children.remove(child)
+            if child.hello is not None:
+                self._exposition.forget(_source(child.hello))
+            for flushed in child.flushes.values():
+                flushed.set()
+            for answer in child.cancels.values():
+                if not answer.done():
+                    answer.set_result(False)  # what it served has ended with it
+            writer.close()
+
+    def _receive(self, child: _Child, message: Any) -> None:
+        match message:
+            case Hello():
+                child.hello = message
+                if message.role == "worker":
+                    if self._keys is not None:
+                        child.send(self._keys)  # before the state, for which it waits
+                    child.send(self._state)
+                self._on_message(message, message)
+            case MetricsDelta() if child.hello is not None:
+                self._exposition.merge(message, source=_source(child.hello))
+            case Flushed(number):
+                if number in child.flushes:
+                    child.flushes.pop(number).set()
+            case Scrape(number):
+                self._tasks.spawn(self._answer_scrape(child, number))
+            case Cancel():
+                self._tasks.spawn(self._answer_cancel(child, message))
+            case Cancelled(number, found):
+                if number in child.cancels and not child.cancels[number].done():
+                    child.cancels[number].set_result(found)
+            case _ if child.hello is not None:
+                self._on_message(child.hello, message)
+            case _:
+                raise ValueError(f"{type(message).__name__} before Hello")
+
+    async def _answer_cancel(self, asker: _Child, asked: Cancel) -> None:
+        """Pass a Cancel on to every other worker; tell the asker if one of them had such a request."""
+        number = next(self._numbers)
+        others = [child for child in self._children if child is not asker and self._can_flush(child, "worker")]
+        answers = []
+        for child in others:
+            child.cancels[number] = asyncio.get_running_loop().create_future()
+            answers.append(child.cancels[number])
+            child.send(Cancel(number, asked.request_id, asked.key_hash))
+        if answers:
+            await asyncio.wait(answers, timeout=_CANCEL_TIMEOUT_S)
+        for child in others:
+            child.cancels.pop(number, None)
+        found = [answer.result() for answer in answers if answer.done()]
+        is_unknown = len(found) < len(answers) and not any(found)
+        asker.send(Cancelled(asked.number, None if is_unknown else any(found)))
+
+    async def _answer_scrape(self, scraper: _Child, number: int) -> None:
+        """Collect every other child's counts, then send the page. The scraper has sent its own just before.
+
+        Workers first: once they have answered, what they told the engine before is in its socket, and the engine
+        counts that before it answers.
+        """
+        for role in ("worker", "engine"):
+            await self._flush(
+                [child for child in self._children if child is not scraper and self._can_flush(child, role)]
+            )
+        scraper.send(Page(number, self._exposition.render()))
+
+    async def _flush(self, children: list[_Child]) -> None:
+        """Ask children for their counts and wait until these are merged, or the time is over."""
+        flush = Flush(next(self._numbers))
+        events: list[asyncio.Event] = []
+        for child in children:
+            events.append(child.flushes.setdefault(flush.number, asyncio.Event()))
+            child.send(flush)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_TIMEOUT_S):
+                for event in events:
+                    await event.wait()
+        for child in children:
+            child.flushes.pop(flush.number, None)
+
+    def _can_flush(self, child: _Child, role: str) -> bool:
+        """Tell if a child has the role and can answer now: an engine that loads counts nothing and hears nothing.
+
+        One that stands still does not either, and must not slow down the scrapes that tell of it.
+        """
+        has_role = child.hello is not None and child.hello.role == role
+        return has_role and (role == "worker" or (self._state.stage.name == "ready" and not self._state.fault))
+
+
+def _source(hello: Hello) -> str:
+    return f"{hello.role}-{hello.index}"
+
+
+async def read_greeting(engine_socket: str) -> EngineReady | None:
+    """Connect, read the engine's limits and leave; None if it is gone."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(engine_socket)
+    except OSError:
+        return None
+    try:
+        async for message in read_messages(reader, FromEngine):
+            return message if isinstance(message, EngineReady) else None
+        return None
+    finally:
+        writer.close()

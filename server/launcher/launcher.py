@@ -1,0 +1,301 @@
+"""The launcher: owns the port, the children, the metrics registry and the end. Imports engine and server; never torch.
+
+    launcher ── control socket ──┬── HTTP worker 0 … n ──┐
+                                 └── engine ─────────────┴── engine socket
+Life: bind (before anything heavy) → launch → children start side by side → ready → watch and restart → drain on SIGTERM
+or SIGINT: workers finish their streams, then the engine goes. A second signal ends everything at once.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.interface.child_process import describe_exit
+from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
+from engine.interface.control import Drain, EngineFailed, Facts, Heartbeat, Hello, Stage
+from engine.interface.errors import StartupError
+from engine.interface.logs import configure_logging
+from server.config.version import package_version
+from server.launcher.console import make_console
+from server.launcher.control_server import ControlServer, read_greeting
+from server.launcher.engine_health import HeartbeatWatch, Outage
+from server.launcher.key_reload import KeyReloader
+from server.launcher.listener import owned_socket_file, probe_url
+from server.launcher.metrics_registry import Exposition
+from server.launcher.process_metrics import LauncherStats
+from server.launcher.processes import (
+    Backoff,
+    Tasks,
+    child_log_format,
+    end_child,
+    engine_process_config,
+    is_on_terminal,
+    kill_child,
+    raise_file_limit,
+    start_child,
+    worker_config,
+)
+from server.launcher.run_dir import RunDir
+from server.launcher.startup_banner import Announcement
+from server.launcher.systemd import Notifier, NotifyingConsole
+
+logger = logging.getLogger(__name__)
+
+_ENGINE_MODULE = "engine.process"
+_WORKER_MODULE = "server.http.worker"
+_DRAIN_GRACE_S = 5.0  # what a worker gets beyond its drain timeout to send the last error events
+_ENGINE_END_S = 3.0
+
+
+def launch(
+    config: LaunchConfig,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    listeners: Sequence[socket.socket],
+    *,
+    engine_module: str = _ENGINE_MODULE,
+) -> int:
+    """Run the daemon on `listeners` until it is stopped; return the exit code. Blocks."""
+    configure_logging(level=config.log_level, log_format=child_log_format(config), process="launcher")
+    raise_file_limit()
+    for notice in config.notices:
+        logger.warning("%s", notice)
+    run_dir = RunDir()
+    notifier = Notifier.from_environment(os.environ)
+    try:
+        with owned_socket_file(config):
+            run_dir.tell_url(probe_url(config, listeners[0]))
+            launcher = Launcher(
+                config, engine_config, server_config, listeners, run_dir, engine_module=engine_module, notifier=notifier
+            )
+            return asyncio.run(launcher.run())
+    finally:
+        notifier.close()
+        run_dir.remove()
+
+
+ChildKey = tuple[str, int]  # role ("engine" | "worker"), index
+_ENGINE: ChildKey = ("engine", 0)
+
+
+class Launcher:
+    """One daemon. `run` is its whole life. listeners: none where a host serves the app (server/hosted/app.py)."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        engine_config: EngineConfig,
+        server_config: ServerConfig,
+        listeners: Sequence[socket.socket],
+        run_dir: RunDir,
+        *,
+        engine_module: str = _ENGINE_MODULE,
+        notifier: Notifier | None = None,
+    ) -> None:
+        self._config = config
+        self._engine_config = engine_config
+        self._server_config = server_config
+        self._listeners = listeners
+        self._run_dir = run_dir
+        self._engine_module = engine_module
+        self._engine_socket = str(run_dir.path / "engine.sock")
+        self._control_socket = str(run_dir.path / "control.sock")
+        self._exposition = Exposition(
+            model_name=server_config.served_model_names[0],
+            version=package_version(),
+            compat=config.metrics_compat,
+            sample=lambda: self._stats.sample(),
+        )
+        self._control = ControlServer(exposition=self._exposition, on_message=self._on_message)
+        self._keys = KeyReloader(config, server_config.api_key_hashes, self._control.set_keys)
+        self._watch = HeartbeatWatch(self._on_stall, on_hang=self._end_hung, hang_after_s=config.stall_timeout_s)
+        self._notifier = notifier or Notifier(None)
+        self._console = NotifyingConsole(make_console(config.log_format, sys.stderr), self._notifier)
+        self._announcement = Announcement(config, server_config, listeners, self._console)
+        self._children: dict[ChildKey, asyncio.subprocess.Process] = {}
+        self._outage = Outage()
+        self._stats = LauncherStats(
+            children=self._children, state=lambda: self._control.state, watch=self._watch, outage=self._outage
+        )
+        self._failures: dict[ChildKey, EngineFailed] = {}
+        self._started_once: set[ChildKey] = set()  # an engine that was ready, a worker that said hello
+        self._tasks = Tasks(on_error=self._on_bug)
+
+    @property
+    def sockets(self) -> tuple[str, str]:
+        """Where the engine listens, and where this launcher does."""
+        return self._engine_socket, self._control_socket
+
+    @property
+    def _is_draining(self) -> bool:
+        return self._control.state.is_draining
+
+    async def run(self) -> int:
+        """Start the children and keep them until a signal; return the exit code. Raises StartupError."""
+        loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[int] = loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup, is_on_terminal())
+        await self._control.start(self._control_socket)
+        logger.info("listening url=%s", self._announcement.url)
+        self._announcement.begin(self._control.state.stage)
+        self._tasks.spawn(self._notifier.watch(state=lambda: self._control.state))
+        self._tasks.spawn(self._keep_engine())
+        for index in range(self._config.http_workers):
+            self._tasks.spawn(self._keep_worker(index))
+        try:
+            return await self._exit
+        finally:
+            self._console.stop()
+            self._tasks.cancel()
+            await self._control.aclose()
+            for process in self._children.values():
+                kill_child(process)
+            await asyncio.gather(*(process.wait() for process in self._children.values()))
+
+    async def _keep_engine(self) -> None:
+        config = engine_process_config(
+            self._config, self._engine_config, engine_socket=self._engine_socket, control_socket=self._control_socket
+        )
+        await self._keep(_ENGINE, self._engine_module, self._run_dir.write("engine.json", config))
+
+    async def _keep_worker(self, index: int) -> None:
+        listener = self._listeners[index % len(self._listeners)]
+        config = worker_config(
+            self._config,
+            self._server_config,
+            index=index,
+            listen_fd=listener.fileno(),
+            engine_socket=self._engine_socket,
+            control_socket=self._control_socket,
+        )
+        path = self._run_dir.write(f"worker-{index}.json", config)
+        await self._keep(("worker", index), _WORKER_MODULE, path, pass_fds=[listener.fileno()])
+        if len(self._listeners) > 1:
+            listener.close()  # or the kernel would go on giving this worker's share of connections to nobody
+
+    async def _keep(self, child: ChildKey, module: str, config: Path, *, pass_fds: Sequence[int] = ()) -> None:
+        """Start a child, and again whenever it ends, until drain. A first start that fails ends the daemon."""
+        backoff = Backoff()
+        while not self._is_draining:
+            if child in self._started_once:
+                self._exposition.count(f"{child[0]}_restarts_total")
+            started_s = time.monotonic()
+            process = self._children[child] = await start_child(module, config, pass_fds=pass_fds)
+            returncode = await process.wait()
+            await self._control.settle(*child)  # or its last word, which may be "ready", would come after its end
+            if self._is_draining:
+                return
+            if child == _ENGINE and child in self._started_once:
+                self._watch.stop()
+                self._outage.begin()
+                self._watch.load()
+                self._control.set_state(stage=Stage("restarting"), fault=self._outage.fault)
+            failure = self._failures.pop(child, None)
+            reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
+            if child not in self._started_once or (failure is not None and not self._announcement.is_made):
+                self._fail(reason, failure.exit_code if failure else 3)
+                return
+            # The load of an engine may take minutes, and is no sign of health
+            healthy_s = self._outage.served_s if child == _ENGINE else time.monotonic() - started_s
+            delay_s = backoff.next(healthy_s=healthy_s)
+            logger.error("%s %d ended, restarting delay_s=%g reason=%r", *child, delay_s, reason)
+            await asyncio.sleep(delay_s)
+
+    def _on_message(self, hello: Hello, message: Any) -> None:
+        child = (hello.role, hello.index)
+        match message:
+            case Hello(role="worker"):
+                self._started_once.add(child)
+                if self._is_draining:
+                    self._control.send(Drain(0.0), role="worker", index=hello.index)
+            case Stage() if child == _ENGINE:
+                self._enter(message)
+            case Heartbeat() if child == _ENGINE:
+                self._watch.beat(message)
+            case Facts(rows, build):
+                self._announcement.add_facts(rows)
+                self._exposition.set_build(build)
+            case EngineFailed():
+                self._failures[child] = message
+
+    def _enter(self, stage: Stage) -> None:
+        """The engine's start has come to a stage. The first one may be silent: see server/launcher/engine_health.py."""
+        if stage.name == "ready":
+            self._watch.start()
+            self._outage.end()
+        elif _ENGINE in self._started_once and stage != self._control.state.stage:
+            self._watch.load()
+        self._control.set_state(stage=stage, fault=self._outage.fault)
+        self._announcement.stage(stage)
+        if stage.name == "ready":
+            self._tasks.spawn(self._learn_limits())
+            if _ENGINE not in self._started_once:
+                self._started_once.add(_ENGINE)
+                self._tasks.spawn(self._announcement.make(is_draining=lambda: self._is_draining))
+
+    def _on_stall(self, is_stalled: bool) -> None:
+        self._control.set_state(fault="stalled" if is_stalled else self._outage.fault)
+        if is_stalled:
+            logger.error("engine stalled after_s=%.0f", self._watch.silence_s)
+        else:
+            logger.error("engine goes on")
+
+    def _end_hung(self) -> None:
+        """End an engine that will not go on; _keep starts the next one."""
+        reason = f"The engine made no progress for {self._watch.silence_s:.0f} s (--stall-timeout) and was killed."
+        self._failures[_ENGINE] = EngineFailed(reason, 1)
+        kill_child(self._children[_ENGINE])
+
+    async def _learn_limits(self) -> None:
+        ready = await read_greeting(self._engine_socket)
+        if ready is not None:  # else it died again; the next one will say
+            self._exposition.set_cache_config(block_size=ready.block_size, num_blocks=ready.num_blocks)
+
+    def _on_signal(self, number: int) -> None:
+        if not self._is_draining:
+            self._control.set_state(is_draining=True)
+            self._tasks.spawn(self._drain())
+        elif not self._exit.done():
+            logger.warning("second signal, ending now")
+            self._exit.set_result(128 + number)
+
+    def _on_hangup(self, was_on_terminal: bool) -> None:
+        """SIGHUP: read the keys again; or the terminal is gone that it was started on, which is like SIGTERM."""
+        if not was_on_terminal or is_on_terminal():
+            self._tasks.spawn(self._keys.reload())
+        elif not self._is_draining:
+            self._on_signal(signal.SIGHUP)
+
+    async def _drain(self) -> None:
+        """Let every stream finish or time out, then end the engine."""
+        timeout_s = self._config.drain_timeout_s
+        self._console.stop()
+        logger.info("draining timeout_s=%g; a second signal ends it now", timeout_s)
+        self._control.send(Drain(timeout_s), role="worker")
+        workers = [process for child, process in self._children.items() if child != _ENGINE]
+        await asyncio.gather(*(end_child(worker, timeout_s=timeout_s + _DRAIN_GRACE_S) for worker in workers))
+        await self._control.aclose()
+        if (engine := self._children.get(_ENGINE)) is not None:
+            is_serving = self._control.state.stage.name == "ready"  # one that loads hears nothing
+            await end_child(engine, timeout_s=_ENGINE_END_S if is_serving else 0.0)
+        logger.info("stopped")
+        if not self._exit.done():
+            self._exit.set_result(0)
+
+    def _fail(self, message: str, exit_code: int) -> None:
+        if not self._exit.done():
+            self._exit.set_exception(StartupError(message, exit_code=exit_code))
+
+    def _on_bug(self, error: BaseException) -> None:
+        """A task of the launcher that raises is a bug: end loudly instead of half-alive."""
+        if not self._exit.done():
+            self._exit.set_exception(error)

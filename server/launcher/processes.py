@@ -1,0 +1,155 @@
+"""Child processes of the launcher: what a worker is told, how children start and end. Imports engine.interface.config.
+
+A child has its own process group, so that Ctrl-C in a terminal reaches the launcher alone and streams can finish. It
+never outlives the launcher: the control connection's end tells it, and on Linux the kernel does.
+
+What the launcher tells each child, from its own configuration. Imports engine.interface.config and
+server.launcher.processes.
+
+Tasks that an object starts and nobody waits for. Standard library.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.interface.child_process import PROJECT_ROOT, die_with
+from engine.interface.config import EngineConfig, EngineProcessConfig, LaunchConfig, ServerConfig
+from server.config.serve_config import WorkerConfig
+
+_ENOUGH_FILES = 65_536  # a higher limit only makes those loops longer that close what a child shall not inherit
+
+
+class Backoff:
+    """Delays between restarts: 0.5 s, doubling to 30 s, and 0.5 s again after a minute of health."""
+
+    FIRST_S = 0.5
+    LAST_S = 30.0
+    HEALTHY_S = 60.0
+
+    def __init__(self) -> None:
+        self._next_s = self.FIRST_S
+
+    def next(self, *, healthy_s: float) -> float:
+        """Return how long to wait after a process that was healthy for so long."""
+        if healthy_s >= self.HEALTHY_S:
+            self._next_s = self.FIRST_S
+        delay_s, self._next_s = self._next_s, min(self._next_s * 2, self.LAST_S)
+        return delay_s
+
+
+async def start_child(module: str, config: Path, *, pass_fds: Sequence[int] = ()) -> asyncio.subprocess.Process:
+    """Start `python -m module config` from the project's root, so that no other package shadows ours."""
+    launcher_pid = os.getpid()
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        str(config),
+        cwd=PROJECT_ROOT,
+        stdin=asyncio.subprocess.DEVNULL,
+        pass_fds=pass_fds,
+        process_group=0,
+        preexec_fn=lambda: die_with(launcher_pid),
+    )
+
+
+async def end_child(process: asyncio.subprocess.Process, *, timeout_s: float) -> None:
+    """Wait for a child that was asked to end, then kill it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await process.wait()
+    kill_child(process)
+    await process.wait()
+
+
+def kill_child(process: asyncio.subprocess.Process) -> None:
+    """Kill a child now, if it still runs."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
+def is_on_terminal() -> bool:
+    """Tell if this process has a terminal whose end is its end too: not under nohup, nor once that is closed."""
+    return sys.stderr.isatty() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of this process, which its children inherit, to the hard one, or to what is enough."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a system with another opinion
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def engine_process_config(
+    config: LaunchConfig, engine: EngineConfig, *, engine_socket: str, control_socket: str
+) -> EngineProcessConfig:
+    """Return what the engine process is told."""
+    return EngineProcessConfig(
+        engine=engine,
+        engine_socket=engine_socket,
+        control_socket=control_socket,
+        log_level=config.log_level,
+        log_format=child_log_format(config),
+        debug=config.debug,
+    )
+
+
+def worker_config(
+    config: LaunchConfig, server: ServerConfig, *, index: int, listen_fd: int, engine_socket: str, control_socket: str
+) -> WorkerConfig:
+    """Return what HTTP worker `index` is told."""
+    return WorkerConfig(
+        server=msgspec.structs.replace(
+            server, engine_socket=engine_socket, control_socket=control_socket, worker_index=index
+        ),
+        listen_fd=listen_fd,
+        tls_cert=config.tls_cert,
+        tls_key=config.tls_key,
+        log_level=config.log_level,
+        log_format=child_log_format(config),
+        debug=config.debug,
+    )
+
+
+def child_log_format(config: LaunchConfig) -> str:
+    """Return json or text: bars are the launcher's alone."""
+    return "json" if config.log_format == "json" else "text"
+
+
+class Tasks:
+    """Holds each task while it runs, since asyncio does not. Life: spawn … → cancel.
+
+    on_error: told when one raises; else asyncio logs it.
+    """
+
+    def __init__(self, on_error: Callable[[BaseException], None] | None = None) -> None:
+        self._on_error = on_error
+        self._running: set[asyncio.Task[None]] = set()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Start a task."""
+        task = asyncio.create_task(coroutine)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        """Cancel what runs."""
+        for task in self._running:
+            task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if self._on_error is not None and not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(error)

@@ -1,0 +1,89 @@
+"""The launcher's private directory: the sockets between its processes, and what each child is told. Never torch.
+
+A lock in it is held as long as its process lives, however that ends: what a killed one left, the next start removes.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from engine.interface.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "quire-"
+_LOCK = "lock"
+_URL = "url"  # deploy/docker/healthcheck.py looks for it
+
+
+class RunDir:
+    """A directory of mode 0700. Life: made → children's configurations written → remove."""
+
+    def __init__(self) -> None:
+        """Make it, and remove those of killed processes. Raises StartupError."""
+        parent = tempfile.gettempdir()  # short: the path of a unix socket may have about 100 bytes
+        parent = parent if len(parent) < 64 else "/tmp"  # mkdtemp makes a new one in it  # nosec B108
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            self._lock: int | None = _take_lock(self.path)
+        except OSError as error:
+            raise StartupError(f"No directory for sockets can be made in {parent}: {_hint(error)}") from error
+        _remove_leftovers(Path(parent))
+
+    def write(self, name: str, config: msgspec.Struct) -> Path:
+        """Write one child's configuration and return its path. Raises StartupError."""
+        return self._write(name, msgspec.json.encode(config))
+
+    def tell_url(self, url: str) -> None:
+        """Let health checks of this user find the server, however it was configured. Raises StartupError."""
+        self._write(_URL, url.encode())
+
+    def remove(self) -> None:
+        """Remove the directory and all in it. Once is enough."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+
+    def _write(self, name: str, content: bytes) -> Path:
+        path = self.path / name
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise StartupError(f"{path} cannot be written: {_hint(error)}") from error
+        return path
+
+
+def _take_lock(folder: Path) -> int:
+    """Return the descriptor that holds the lock. It gets its name once it is held: nobody finds it free before."""
+    lock = os.open(folder / f"{_LOCK}.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks: what is left there stays
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(folder / f"{_LOCK}.new", folder / _LOCK)
+    return lock
+
+
+def _remove_leftovers(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # not ours, not one of these, held by a living process, or gone by now
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+                continue
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+                logger.info("removed what a killed daemon left path=%s", folder)
+            finally:
+                os.close(lock)
+
+
+def _hint(error: OSError) -> str:
+    return f"{error.strerror}. TMPDIR names another place."

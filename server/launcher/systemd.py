@@ -1,0 +1,143 @@
+"""Tells a service manager how the daemon is doing: sd_notify(3) over the datagram socket that it names.
+
+Imports engine.interface.control and the console it stands beside. Life: made of the environment → loading and watch, a
+task that sends STATUS, and WATCHDOG while the engine goes on → ready → stopping. Without NOTIFY_SOCKET nothing is sent.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, MutableMapping
+
+from engine.interface.control import Stage, State
+from server.launcher.console import Console, Summary, stage_text
+
+logger = logging.getLogger(__name__)
+
+_STATUS_INTERVAL_S = 1.0
+_PINGS_PER_TIMEOUT = 3  # sd_watchdog_enabled(3) advises two at least
+
+
+class Notifier:
+    """The service manager's end, or nobody's. Sending never blocks and never raises."""
+
+    def __init__(self, address: str | None, *, watchdog_s: float | None = None) -> None:
+        self._address = "\0" + address[1:] if address and address[0] == "@" else address or ""
+        self._watchdog_s = watchdog_s
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
+        if self._socket is not None:
+            self._socket.setblocking(False)
+        self._serving = ""  # what STATUS says once it is ready
+        self._status = ""
+        self._unsent: list[str] = []
+        self._has_failed = self._is_stopping = False
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str]) -> "Notifier":
+        """Read what the service manager set for this very process, and take it out: it is not meant for children."""
+        address = environment.pop("NOTIFY_SOCKET", "")
+        timeout_us = environment.pop("WATCHDOG_USEC", "")
+        pid = environment.pop("WATCHDOG_PID", "")
+        if address and address[0] not in "/@":
+            logger.warning("NOTIFY_SOCKET=%s is no unix socket, nothing is sent to it", address)
+            address = ""
+        has_watchdog = timeout_us.isdecimal() and int(timeout_us) > 0 and pid in ("", str(os.getpid()))
+        return cls(address or None, watchdog_s=int(timeout_us) / 1e6 if has_watchdog else None)
+
+    async def watch(self, *, state: Callable[[], State]) -> None:
+        """Send the stage whenever it changed, and WATCHDOG=1 in time as long as /health is 200. Runs for ever."""
+        if self._socket is None:
+            return
+        interval_s = min(_STATUS_INTERVAL_S, (self._watchdog_s or 60.0) / _PINGS_PER_TIMEOUT)
+        while True:
+            self.observe(state())
+            await asyncio.sleep(interval_s)
+
+    def observe(self, state: State) -> None:
+        """Send what one look at the daemon gives."""
+        self._tell(self._describe(state))
+        if self._watchdog_s is not None and state.is_alive:
+            self._send("WATCHDOG=1")
+        self._send()
+
+    def loading(self, stage: Stage) -> None:
+        """The first start has come to a stage."""
+        if stage.name != "ready":
+            self._tell(stage_text(stage))
+
+    def ready(self, summary: Summary) -> None:
+        """The daemon answers requests."""
+        self._serving = self._status = f"Serving {summary.model_name} on {summary.url}"
+        self._send("READY=1", f"STATUS={self._status}")
+
+    def stopping(self) -> None:
+        """The daemon ends, once."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._status = "Stopping: running requests may finish"
+            self._send("STOPPING=1", f"STATUS={self._status}")
+
+    def close(self) -> None:
+        """Close the socket; nothing is sent any more."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _describe(self, state: State) -> str:
+        if self._is_stopping:
+            return self._status
+        if state.fault == "stalled":
+            return "The engine makes no progress"
+        if state.stage.name == "ready":
+            return self._serving or "Starting HTTP workers"
+        text = stage_text(state.stage)
+        if state.fault:
+            restarting = "Restarting the engine" if state.fault == "restarting" else "The engine does not come back"
+            return restarting + (f": {text}" if state.stage.name != "restarting" else "")
+        return text
+
+    def _tell(self, status: str) -> None:
+        if status != self._status:
+            self._status = status
+            self._send(f"STATUS={status}")
+
+    def _send(self, *lines: str) -> None:
+        """Send lines, and first what a busy manager did not take."""
+        waiting = [*self._unsent, *lines]
+        if self._socket is None or not waiting:
+            return
+        self._unsent = []
+        message = "\n".join(line.replace("\n", " ") for line in waiting)
+        try:
+            self._socket.sendto(message.encode("utf-8", "replace"), self._address)
+        except BlockingIOError:
+            status = [line for line in waiting if line.startswith("STATUS=")][-1:]
+            self._unsent = [line for line in waiting if line in ("READY=1", "STOPPING=1")] + status
+        except OSError as error:
+            if not self._has_failed:
+                logger.warning("the service manager cannot be told reason=%r", error.strerror or str(error))
+            self._has_failed = True
+
+
+class NotifyingConsole:
+    """A Console that tells the service manager too."""
+
+    def __init__(self, console: Console, notifier: Notifier) -> None:
+        self._console = console
+        self._notifier = notifier
+
+    def stage(self, stage: Stage) -> None:
+        """See Console.stage."""
+        self._notifier.loading(stage)
+        self._console.stage(stage)
+
+    def ready(self, summary: Summary) -> None:
+        """See Console.ready."""
+        self._notifier.ready(summary)
+        self._console.ready(summary)
+
+    def stop(self) -> None:
+        """See Console.stop."""
+        self._notifier.stopping()
+        self._console.stop()

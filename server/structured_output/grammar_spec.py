@@ -1,0 +1,203 @@
+"""From response_format and structured_outputs to a GrammarSpec. Pure; imports no grammar engine.
+
+Each *_grammar function says in llguidance's Lark what one kind of constraint means; reasoning may precede it by
+server/structured_output/tool_grammar.py. That a grammar compiles is known only after
+server/structured_output/compile_check.py tried it.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from engine.interface.errors import InvalidParameter
+from engine.interface.protocol import GrammarSpec
+from server.structured_output.schema import ResponseFormat, StructuredOutputs
+
+MAX_SOURCE_BYTES = 128 * 1024  # of a schema as JSON, of all choices, of a grammar
+MAX_SCHEMA_DEPTH = 48
+MAX_REGEX_BYTES = 8 * 1024
+MAX_CHOICE_STRINGS = 4096
+LARK_FIELD = "structured_outputs.grammar"  # the one field whose text the compiler sees as it stands
+
+# Where JSON allows whitespace: one space, or a new line and its indentation. A model can lose itself in more.
+_JSON_STYLE = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
+_ASCII_CLASSES = {"d": "[0-9]", "D": "[^0-9]"}  # else any digit of Unicode
+
+
+class Asked(NamedTuple):
+    """A constraint that a request asks for, and the field that asks."""
+
+    spec: GrammarSpec
+    param: str
+
+
+def json_object_grammar() -> GrammarSpec:
+    """Return the grammar of any JSON object."""
+    return json_schema_grammar({"type": "object"})
+
+
+def json_schema_grammar(schema: dict[str, Any] | bool) -> GrammarSpec:
+    """Return the grammar of the JSON values that a schema (draft 2020-12) allows, properties in the schema's order."""
+    return GrammarSpec(f"start: {json_part(schema)}")
+
+
+def json_part(schema: dict[str, Any] | bool) -> str:
+    """Return what stands for a schema's values inside a Lark rule."""
+    styled = {**schema, "x-guidance": _JSON_STYLE} if isinstance(schema, dict) else schema
+    return f"%json {_quoted(styled)}"
+
+
+def regex_grammar(regex: str) -> GrammarSpec:
+    """Return the grammar of the texts that a regular expression matches as a whole (Rust's syntax; \\d is ASCII)."""
+    parts: list[str] = []
+    characters = iter(regex)
+    for character in characters:
+        escaped = next(characters, "") if character == "\\" else ""
+        if escaped in _ASCII_CLASSES:
+            parts.append(_ASCII_CLASSES[escaped])
+        elif escaped.isprintable() and character.isprintable() and character != "/":
+            parts.append(character + escaped)
+        else:
+            parts.append(f"\\x{{{ord(escaped or character):x}}}")
+    return GrammarSpec(f"start: /{''.join(parts)}/")
+
+
+def choice_grammar(choices: Sequence[str]) -> GrammarSpec:
+    """Return the grammar of exactly one of some strings."""
+    texts = " | ".join(map(_quoted, choices))
+    return GrammarSpec(f"start: CHOICE\nCHOICE: {texts}")
+
+
+def lark_grammar(source: str) -> GrammarSpec:
+    """Return a grammar that a client wrote."""
+    return GrammarSpec(source)
+
+
+def _quoted(value: Any) -> str:
+    """Return JSON in characters that Lark takes everywhere."""
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+def asked_grammar(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> Asked | None:
+    """Return the constraint that a body asks for; None: any text. Raises InvalidParameter."""
+    by_format = None if response_format is None else _of_format(response_format)
+    by_outputs = None if structured_outputs is None else _of_outputs(structured_outputs)
+    if by_format is not None and by_outputs is not None:
+        raise InvalidParameter(
+            f"response_format and {by_outputs.param} both constrain the answer; only one of them can.",
+            param="structured_outputs",
+        )
+    return by_format or by_outputs
+
+
+def _of_format(asked: ResponseFormat) -> Asked | None:
+    kinds = ("text", "json_object", "json_schema")
+    if asked.type not in kinds:
+        raise InvalidParameter(
+            f"response_format.type is {asked.type[:100]!r}; it can be one of {', '.join(kinds)}.",
+            param="response_format.type",
+        )
+    if asked.json_schema is not None and asked.type != "json_schema":
+        raise InvalidParameter(
+            f"response_format.json_schema needs the type json_schema, not {asked.type}.",
+            param="response_format.json_schema",
+        )
+    if asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return Asked(json_object_grammar(), "response_format")
+    if asked.json_schema is None:
+        raise InvalidParameter("response_format.json_schema is required.", param="response_format.json_schema")
+    param = "response_format.json_schema.schema"
+    return Asked(json_schema_grammar(_checked_schema(asked.json_schema.schema_, param)), param)
+
+
+def _of_outputs(asked: StructuredOutputs) -> Asked | None:
+    values = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar}
+    given = [name for name, value in values.items() if value is not None]
+    if asked.model_extra:
+        name = min(asked.model_extra)
+        raise InvalidParameter(
+            f"structured_outputs.{name[:100]} is not known; it can have one of json, regex, choice, grammar.",
+            param=f"structured_outputs.{name}",
+        )
+    if len(given) > 1:
+        raise InvalidParameter(
+            f"structured_outputs has {' and '.join(given)}; only one of them can constrain an answer.",
+            param="structured_outputs",
+        )
+    if not given:
+        return None
+    param = f"structured_outputs.{given[0]}"
+    if asked.json_ is not None:
+        return Asked(json_schema_grammar(_checked_schema(asked.json_, param)), param)
+    if asked.regex is not None:
+        _check_regex(asked.regex, param)
+        return Asked(regex_grammar(asked.regex), param)
+    if asked.choice is not None:
+        _check_choices(asked.choice, param)
+        return Asked(choice_grammar(asked.choice), param)
+    assert asked.grammar is not None
+    return Asked(lark_grammar(_checked_lark(asked.grammar, param)), param)
+
+
+def _checked_schema(value: Any, param: str) -> dict[str, Any] | bool:
+    """Return a schema, or the schema that a string holds, of bounded size and depth."""
+    if isinstance(value, str):
+        _check_size(value.encode(), param, limit=MAX_SOURCE_BYTES)
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidParameter(f"{param} is a string that is not JSON: {str(error)[:200]}.", param=param) from None
+    if not isinstance(value, dict | bool):
+        raise InvalidParameter(f"{param} must be a JSON schema, that is an object or a boolean.", param=param)
+    if _depth_exceeds(value, MAX_SCHEMA_DEPTH):
+        raise InvalidParameter(f"{param} is nested deeper than {MAX_SCHEMA_DEPTH} levels, the limit.", param=param)
+    _check_size(msgspec.json.encode(value), param, limit=MAX_SOURCE_BYTES)
+    if isinstance(value, dict) and "x-guidance" in value:
+        raise InvalidParameter(f"{param} must not contain x-guidance, which the server sets.", param=param)
+    return value
+
+
+def _checked_lark(source: str, param: str) -> str:
+    _check_size(source.encode(), param, limit=MAX_SOURCE_BYTES)
+    if "::=" in source or source.lstrip().startswith("{"):
+        raise InvalidParameter(f"{param} must be written in Lark (start: …), not in GBNF, EBNF or JSON.", param=param)
+    return source
+
+
+def _check_regex(regex: str, param: str) -> None:
+    _check_size(regex.encode(), param, limit=MAX_REGEX_BYTES)
+    if not regex:
+        raise InvalidParameter(f"{param} is empty.", param=param)
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:
+        raise InvalidParameter(f"{param} ends with a backslash that escapes nothing.", param=param)
+
+
+def _check_choices(choices: list[str], param: str) -> None:
+    if not 1 <= len(choices) <= MAX_CHOICE_STRINGS:
+        raise InvalidParameter(f"{param} has {len(choices)} strings; 1 to {MAX_CHOICE_STRINGS} can be.", param=param)
+    if "" in choices:
+        raise InvalidParameter(f"{param}[{choices.index('')}] is empty.", param=param)
+    _check_size("".join(choices).encode(), param, limit=MAX_SOURCE_BYTES)
+
+
+def _check_size(data: bytes, param: str, *, limit: int) -> None:
+    if len(data) > limit:
+        raise InvalidParameter(f"{param} has {len(data)} bytes, the limit is {limit}.", param=param)
+
+
+def _depth_exceeds(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return any(isinstance(item, dict | list) for item in level)

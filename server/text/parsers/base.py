@@ -1,0 +1,138 @@
+"""What parsers make of a model's text, and the protocol that they share. Imports msgspec.
+
+The parts of all push() calls and of finish(), joined by kind, depend on the text alone, never on how it was cut.
+
+Collects what a call parser finds. Imports server.text.parsers.base.
+
+Whitespace that touches a call belongs to its form: it is dropped, unless text stands on both sides of the call.
+Until a call is committed the raw text of the attempt is kept, so that a malformed one can still become text.
+
+A tool of a request, checked. Imports msgspec.
+"""
+
+from typing import Any, Protocol
+
+import msgspec
+
+
+class Text(msgspec.Struct):
+    """Text of the message."""
+
+    text: str
+
+
+class Reasoning(msgspec.Struct):
+    """Text of the model's reasoning."""
+
+    text: str
+
+
+class CallStart(msgspec.Struct):
+    """A tool call begins; the arguments that follow are its own."""
+
+    name: str
+
+
+class Arguments(msgspec.Struct):
+    """More of the last call's arguments."""
+
+    text: str
+
+
+Part = Text | Reasoning | CallStart | Arguments
+
+
+class PartsParser(Protocol):
+    """Splits one choice's text into parts."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        """True while the text is reasoning."""
+        ...
+
+    def push(self, text: str) -> list[Part]:
+        """Return what is certain after this text."""
+        ...
+
+    def finish(self) -> list[Part]:
+        """Return what was held back: nothing follows."""
+        ...
+
+
+class PartSink:
+    """The parts of one choice, taken out after each piece of text."""
+
+    def __init__(self) -> None:
+        self.is_committed = False  # the call being read was given out
+        self._parts: list[Part] = []
+        self._pending: list[str] = []  # arguments that come character by character
+        self._raw: list[str] = []
+        self._space = ""
+        self._has_text = False
+        self._touches_call = False  # the held space does
+
+    def text(self, text: str) -> None:
+        """Add text of the message."""
+        self._flush()
+        held = self._space + text
+        body = held.rstrip()
+        self._space = held[len(body) :]
+        if body:
+            if not self._has_text and self._touches_call:
+                body = body.lstrip()
+            self._has_text, self._touches_call = True, False
+            self._parts.append(Text(body))
+
+    def attempt(self, tag: str) -> None:
+        """A call may begin here, with this tag."""
+        self.is_committed, self._raw = False, [tag]
+
+    def keep(self, char: str) -> None:
+        """Remember a character of the attempt before it is read."""
+        if not self.is_committed:
+            self._raw.append(char)
+
+    def start(self, name: str) -> None:
+        """Commit the attempt: it is a call."""
+        self._flush()
+        self.is_committed, self._raw, self._touches_call = True, [], True
+        self._parts.append(CallStart(name))
+
+    def arguments(self, text: str) -> None:
+        """Add to the committed call's arguments."""
+        self._pending.append(text)
+
+    def release(self) -> None:
+        """The committed call ended; another attempt begins at once."""
+        self.is_committed, self._raw = False, []
+
+    def give_up(self, *, num_unread: int) -> None:
+        """What was attempted is text, but for its last characters, which were not read."""
+        self.text("".join(self._raw[: len(self._raw) - num_unread]))
+        self._raw = []
+
+    def take(self) -> list[Part]:
+        """Return what came since the last time."""
+        self._flush()
+        parts, self._parts = self._parts, []
+        return parts
+
+    def finish(self) -> list[Part]:
+        """Return the rest: nothing follows."""
+        self._flush()
+        if self._space and not self._touches_call:
+            self._parts.append(Text(self._space))
+        return self.take()
+
+    def _flush(self) -> None:
+        if text := "".join(self._pending):
+            self._parts.append(Arguments(text))
+        self._pending = []
+
+
+class ToolSpec(msgspec.Struct, frozen=True):
+    """A function that the model may call."""
+
+    name: str
+    parameters: dict[str, Any]  # a JSON schema of an object
+    is_strict: bool = False  # arguments must match the schema, all of it

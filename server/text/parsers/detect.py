@@ -1,0 +1,93 @@
+"""What a model's answers look like, read off its chat template and its added tokens. Pure.
+
+A template that shows the model how to call tools contains the form that the model was trained on; nothing needs to be
+told by flags. Where nothing is found, answers are plain text.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+import msgspec
+
+from server.text.parsers import granite, hermes, llama3, mistral, qwen_xml
+from server.text.parsers.base import PartsParser, ToolSpec
+from server.text.parsers.reasoning import AnswerParser, PlainText, ReasoningParser, ReasoningTags
+
+ToolForm = Literal["hermes", "qwen_xml", "llama3", "mistral", "mistral_args", "granite"]
+
+_REASONING_TAGS = (ReasoningTags("<think>", "</think>"), ReasoningTags("[THINK]", "[/THINK]"))
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+_TAGS: dict[ToolForm, tuple[str, ...]] = {
+    "hermes": hermes.TAGS,
+    "qwen_xml": qwen_xml.TAGS,
+    "llama3": llama3.TAGS,
+    "mistral": mistral.TAGS,
+    "mistral_args": mistral.TAGS,
+    "granite": granite.TAGS,
+}
+
+
+class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The forms that one model uses."""
+
+    tools: ToolForm | None = None
+    reasoning: ReasoningTags | None = None
+    takes_tools: bool = False  # the template shows them to the model
+    thinking_switch: str | None = None  # the template's variable that turns reasoning on and off
+    takes_effort: bool = False  # the template reads reasoning_effort
+
+    def tags(self, *, has_tools: bool) -> tuple[str, ...]:
+        """What a parser must see even where it is a special token. `has_tools`: some may be called."""
+        return (*(self.reasoning or ()), *(_TAGS[self.tools] if has_tools and self.tools is not None else ()))
+
+
+def detect_format(source: str, *, names_read: Collection[str], added_tokens: Collection[str]) -> ChatFormat:
+    """Look for the known forms in a chat template. `names_read`: the variables that it reads."""
+    return ChatFormat(
+        tools=_tool_form(source) if "tools" in names_read else None,
+        reasoning=_reasoning_tags(source, added_tokens),
+        takes_tools="tools" in names_read,
+        thinking_switch=next((name for name in _THINKING_SWITCHES if name in names_read), None),
+        takes_effort="reasoning_effort" in names_read,
+    )
+
+
+def make_parser(chat_format: ChatFormat, *, tools: Sequence[ToolSpec], is_reasoning: bool) -> PartsParser | None:
+    """Return a parser for one choice, or None if its text is just text.
+
+    `tools`: those that may be called. `is_reasoning`: the prompt opened it.
+    """
+    if chat_format.reasoning is None and not (tools and chat_format.tools):
+        return None
+    answer: AnswerParser = PlainText()
+    if tools:
+        match chat_format.tools:
+            case "hermes":
+                answer = hermes.hermes_parser()
+            case "qwen_xml":
+                answer = qwen_xml.qwen_xml_parser({tool.name: tool.parameters for tool in tools})
+            case "llama3":
+                answer = llama3.llama3_parser({tool.name for tool in tools})
+            case "mistral" | "mistral_args":
+                answer = mistral.mistral_parser()
+            case "granite":
+                answer = granite.granite_parser()
+    return ReasoningParser(chat_format.reasoning, is_open=is_reasoning, answer=answer)
+
+
+def _tool_form(source: str) -> ToolForm | None:
+    if hermes.START in source:
+        return "qwen_xml" if "<function=" in source else "hermes"
+    if mistral.START in source:
+        return "mistral_args" if mistral.ARGS in source else "mistral"
+    if granite.START in source:
+        return "granite"
+    if llama3.START in source or ('"name": ' in source and '"parameters": ' in source):
+        return "llama3"
+    return None
+
+
+def _reasoning_tags(source: str, added_tokens: Collection[str]) -> ReasoningTags | None:
+    written = [tags for tags in _REASONING_TAGS if tags.closing in source]
+    known = [tags for tags in _REASONING_TAGS if set(tags) <= set(added_tokens)]
+    return next(iter(written + known), None)

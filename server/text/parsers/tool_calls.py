@@ -1,0 +1,162 @@
+"""Text with tool calls in it: finds where a call may begin, and reads it one character at a time. Never raises.
+
+A call's form is a coroutine, a Reading: it is sent characters and tells by returning that the call is over, or by
+raising Malformed that there was none. So a form is written as a sequence of steps, and how the text was cut cannot
+matter. At the end of the text a Reading is sent "".
+"""
+
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from server.text.parsers.base import Part, PartSink
+
+T = TypeVar("T")
+Reading = Generator[None, str, T]
+ReadCall = Callable[[PartSink, str], Reading[str]]  # (sink, tag) → the last characters, if they are not the call's
+
+
+class Malformed(Exception):
+    """The text is no call. `unread`: what was not taken in, with the character that tells so at its end."""
+
+    def __init__(self, unread: str) -> None:
+        super().__init__(unread)
+        self.unread = unread
+
+
+class CallParser:
+    """Splits one choice's text into text and calls."""
+
+    def __init__(
+        self, tags: tuple[str, ...], read_call: ReadCall, *, bare: str = "", ends: tuple[str, ...] = ()
+    ) -> None:
+        """`bare`: a tag that counts only as the text's beginning. `ends`: what closes a call, in order; where
+        something else stands before one of these tags, that is text, and the tag is dropped.
+        """
+        self._tags = tags
+        self._read_call = read_call
+        self._bare = bare
+        self._ends = ends
+        self._missing: tuple[str, ...] = ()  # what may yet close the last call
+        self._first_chars = frozenset(tag[0] for tag in tags + ends)
+        self._sink = PartSink()
+        self._held = ""  # text that may become a tag
+        self._reading: Reading[str] | None = None
+
+    def push(self, text: str) -> list[Part]:
+        """Return what is certain after this text."""
+        while text:
+            text = self._in_text(text) if self._reading is None else self._in_call(self._reading, text)
+        return self._sink.take()
+
+    def finish(self) -> list[Part]:
+        """Return what was held back: nothing follows."""
+        if self._reading is not None:
+            self._end(self._reading)
+        self._sink.text(self._held)
+        self._held = ""
+        return self._sink.finish()
+
+    def _in_text(self, text: str) -> str:
+        """Take text up to a tag; return what follows it."""
+        buffer = self._held + text
+        self._held = ""
+        if self._bare:
+            stripped = buffer.lstrip()
+            if self._bare.startswith(stripped):  # too short to tell
+                self._held = buffer
+                return ""
+            bare, self._bare = self._bare, ""
+            if stripped.startswith(bare):
+                self._sink.text(buffer[: len(buffer) - len(stripped)])
+                return self._begin(bare, stripped[len(bare) :])
+        if self._first_chars.isdisjoint(buffer):
+            self._sink.text(buffer)
+            return ""
+        tags = self._tags + self._missing
+        start, tag = min(((buffer.find(tag), tag) for tag in tags if tag in buffer), default=(-1, ""))
+        if start < 0:
+            cut = len(buffer) - max(held_length(buffer, tag) for tag in tags)
+            self._sink.text(buffer[:cut])
+            self._held = buffer[cut:]
+            return ""
+        self._sink.text(buffer[:start])
+        rest = buffer[start + len(tag) :]
+        if tag in self._missing:
+            self._missing = self._missing[self._missing.index(tag) + 1 :]
+            return rest
+        return self._begin(tag, rest)
+
+    def _begin(self, tag: str, rest: str) -> str:
+        self._missing = ()
+        self._sink.attempt(tag)
+        self._reading = self._read_call(self._sink, tag)
+        next(self._reading)
+        return rest
+
+    def _in_call(self, reading: Reading[str], text: str) -> str:
+        """Take the characters of a call; return those after it."""
+        for i, char in enumerate(text):
+            self._sink.keep(char)
+            try:
+                reading.send(char)
+            except StopIteration as end:
+                self._reading = None
+                self._missing = self._ends if end.value else ()
+                return end.value + text[i + 1 :]
+            except Malformed:
+                self._reading = None
+                self._sink.give_up(num_unread=1)
+                return text[i:]
+        return ""
+
+    def _end(self, reading: Reading[str]) -> None:
+        self._reading = None
+        try:
+            reading.send("")
+        except StopIteration:
+            return
+        except Malformed:
+            pass
+        reading.close()
+        self._sink.give_up(num_unread=0)
+
+
+def held_length(text: str, tag: str) -> int:
+    """Return how many characters at the text's end may become the tag."""
+    for length in range(min(len(tag) - 1, len(text)), 0, -1):
+        if text.endswith(tag[:length]):
+            return length
+    return 0
+
+
+def skip_space() -> Reading[str]:
+    """Return the first character that is not whitespace."""
+    char = yield
+    while char.isspace():
+        char = yield
+    return char
+
+
+def copy_until(tag: str, char: str, emit: Callable[[str], None]) -> Reading[str]:
+    """Give out characters, from `char` on, until the tag is read. No beginning of `tag` may recur within it."""
+    held = ""
+    while True:
+        if char and tag.startswith(held + char):
+            held += char
+            if held == tag:
+                return ""
+        else:
+            emit(held)
+            held = ""
+            if char and tag.startswith(char):
+                held = char
+            else:
+                emit(char)
+        char = yield
+
+
+def copy_rest(char: str, emit: Callable[[str], None]) -> Reading[str]:
+    """Give out all characters from `char` on: what is broken has no end but the text's own."""
+    while True:
+        emit(char)
+        char = yield

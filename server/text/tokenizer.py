@@ -1,0 +1,275 @@
+"""A model's tokenizer: text to ids and back, chat messages to ids. Imports tokenizers; transformers only when needed.
+
+Loaded once per HTTP worker from the model's folder: tokenizer.json, tokenizer_config.json and the chat template
+(chat_template.jinja, chat_template.json, tokenizer_config.json: the first that is there; some models have a second
+template for chats with tools). A folder without
+tokenizer.json goes through transformers' AutoTokenizer, which is slow to import.
+"""
+
+import json
+import time
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import msgspec
+from tokenizers import Tokenizer as HfTokenizer
+
+from engine.interface.errors import PromptTooLong, StartupError, UnsupportedFeature, sentence
+from server.text.chat_template import ChatTemplate, Message, split_marked
+from server.text.detokenizer import ByteLevelDetokenizer, Detokenizer, TokenBytes, WindowDetokenizer
+from server.text.generation_defaults import read_json
+from server.text.parsers.detect import ChatFormat, detect_format
+
+TEMPLATE_DEADLINE_S = 2.0
+_PROBE_CHARS_PER_TOKEN = 16  # far over any language's average
+_TEMPLATE_NAMES = ("default", "tool_use")
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class RenderedChat(NamedTuple):
+    """A chat as text. is_marked: control tokens that users wrote are wrapped in marks."""
+
+    text: str
+    is_marked: bool
+
+
+class Tokenizer:
+    """Encodes and decodes for one model. Thread-safe: nothing changes after construction but a cache."""
+
+    def __init__(
+        self,
+        backend: HfTokenizer,
+        *,
+        named_tokens: dict[str, str],
+        chat_template: str | None,
+        tool_template: str | None = None,
+    ) -> None:
+        """`tool_template`: renders chats with tools instead of the other one, if the model has two."""
+        backend.no_truncation()  # tokenizer.json can carry a training set-up's truncation, which would cut prompts
+        backend.no_padding()
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self._added_ids = frozenset(added)
+        self._id_of_added = {token.content: id_ for id_, token in added.items()}
+        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.named_tokens = named_tokens
+        kinds = _kinds_of(json.loads(backend.decoder.__getstate__())) if backend.decoder is not None else set()
+        self._byte_level = TokenBytes(backend) if kinds == {"ByteLevel"} else None
+        self._has_byte_tokens = "ByteFallback" in kinds
+        self._has_space_marks = bool(kinds & {"Metaspace", "Replace"})
+        special = [token.content for token in added.values() if token.special]
+        others = [token.content for token in added.values() if not token.special]
+        self.chat_template, self._tool_template = (
+            ChatTemplate(source, variables=named_tokens, special_tokens=special, added_tokens=others)
+            if source is not None
+            else None
+            for source in (chat_template, tool_template)
+        )
+        self.chat_format = _chat_format(self.chat_template, self._tool_template, added_tokens=self._id_of_added)
+
+    def tag_ids(self, tags: Iterable[str]) -> dict[str, int]:
+        """Return the ids of those tags that are one added token, whether a special one or not."""
+        return {tag: self._id_of_added[tag] for tag in tags if tag in self._id_of_added}
+
+    @property
+    def eos_id(self) -> int | None:
+        """The tokenizer's end-of-sequence id, if it names one."""
+        return self._backend.token_to_id(self.named_tokens.get("eos_token", ""))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a raw prompt; control tokens written in it count as such, as everywhere in the field."""
+        # a batch of one, since encode() holds the GIL: a long prompt would stop every stream of the worker
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def check_length(self, text: str, *, max_model_len: int, param: str) -> None:
+        """Raise PromptTooLong for a text that is hopelessly long, without encoding all of it (8 MiB take seconds).
+
+        A part of it with twice the context's tokens is proof enough: encoding is local but for the part's last word.
+        `param`: the text's field.
+        """
+        part = text[: _PROBE_CHARS_PER_TOKEN * max_model_len]
+        if len(part) == len(text):
+            return
+        num_tokens = len(self.encode(part, add_special_tokens=False))
+        if num_tokens > 2 * max_model_len:
+            raise PromptTooLong(
+                f"This model's maximum context length is {max_model_len} tokens, but the first {len(part)} of the "
+                f"prompt's {len(text)} characters alone are {num_tokens} tokens.",
+                param=param,
+            )
+
+    def render_chat(
+        self,
+        messages: list[Message],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> "RenderedChat":
+        """Render a chat within TEMPLATE_DEADLINE_S. Blocks: run it in a thread. Raises UnsupportedFeature without a
+        template, InvalidParameter if the template refuses.
+        """
+        template = (self._tool_template if tools else None) or self.chat_template
+        if template is None:
+            raise UnsupportedFeature(
+                "This model has no chat template: use /v1/completions, or serve it with --chat-template FILE.",
+                param="messages",
+            )
+        is_marked = any(map(template.has_control_tokens, (list(messages), tools, template_kwargs)))
+        text = template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+            mark=is_marked,
+            deadline_s=time.monotonic() + TEMPLATE_DEADLINE_S,
+        )
+        return RenderedChat(text, is_marked)
+
+    def encode_chat(self, rendered: "RenderedChat") -> list[int]:
+        """Return the ids of a rendered chat; the template writes the beginning-of-sequence token itself. Blocks."""
+        if rendered.is_marked:
+            return self._encode_marked(rendered.text)
+        return self.encode(rendered.text, add_special_tokens=False)
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of all ids at once."""
+        return self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]  # as in encode()
+
+    def detokenizer(
+        self, *, skip_special_tokens: bool, visible_ids: frozenset[int] = frozenset(), context: Sequence[int] = ()
+    ) -> Detokenizer:
+        """Return a fresh incremental decoder. `visible_ids`: special tokens that are not skipped in any case.
+
+        `context`: the tokens whose text the new text goes on from.
+        """
+        hidden_ids = self.special_ids - visible_ids if skip_special_tokens else frozenset[int]()
+        if self._byte_level is not None:
+            return ByteLevelDetokenizer(self._byte_level, hidden_ids=hidden_ids, context=context)
+        return WindowDetokenizer(self._backend, hidden_ids=hidden_ids, context=context)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return one token's own bytes, which need not be whole characters."""
+        if self._byte_level is not None:
+            return self._byte_level(token_id)
+        token = self._backend.id_to_token(token_id) or ""
+        if self._has_byte_tokens and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])
+        return (token.replace("▁", " ") if self._has_space_marks else token).encode()
+
+    def token_name(self, token_id: int) -> str:
+        """Return the vocabulary's own spelling of a token, e.g. "Ġhello"; "" for an id that it does not know."""
+        return self._backend.id_to_token(token_id) or ""
+
+    def _encode_marked(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for piece, is_plain in split_marked(text):
+            if not ids:
+                ids += self._encode_plain(piece) if is_plain else self.encode(piece, add_special_tokens=False)
+            else:
+                ids += self._encode_plain(piece) if is_plain else self._encode_inner(piece)
+        return ids
+
+    def _encode_plain(self, token: str) -> list[int]:
+        """Encode a control token's text as the characters that it is made of."""
+        for parts in ((token[:1], token[1:]), tuple(token)):
+            ids = [id_ for part in parts if part for id_ in self._encode_inner(part)]
+            if self._added_ids.isdisjoint(ids):
+                return ids
+        return []  # a vocabulary whose single characters are control tokens: nothing can stand for it but nothing
+
+    def _encode_inner(self, text: str) -> list[int]:
+        """Encode text from the middle of a prompt: sentencepiece must not put its first space there.
+
+        The trick of transformers' _encode_chat_piece: encode after a newline, then take the newline off.
+        """
+        newline = self.encode("\n", add_special_tokens=False)
+        ids = self.encode("\n" + text, add_special_tokens=False)
+        if ids[: len(newline)] == newline:
+            return ids[len(newline) :]
+        return self.encode(text, add_special_tokens=False)
+
+
+def load_tokenizer(folder: Path, *, chat_template: Path | None = None) -> Tokenizer:
+    """Load a model folder's tokenizer; `chat_template` replaces the model's own template. Raises StartupError."""
+    config = read_json(folder / "tokenizer_config.json")
+    sources = _find_templates(folder, config) if chat_template is None else (_read_text(chat_template), None)
+    named_tokens = _named_tokens({**read_json(folder / "special_tokens_map.json"), **config})
+    path = folder / "tokenizer.json"
+    try:
+        backend = HfTokenizer.from_file(str(path)) if path.is_file() else _through_transformers(folder)
+    except StartupError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception
+        reason = str(error).strip().split("\n", 1)[0].rstrip(".:")
+        raise StartupError(f"The tokenizer in {folder} cannot be loaded: {reason}.") from error
+    try:
+        return Tokenizer(backend, named_tokens=named_tokens, chat_template=sources[0], tool_template=sources[1])
+    except jinja2.TemplateSyntaxError as error:
+        reason = sentence(str(error.message))
+        raise StartupError(f"The chat template of {folder} has an error in line {error.lineno}: {reason}") from error
+
+
+def _find_templates(folder: Path, config: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Return the template, and the one for chats with tools if it is another."""
+    if (folder / "chat_template.jinja").is_file():
+        other = folder / "additional_chat_templates" / "tool_use.jinja"
+        return _read_text(folder / "chat_template.jinja"), _read_text(other) if other.is_file() else None
+    template = read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if not isinstance(template, list):
+        return template if isinstance(template, str) else None, None
+    named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+    default, tool_use = (named.get(name) if isinstance(named.get(name), str) else None for name in _TEMPLATE_NAMES)
+    return default, tool_use
+
+
+def _chat_format(
+    template: ChatTemplate | None, tool_template: ChatTemplate | None, *, added_tokens: Collection[str]
+) -> ChatFormat:
+    if template is None:
+        return ChatFormat()
+    found = detect_format(template.source, names_read=template.names_read, added_tokens=added_tokens)
+    if tool_template is None:
+        return found
+    other = detect_format(tool_template.source, names_read=tool_template.names_read, added_tokens=added_tokens)
+    return msgspec.structs.replace(found, tools=other.tools, takes_tools=other.takes_tools)
+
+
+def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for name in _NAMED_TOKENS:
+        value = config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            tokens[name] = value
+    return tokens
+
+
+def _kinds_of(decoder: dict[str, Any]) -> set[str]:
+    """The types in a decoder's JSON, sequences taken apart."""
+    if decoder["type"] == "Sequence":
+        return set().union(*map(_kinds_of, decoder["decoders"]))
+    return {decoder["type"]}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"The chat template {path} cannot be read: {error}.") from error
+
+
+def _through_transformers(folder: Path) -> HfTokenizer:
+    from transformers import AutoTokenizer  # slow (seconds), so only for folders without tokenizer.json
+
+    # a folder, already resolved: nothing is downloaded
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)  # nosec B615
+    backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+    if backend is None:
+        raise StartupError(f"The tokenizer in {folder} has no fast form (no tokenizer.json can be made of it).")
+    return backend

@@ -1,0 +1,288 @@
+"""An engine over FakeExecutor, driven turn by turn, with every invariant checked after every turn."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from engine.core.engine import Engine
+from engine.core.grammars import Grammars, no_compiler
+from engine.core.local_client import LocalTransport
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+from engine.core.speculative import Drafter
+from engine.core.step import StepPlan
+from engine.grammar.compiler import GrammarCompiler
+from engine.interface.config import SchedulerConfig
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import (
+    AbortRequest,
+    AddRequest,
+    ClientGone,
+    FromEngine,
+    GrammarSpec,
+    RequestFailed,
+    SamplingParams,
+    StepEvents,
+    TokenLogprobs,
+)
+from tests.support.fakes import FakeExecutor, FakeProposer, expected_embedding, expected_tokens, fake_score
+
+VOCAB_SIZE = 50
+
+
+def decode_plan(encoded: bytes) -> StepPlan:
+    """Return a plan as the executor noted it."""
+    return msgspec.json.decode(encoded, type=StepPlan)
+
+
+def drafters(num_tokens: int) -> Callable[[Request], Drafter | None] | None:
+    """What an engine makes drafters with that guess up to num_tokens; 0: no speculation."""
+    if not num_tokens:
+        return None
+    return lambda request: None if request.params.has_penalties else Drafter(FakeProposer(), num_tokens=num_tokens)
+
+
+class Clock:
+    """Moves on by a millisecond whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+class CheckedExecutor(FakeExecutor):
+    """Sees every plan at the moment it is launched."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(num_blocks=scheduler.config.num_blocks, block_size=scheduler.config.block_size)
+        self.scheduler = scheduler
+        self.last_plan: StepPlan | None = None
+        self.num_failures = 0
+
+    def forward(self, plan: StepPlan):
+        assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
+        retiring = {request.req_index for request in self.scheduler.retiring}
+        assert not any(row.req_index in retiring for row in plan.rows)
+        if any(row.num_drafts for row in plan.rows):
+            config = self.scheduler.config
+            assert sum(row.num_samples for row in plan.rows) <= (config.max_num_samples or config.max_num_seqs)
+        self.last_plan = plan
+        return super().forward(plan)
+
+
+@dataclass
+class Seen:
+    """What a client saw of one request."""
+
+    prompt: list[int]
+    params: SamplingParams
+    client_id: int
+    token_ids: list[int] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)  # reasons or error codes; one at most
+    num_started: int = 0
+    num_cached_tokens: int = 0
+    num_logprobs: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    is_gone: bool = False
+    pooling: str | None = None
+    embedding: bytes = b""
+    lora_index: int = 0
+    grammar: GrammarSpec | None = None
+
+
+class Harness:
+    """One engine, its clients and what they saw."""
+
+    def __init__(
+        self,
+        *,
+        depth: int = 2,
+        num_blocks: int = 33,
+        block_size: int = 4,
+        max_num_seqs: int = 4,
+        max_num_batched_tokens: int = 16,
+        max_num_mixed_tokens: int | None = None,
+        max_model_len: int = 64,
+        enable_prefix_caching: bool = True,
+        max_waiting: int = 1000,
+        max_queued_tokens: int | None = None,
+        executor: type[CheckedExecutor] = CheckedExecutor,
+        get_compiler: Callable[[], GrammarCompiler] = no_compiler,
+        make_drafter: Callable[[Request], Drafter | None] | None = None,
+        max_num_samples: int | None = None,
+    ) -> None:
+        config = SchedulerConfig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_mixed_tokens=max_num_mixed_tokens,
+            max_model_len=max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
+            max_num_samples=max_num_samples,
+        )
+        self.scheduler = Scheduler(config)
+        self.executor = executor(self.scheduler)
+        self.transport = LocalTransport()
+        self.metrics = Metrics()
+        self.clock = Clock()
+        self.engine = Engine(
+            executor=self.executor,
+            scheduler=self.scheduler,
+            transport=self.transport,
+            metrics=self.metrics,
+            clock=self.clock,
+            vocab_size=VOCAB_SIZE,
+            depth=depth,
+            max_waiting=max_waiting,
+            grammars=Grammars(get_compiler, vocab_size=VOCAB_SIZE),
+            max_queued_tokens=max_queued_tokens,
+            num_loras=2,
+            make_drafter=make_drafter,
+        )
+        self.seen: dict[str, Seen] = {}
+        self.messages: list[tuple[int, FromEngine]] = []
+        self.transport.send = self._receive_at_client
+        self.queue_states: list[bool] = []
+        self.transport.broadcast = lambda message: self.queue_states.append(message.is_full)
+
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        client_id: int = 1,
+        cache_salt: str = "",
+        priority: int = 0,
+        grammar: GrammarSpec | None = None,
+        pooling: str | None = None,
+        lora_index: int = 0,
+        **params,
+    ) -> None:
+        sampling = SamplingParams(max_tokens=max_tokens, **params)
+        seen = Seen(prompt, sampling, client_id, grammar=grammar, pooling=pooling, lora_index=lora_index)
+        self.seen[request_id] = seen
+        message = AddRequest(
+            request_id, prompt, sampling, self.clock(), cache_salt, priority, grammar, pooling, lora_index
+        )
+        self.transport.inbox.append((client_id, message))
+
+    def abort(self, request_id: str, client_id: int = 1) -> None:
+        self.transport.inbox.append((client_id, AbortRequest(request_id)))
+
+    def leave(self, client_id: int) -> None:
+        """Disconnect a client."""
+        for seen in self.seen.values():
+            seen.is_gone |= seen.client_id == client_id
+        self.transport.inbox.append((client_id, ClientGone()))
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            nothing_in_flight = self.engine._in_flight is None or self.engine.depth == 1
+            num_failures = self.executor.num_failures
+            self.engine.run_once(0)
+            self.scheduler.check()
+            is_given_up = self.executor.num_failures > num_failures
+            if nothing_in_flight and not is_given_up and (self.scheduler.waiting or self.scheduler.running):
+                assert self.engine._in_flight is not None, "something could run, but nothing was planned"
+
+    def drain(self) -> None:
+        """Turn until idle; then nothing may be held, and each request must have ended once, rightly."""
+        for _ in range(5000):
+            if self.engine.is_idle and not self.transport.inbox:
+                break
+            self.turn()
+        assert self.engine.is_idle
+        blocks = self.scheduler.blocks
+        assert blocks.num_used == 0
+        assert blocks.num_free == blocks.num_usable
+        assert not self.scheduler.requests
+        self.engine.record_state()
+        gauges = self.metrics._delta.gauges
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "kv_cache_blocks_used"):
+            assert gauges[name, ""] == 0
+        for request_id, seen in self.seen.items():
+            self._check_seen(request_id, seen)
+
+    def tokens(self) -> dict[str, list[int]]:
+        return {request_id: seen.token_ids for request_id, seen in self.seen.items()}
+
+    def _check_seen(self, request_id: str, seen: Seen) -> None:
+        if seen.grammar is not None:
+            assert len(seen.ends) == 1, f"{request_id} ended {seen.ends}"
+            assert seen.num_started == bool(seen.token_ids)
+            return
+        if seen.pooling is not None:
+            self._check_embedding(request_id, seen)
+            return
+        most = self.scheduler.max_num_tokens
+        expected = expected_tokens(seen.prompt, seen.params, max_num_tokens=most, lora_index=seen.lora_index)
+        if seen.is_gone:
+            assert len(seen.ends) <= 1
+        else:
+            assert len(seen.ends) == 1, f"{request_id} ended {seen.ends}"
+        if seen.ends in (["stop"], ["length"]):
+            assert seen.token_ids == expected
+            stopped = expected[-1] in seen.params.stop_token_ids and len(expected) >= seen.params.min_tokens
+            assert seen.ends == ["stop" if stopped else "length"]
+        else:
+            assert seen.token_ids == expected[: len(seen.token_ids)]
+        assert seen.num_started == bool(seen.token_ids)
+        if seen.params.logprobs is not None:
+            assert seen.num_logprobs == len(seen.token_ids)
+        scores = [fake_score(position, token_id) for position, token_id in enumerate(seen.prompt)][1:]
+        asked = seen.params.prompt_logprobs is not None
+        assert seen.prompt_logprobs == (scores[: len(seen.prompt_logprobs)] if asked else [])
+
+    def _check_embedding(self, request_id: str, seen: Seen) -> None:
+        assert len(seen.ends) == 1 or (seen.is_gone and not seen.ends), f"{request_id} ended {seen.ends}"
+        is_done = seen.ends == ["stop"]
+        assert seen.token_ids == []
+        assert seen.num_started == is_done
+        vector = np.frombuffer(seen.embedding, dtype=np.float32).tolist()
+        if is_done:
+            assert vector == expected_embedding(seen.prompt, seen.pooling, lora_index=seen.lora_index)
+        else:
+            assert vector == []
+
+    def _receive_at_client(self, client_id: int, message: FromEngine) -> None:
+        self.messages.append((client_id, message))
+        if isinstance(message, RequestFailed):
+            seen = self.seen[message.request_id]
+            if seen.client_id == client_id:
+                seen.ends.append(message.code)
+        elif isinstance(message, StepEvents):
+            self._receive_events(client_id, message)
+
+    def _receive_events(self, client_id: int, events: StepEvents) -> None:
+        assert len(events.request_ids) == len(set(events.request_ids)) == len(events.num_tokens)
+        start = 0
+        for row, request_id in enumerate(events.request_ids):
+            seen = self.seen[request_id]
+            assert seen.client_id == client_id
+            assert not seen.ends, "something came after the end"
+            seen.token_ids += events.token_ids[start : start + events.num_tokens[row]]
+            seen.num_logprobs += len(events.logprobs.get(row, []))
+            seen.prompt_logprobs += events.prompt_logprobs.get(row, [])
+            seen.embedding += events.embeddings.get(row, b"")
+            if events.num_tokens[row] and seen.params.prompt_logprobs is not None:
+                assert len(seen.prompt_logprobs) == len(seen.prompt) - 1, "a token came before the prompt's scores"
+            start += events.num_tokens[row]
+        assert start == len(events.token_ids)
+        for started in events.started:
+            seen = self.seen[events.request_ids[started.row]]
+            seen.num_started += 1
+            seen.num_cached_tokens = started.num_cached_tokens
+            assert started.queue_s >= 0
+            assert started.prefill_s > 0
+        for finished in events.finished:
+            seen = self.seen[events.request_ids[finished.row]]
+            seen.ends.append(finished.reason)
+            if seen.grammar is None and seen.pooling is None:
+                assert (finished.reason == "stop") == (finished.stop_token_id is not None)

@@ -1,0 +1,127 @@
+"""The inputs of steps with prompt chunks: what was planned arrives, at its exact shape and padded alike."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.step import NEWEST, RowPlan, StepPlan
+from engine.device.device_state import DeviceState, Staging
+from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, shape_of
+
+CPU = torch.device("cpu")
+BLOCK_SIZE, NUM_REQUESTS, MAX_BLOCKS = 4, 6, 16
+
+
+def make_builder() -> tuple[InputBatchBuilder, DeviceState]:
+    """A builder over a state in which every request has another newest token and other blocks."""
+    staging = Staging(CPU, num_bytes=1 << 16)
+    state = DeviceState(num_rows=NUM_REQUESTS, max_blocks=MAX_BLOCKS, vocab_size=100, device=CPU, staging=staging)
+    state.last_token[:NUM_REQUESTS] = torch.arange(1000, 1000 + NUM_REQUESTS)
+    state.block_table[:NUM_REQUESTS] = torch.arange(1, 1 + NUM_REQUESTS * MAX_BLOCKS).view(NUM_REQUESTS, MAX_BLOCKS)
+    max_mixed = MixedShape(128, 128, 128)
+    return InputBatchBuilder(state, staging, block_size=BLOCK_SIZE, max_mixed=max_mixed), state
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> list[RowPlan]:
+    """Rows of distinct requests, decode rows first, at least one with tokens: a prompt chunk, or one with drafts."""
+    requests = draw(st.permutations(range(NUM_REQUESTS)))
+    num_decodes = draw(st.integers(0, NUM_REQUESTS - 1))
+    num_chunks = draw(st.integers(1, NUM_REQUESTS - num_decodes))
+    rows = [RowPlan(index, draw(st.integers(1, 60)), 1) for index in requests[:num_decodes]]
+    for index in requests[num_decodes : num_decodes + num_chunks]:
+        start, count = draw(st.integers(0, 40)), draw(st.integers(1, 18))
+        token_ids = draw(st.lists(st.integers(0, 99), min_size=count, max_size=count))
+        num_drafts = draw(st.integers(0, count - 1))
+        if num_drafts and draw(st.booleans()):
+            token_ids[0] = NEWEST
+        rows.append(RowPlan(index, start, count, token_ids, samples=num_drafts > 0 or draw(st.booleans())))
+        rows[-1].num_drafts = num_drafts
+    return rows
+
+
+def make_batch(rows: list[RowPlan], shape: MixedShape) -> tuple[InputBatch, InputBatchBuilder, DeviceState]:
+    builder, state = make_builder()
+    builder.apply(StepPlan(0, rows))
+    builder.send_mixed(rows, shape)
+    return builder.mixed_batch(shape, max_query_len=shape.num_tokens, max_seq_len=64), builder, state
+
+
+def exact_shape(rows: list[RowPlan]) -> MixedShape:
+    num_decodes = sum(1 for row in rows if not row.token_ids)
+    return shape_of(rows, num_decodes)
+
+
+def tokens_of(row: RowPlan) -> list[int]:
+    """What should arrive of a row."""
+    return [1000 + row.req_index if token_id == NEWEST else token_id for token_id in row.token_ids or [NEWEST]]
+
+
+@settings(deadline=None)
+@given(rows=plans(), extra_tokens=st.integers(0, 9), extra_rows=st.integers(0, 3))
+def test_every_row_arrives_whatever_the_padding(rows: list[RowPlan], extra_tokens: int, extra_rows: int) -> None:
+    exact = exact_shape(rows)
+    padded = MixedShape(exact.num_tokens + extra_tokens, exact.num_rows + 1 + extra_rows, exact.num_prefills + 1)
+    for shape in (exact, padded):
+        batch, _, state = make_batch(rows, shape)
+        metadata = batch.attention
+        starts, seq_lens = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+        assert starts == sorted(starts)
+        assert (starts[0], starts[-1]) == (0, shape.num_tokens)
+        assert len(seq_lens) == len(starts) - 1 == shape.num_rows
+        arrived = {}
+        for row, seq_len in enumerate(seq_lens):
+            tokens = slice(starts[row], starts[row + 1])
+            count = tokens.stop - tokens.start
+            assert count <= 1 or row < shape.num_prefills
+            if seq_len == 0:
+                assert not batch.positions[tokens].any()
+                assert not metadata.slot_mapping[tokens].any()
+                continue
+            positions = batch.positions[tokens].tolist()
+            assert positions == list(range(seq_len - count, seq_len))
+            blocks = metadata.block_table[row]
+            slots = [int(blocks[p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for p in positions]
+            assert metadata.slot_mapping[tokens].tolist() == slots
+            request = (int(blocks[0]) - 1) // MAX_BLOCKS
+            arrived[request] = (positions[0], batch.input_ids[tokens].tolist())
+        expected = {row.req_index: (row.start, tokens_of(row)) for row in rows}
+        assert arrived == expected
+        for row in rows:
+            assert int(state.num_computed[row.req_index]) == row.start + row.num_tokens
+        assert int(state.num_computed[state.padding_row]) == 0
+
+
+def test_a_shape_for_which_nothing_was_sent_writes_to_the_padding_block_alone() -> None:
+    """What a graph is captured with: more tokens than a request may have."""
+    builder, _ = make_builder()
+    batch = builder.mixed_batch(MixedShape(128, 7, 3), max_query_len=128, max_seq_len=64)
+    assert not batch.positions.any()
+    assert int(batch.attention.slot_mapping.max()) < BLOCK_SIZE * 2  # of the first block of request 0, or of padding
+
+
+def test_rows_that_could_not_be_sent_are_sent_when_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder, _ = make_builder()
+    assert builder.decode_req_index([RowPlan(0, 5, 1), RowPlan(1, 5, 1)]).tolist() == [0, 1]
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "send", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+        with pytest.raises(torch.OutOfMemoryError):
+            builder.decode_req_index([RowPlan(2, 5, 1)])
+    assert builder.decode_req_index([RowPlan(2, 5, 1)]).tolist() == [2]
+
+
+@settings(deadline=None)
+@given(rows=plans(), extra_rows=st.integers(0, 3))
+def test_sampled_positions_come_first_in_plan_order(rows: list[RowPlan], extra_rows: int) -> None:
+    exact = exact_shape(rows)
+    for shape in (exact, MixedShape(exact.num_tokens + 5, exact.num_rows + 1 + extra_rows, exact.num_prefills + 1)):
+        batch, builder, _ = make_batch(rows, shape)
+        sampling = builder.mixed_samples(rows)
+        places = [(row, place) for row in rows if row.samples for place in range(-1 - row.num_drafts, 0)]
+        assert sampling.rows == [row for row, _ in places]
+        assert sampling.req_index.tolist() == [row.req_index for row in sampling.rows]
+        assert sampling.positions.tolist() == [row.start + row.num_tokens + 1 + place for row, place in places]
+        assert batch.last_tokens is not None
+        before = batch.input_ids[batch.last_tokens[: len(places)]].tolist()
+        assert before == [tokens_of(row)[place] for row, place in places]

@@ -1,0 +1,166 @@
+"""The doctor's numbers are those of the start: what it says fits is what the engine then makes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.interface.config import EngineConfig
+from engine.interface.fit_report import Ask
+from engine.interface.units import GIB
+from engine.offline import OfflineEngine
+from engine.startup.fit import examine
+from models.config.model_config import ModelConfig
+from tests.unit.engine.test_real_model import checkpoint  # noqa: F401  (a fixture)
+
+LLAMA_3_1_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "torch_dtype": "bfloat16",
+}
+PARAMETERS, KV_BYTES = 8_030_261_248, 2 * 32 * 8 * 128 * 2
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """Return a folder with a published configuration alone."""
+    return write(tmp_path)
+
+
+def write(folder: Path, **changes: object) -> Path:
+    (folder / "config.json").write_text(json.dumps({**LLAMA_3_1_8B, **changes}))
+    return folder
+
+
+def look(folder: Path, **options: object):
+    report = examine(Ask(folder=str(folder), **options)).model
+    assert report is not None
+    return report
+
+
+def test_what_fits_is_what_the_engine_makes(checkpoint: Path) -> None:  # noqa: F811
+    report = look(checkpoint, device="cpu")
+    sizes = OfflineEngine.load(EngineConfig(model=str(checkpoint), device="cpu")).loaded.scheduler_config
+    assert report.problem is None
+    assert report.room.max_model_len == sizes.max_model_len == 512
+    assert report.room.kv_cache_tokens == (sizes.num_blocks - 1) * sizes.block_size
+    assert report.room.max_num_seqs == sizes.max_num_seqs
+    assert report.room.num_requests == {512: sizes.max_num_seqs}
+    assert report.stored.num_parameters == report.num_parameters
+    assert report.weights == report.stored.num_bytes  # both float32
+
+
+@pytest.mark.parametrize("memory", [24 * GIB, 80 * GIB])
+def test_a_published_model_on_a_gpu_that_is_not_here(llama: Path, memory: int) -> None:
+    report = look(llama, gpu_memory=memory)
+    assert report.problem is None
+    assert (report.num_parameters, report.weights) == (PARAMETERS, 2 * PARAMETERS)
+    assert (report.kv_bytes_per_token, report.dtype, report.max_context_len) == (KV_BYTES, "bfloat16", 131_072)
+    assert report.stored is None
+    room = report.room
+    assert room.usable == int(memory * 0.9)
+    left = room.usable - report.weights - room.step
+    assert left - 16 * KV_BYTES <= room.kv_cache <= left
+    assert room.kv_cache == (room.kv_cache_tokens + 16) * KV_BYTES
+    assert room.max_model_len == min(131_072, room.kv_cache_tokens)
+    for size, count in room.num_requests.items():
+        blocks = room.kv_cache_tokens // 16
+        assert count == min(blocks // -(-size // 16), 256)
+        assert count > 0
+
+
+def test_a_model_that_does_not_fit_says_what_would(llama: Path) -> None:
+    report = look(llama, gpu_memory=16 * GIB)
+    assert report.room is None
+    assert report.weights == 2 * PARAMETERS
+    assert report.problem.startswith("A GPU of 16 GiB has 16 GiB free")
+    assert "a model of at most about" in report.problem
+
+
+def test_a_context_that_does_not_fit_is_refused_with_numbers(llama: Path) -> None:
+    assert "--max-model-len" in look(llama, gpu_memory=24 * GIB, max_model_len=100_000).problem
+    assert "131072" in look(llama, gpu_memory=24 * GIB, max_model_len=200_000).problem
+    fitting = look(llama, gpu_memory=24 * GIB, max_model_len=4096)
+    assert (fitting.problem, fitting.room.max_model_len) == (None, 4096)
+    assert list(fitting.room.num_requests) == [512, 2048, 4096]
+
+
+def test_each_gpu_has_its_share_of_a_model(llama: Path) -> None:
+    whole, half = look(llama, gpu_memory=80 * GIB), look(llama, gpu_memory=80 * GIB, num_gpus=2)
+    assert half.kv_bytes_per_token * 2 == whole.kv_bytes_per_token
+    norms = 2 * (2 * 32 + 1) * 4096  # which every GPU has whole, two bytes each
+    assert half.weights * 2 == whole.weights + norms
+    assert half.problem is None
+    assert half.room is not None
+    assert "does not split over 3 ranks" in look(llama, gpu_memory=80 * GIB, num_gpus=3).problem
+
+
+def test_a_split_that_would_cut_blocks_of_quantised_weights_is_a_problem(tmp_path: Path) -> None:
+    folder = write(tmp_path, intermediate_size=11_008)
+    options = {"gpu_memory": 80 * GIB, "quantization": "bitsandbytes-nf4"}
+    assert look(folder, num_gpus=4, **options).problem is None
+    problem = look(folder, num_gpus=8, **options).problem
+    assert "down_proj: 8 ranks have 1376 inputs each" in problem
+    assert "only at multiples of 64" in problem
+
+
+def test_ranks_on_the_cpu_share_its_memory(checkpoint: Path) -> None:  # noqa: F811
+    whole, half = (look(checkpoint, device="cpu", num_gpus=num_ranks) for num_ranks in (1, 2))
+    assert (whole.problem, half.problem) == (None, None)
+    assert half.room.usable < 0.7 * whole.room.usable
+    assert half.room.device == "Each of 2 ranks on this machine"
+
+
+def test_more_gpus_than_kv_heads_hold_one_each() -> None:
+    config = ModelConfig.from_json({**LLAMA_3_1_8B, "num_key_value_heads": 2})
+    assert config.share_of_rank(4).num_kv_heads == config.num_kv_heads_per_rank(4) == 1
+
+
+def test_what_flags_would_make_of_it_is_told(llama: Path) -> None:
+    plain = look(llama, gpu_memory=80 * GIB)
+    report = look(llama, gpu_memory=80 * GIB, quantization="fp8", kv_cache_dtype="fp8")
+    assert report.problem is None
+    assert report.weights < 0.6 * plain.weights
+    assert report.kv_bytes_per_token * 2 == plain.kv_bytes_per_token
+    assert report.checkpoint_bytes == plain.checkpoint_bytes == 2 * PARAMETERS
+    assert "quantized on load" in report.quantization
+    refused = look(llama, gpu_memory=80 * GIB, quantization="awq")
+    assert refused.problem.startswith("--quantization awq: ")
+
+
+def test_the_start_says_what_quantised_weights_are(checkpoint: Path) -> None:  # noqa: F811
+    config = EngineConfig(model=str(checkpoint), device="cpu", quantization="fp8")
+    facts = OfflineEngine.load(config).loaded.facts
+    assert facts["Quantization"] in facts["Weights"]
+    assert "float32" not in facts["Weights"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "is_supported"),
+    [
+        ({"architectures": ["NoSuchForCausalLM"]}, "'NoSuchForCausalLM' is not supported", False),
+        ({"architectures": None}, "architectures must be a list", False),
+        ({"quantization_config": {"quant_method": "no-such-method"}}, "no-such-method", True),
+        ({"hidden_size": "4096"}, "hidden_size must be a positive integer", True),
+    ],
+)
+def test_what_is_not_served_is_said(tmp_path: Path, changes: dict, words: str, is_supported: bool) -> None:
+    report = look(write(tmp_path, **changes), gpu_memory=80 * GIB)
+    assert words in report.problem
+    assert report.problem.endswith(".")
+    assert report.is_supported == is_supported
+    assert report.room is None
+    assert (report.quantization is not None) == ("quantization_config" in changes)
+
+
+def test_the_machine_is_named_without_a_model() -> None:
+    diagnosis = examine(Ask())
+    assert diagnosis.model is None
+    assert diagnosis.machine.torch
+    assert bool(diagnosis.machine.gpus) == (diagnosis.machine.why_no_cuda is None)

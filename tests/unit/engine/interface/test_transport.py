@@ -1,0 +1,225 @@
+"""The engine's sockets: what is taken in first, and what open requests hear when the line ends."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.interface.client import Delta, SocketEngineClient
+from engine.interface.control import Flush, FromLauncher
+from engine.interface.errors import EngineDead, Overloaded, ServiceError, ShuttingDown
+from engine.interface.protocol import (
+    AbortRequest,
+    AddRequest,
+    Finished,
+    KvSnapshot,
+    QueueState,
+    SamplingParams,
+    Started,
+    StepEvents,
+    TokenLogprobs,
+)
+from engine.interface.transport import Connection, SocketTransport, encode_frame
+from tests.support.fakes import READY
+
+
+def test_a_flush_is_answered_after_what_the_workers_had_sent_before_it(tmp_path: Path) -> None:
+    """A worker aborts, then its client asks for the metrics: the abort counts, whichever socket is read first."""
+    order: list[object] = []
+    here, there = socket.socketpair()
+    transport = SocketTransport(
+        str(tmp_path / "engine.sock"),
+        READY,
+        control=Connection(here, FromLauncher),
+        on_control=lambda messages: order.extend(messages or [None]),
+    )
+    workers = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    for worker in workers:
+        worker.connect(str(tmp_path / "engine.sock"))
+    for _ in workers:
+        assert list(transport.receive(1.0)) == []
+    there.sendall(encode_frame(Flush(1)))
+    for worker in workers:
+        worker.sendall(encode_frame(AbortRequest("r", "stop")))
+    for _, message in transport.receive(1.0):
+        order.append(message)
+    assert order == [AbortRequest("r", "stop")] * 3 + [Flush(1)]
+    transport.close()
+    for sock in (*workers, here, there):
+        sock.close()
+
+
+REQUEST = AddRequest("r", [1], SamplingParams(max_tokens=1), 0.0)
+
+
+@asynccontextmanager
+async def connected(tmp_path: Path) -> AsyncIterator[tuple[SocketEngineClient, asyncio.Server, asyncio.StreamWriter]]:
+    """Yield a client of an engine that greets and then says nothing."""
+    path = str(tmp_path / "engine.sock")
+    writers: list[asyncio.StreamWriter] = []
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode_frame(READY))
+        writers.append(writer)
+
+    server = await asyncio.start_unix_server(greet, path)
+    client = SocketEngineClient(path)
+    await client.start()
+    while client.ready is None:
+        await asyncio.sleep(0.005)
+    try:
+        yield client, server, writers[0]
+    finally:
+        await client.aclose()
+        server.close()
+        writers[0].close()
+
+
+async def end_of(client: SocketEngineClient) -> ServiceError:
+    with pytest.raises(ServiceError) as info:
+        _ = [delta async for delta in client.submit(REQUEST)]
+    return info.value
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_an_open_request_hears_who_ended_it(tmp_path: Path, is_ours: bool) -> None:
+    """Our own end is a shutdown; the engine's end is a restart."""
+
+    async def run() -> list[ServiceError]:
+        async with connected(tmp_path) as (client, server, engine):
+            open_request = asyncio.create_task(end_of(client))
+            await asyncio.sleep(0.02)
+            if is_ours:
+                await client.aclose()
+            else:
+                server.close()
+                engine.close()
+            first = await asyncio.wait_for(open_request, 60)
+            return [first, await asyncio.wait_for(end_of(client), 60)]
+
+    errors = asyncio.run(run())
+    assert [type(error) for error in errors] == [ShuttingDown if is_ours else EngineDead] * 2
+    for error in errors:
+        assert error.message[0].isupper()
+        assert error.message.endswith(".")
+        assert ("shutting down" in error.message) == is_ours
+    assert ("restarted" in errors[0].message) != is_ours
+
+
+def test_a_peer_that_stops_reading_is_dropped_before_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.interface.transport.MAX_UNSENT_BYTES", 1 << 20)
+    here, there = socket.socketpair()
+    connection = Connection(here, FromLauncher)
+    for _ in range(40):
+        connection.send(AddRequest("r", list(range(20_000)), SamplingParams(max_tokens=1), 0.0))
+    assert not connection.has_unsent
+    assert connection.receive() is None
+    there.close()
+    here.close()
+
+
+def test_a_client_that_knows_of_a_full_queue_refuses_by_itself(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with connected(tmp_path) as (client, _, writer):
+            assert not client.is_full
+            writer.write(encode_frame(QueueState(True)))
+            while not client.is_full:
+                await asyncio.sleep(0.005)
+            assert isinstance(await end_of(client), Overloaded)
+            writer.write(encode_frame(QueueState(False)))
+            while client.is_full:
+                await asyncio.sleep(0.005)
+            writer.write(encode_frame(QueueState(True)))
+            writer.close()
+            while client.ready is not None:
+                await asyncio.sleep(0.005)
+            assert not client.is_full  # the next engine's queue is another one
+
+    asyncio.run(run())
+
+
+def test_a_slow_reader_gets_scores_and_tokens_joined_and_nothing_lost(tmp_path: Path) -> None:
+    scores = [TokenLogprobs(-float(i), [i], [-float(i)], i) for i in range(4)]
+    name = REQUEST.request_id
+    messages = [
+        StepEvents(0, [name], [0], [], prompt_logprobs={0: scores[:2]}),
+        StepEvents(1, [name], [1], [7], started=[Started(0, 5, 0.1, 0.2)], prompt_logprobs={0: scores[2:]}),
+        StepEvents(2, [name], [1], [8], finished=[Finished(0, "length", None)]),
+    ]
+
+    async def run() -> list[Delta]:
+        async with connected(tmp_path) as (client, _, writer):
+            deltas = client.submit(REQUEST)
+            first = asyncio.ensure_future(anext(deltas))
+            await asyncio.sleep(0.05)
+            writer.write(b"".join(map(encode_frame, messages)))
+            return [await first] + [delta async for delta in deltas]
+
+    deltas = asyncio.run(run())
+    assert [entry for delta in deltas for entry in delta.prompt_logprobs] == scores
+    assert [id_ for delta in deltas for id_ in delta.token_ids] == [7, 8]
+    assert next(delta.num_cached_tokens for delta in deltas if delta.token_ids) == 5
+    assert deltas[-1].finish_reason == "length"
+
+
+SNAPSHOT = KvSnapshot(1, 2.0, 0.0, 4, 16, 8, 0, 0, 0, [], 0, b"", b"", 0, 0, 0, 0)
+
+
+def test_who_asks_for_the_pool_while_an_answer_is_due_gets_that_one(tmp_path: Path) -> None:
+    async def run() -> list[KvSnapshot]:
+        async with connected(tmp_path) as (client, _, writer):
+            first, second, impatient = (asyncio.create_task(client.kv_snapshot()) for _ in range(3))
+            await asyncio.sleep(0.02)
+            impatient.cancel()
+            writer.write(encode_frame(SNAPSHOT))  # one answer for all of them
+            found = [await asyncio.wait_for(first, 60), await asyncio.wait_for(second, 60)]
+            writer.write(encode_frame(SNAPSHOT))  # which nobody waits for
+            third = asyncio.create_task(client.kv_snapshot())
+            await asyncio.sleep(0.05)
+            if not third.done():
+                writer.write(encode_frame(SNAPSHOT))
+            return [*found, await asyncio.wait_for(third, 60)]
+
+    assert asyncio.run(run()) == [SNAPSHOT] * 3
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_who_waits_for_the_pool_hears_of_the_end(tmp_path: Path, is_ours: bool) -> None:
+    async def run() -> list[BaseException]:
+        async with connected(tmp_path) as (client, server, engine):
+            waiting = asyncio.create_task(client.kv_snapshot())
+            await asyncio.sleep(0.02)
+            if is_ours:
+                await client.aclose()
+            else:
+                server.close()
+                engine.close()
+            first = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 60)
+            return first + await asyncio.gather(client.kv_snapshot(), return_exceptions=True)
+
+    assert [type(error) for error in asyncio.run(run())] == [ShuttingDown if is_ours else EngineDead] * 2
+
+
+def test_a_client_waits_for_a_greeting_and_no_longer_than_it_shall(tmp_path: Path) -> None:
+    async def run() -> None:
+        path, greets = str(tmp_path / "engine.sock"), asyncio.Event()
+
+        async def greet_late(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await greets.wait()
+            writer.write(encode_frame(READY))
+
+        server = await asyncio.start_unix_server(greet_late, path)
+        client = SocketEngineClient(path)
+        await client.start()
+        await client.wait_ready(timeout_s=0.05)
+        assert client.ready is None
+        asyncio.get_running_loop().call_later(0.05, greets.set)
+        await client.wait_ready(timeout_s=30.0)
+        assert client.ready == READY
+        await client.aclose()
+        server.close()
+
+    asyncio.run(run())

@@ -1,0 +1,109 @@
+"""Every cut of the mixture of experts compiles for a GPU and fits it. Needs Triton's compiler, but no GPU."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.moe.configs import fitting, grouped_config, grouped_configs, uses_pairs
+
+SCRIPT = """
+import sys
+from types import SimpleNamespace
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+capability, shared_bytes = map(int, sys.argv[1:])
+target = GPUTarget("cuda", capability, 32)
+driver.set_active(
+    SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: target,
+        launcher_cls=lambda source, metadata: None,
+    )
+)
+
+from kernels import triton_moe
+from kernels.precompile import collect_kernels
+from kernels.moe.configs import fitting, grouped_configs, pairs_config
+
+HIDDEN, INTER, EXPERTS = 512, 256, 8
+grouped = [fitting(config, shared_bytes=shared_bytes) for config in grouped_configs()]
+configs = [*grouped, pairs_config(intermediate_size=256), pairs_config(intermediate_size=4096)]
+
+
+def zeros(*shape):
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+with collect_kernels() as kernels:
+    for config in configs:
+        triton_moe.mix_experts(
+            zeros(20, HIDDEN), zeros(20, EXPERTS + 1), zeros(EXPERTS, 2 * INTER, HIDDEN), zeros(EXPERTS, HIDDEN, INTER),
+            top_k=2, renormalize=True, round_weights=True, shared=zeros(20, HIDDEN), config=config,
+            pdl=capability >= 90,
+        )
+for kernel in kernels:
+    function = kernel.function
+    source = function.ASTSource(function, kernel.signature, kernel.constants, kernel.attributes)
+    compiled = function.compile(source, target=target, options=dict(kernel.options))
+    uses_tensor_cores = "wgmma.mma_async" in compiled.asm["ptx"]
+    print(function.__name__, compiled.metadata.shared, uses_tensor_cores, flush=True)
+"""
+SHARED_BYTES = {89: 99 * 1024, 90: 227 * 1024}  # by compute capability: the least and the most
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@pytest.mark.parametrize("capability", list(SHARED_BYTES))
+@pytest.mark.full
+def test_every_cut_compiles_for_a_gpu_and_fits_its_shared_memory(capability: int, tmp_path: Path) -> None:
+    shared_bytes = SHARED_BYTES[capability]
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(capability), str(shared_bytes)],
+        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
+        cwd=Path(__file__).parents[4],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    kernels = [line.split() for line in run.stdout.splitlines()]
+    assert all(int(shared) <= shared_bytes for _, shared, _ in kernels), run.stdout
+    grouped = [uses_tensor_cores for name, _, uses_tensor_cores in kernels if name == "_grouped_kernel"]
+    assert grouped == [str(capability == 90)] * 2 * len(grouped_configs()), run.stdout
+    assert sum(name == "_pairs_down_kernel" for name, _, _ in kernels) == 2
+
+
+def test_an_h100_has_the_cuts_that_were_measured_there_and_others_have_fewer_stages() -> None:
+    for config in grouped_configs():
+        assert fitting(config, shared_bytes=SHARED_BYTES[90]) == config
+        small = fitting(config, shared_bytes=SHARED_BYTES[89])
+        assert 2 <= small.up.num_stages < config.up.num_stages
+        assert 2 <= small.down.num_stages < config.down.num_stages
+
+
+@pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (60, 4), (128, 8)])
+def test_cuts_have_more_rows_the_more_tokens_there_are(num_experts: int, top_k: int) -> None:
+    blocks = [
+        grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=2).block_m
+        for num_tokens in range(1, 8193)
+    ]
+    assert blocks == sorted(blocks)
+    assert set(blocks) == {config.block_m for config in grouped_configs()}
+
+
+def test_few_tokens_are_pairs_where_experts_are_many() -> None:
+    def longest(num_experts: int, top_k: int) -> int:
+        return sum(uses_pairs(num_tokens=n, top_k=top_k, num_experts=num_experts) for n in range(1, 100))
+
+    assert longest(128, 8) == 4
+    assert longest(60, 4) == 3
+    assert longest(8, 2) == 1
+    assert longest(4, 4) == 1

@@ -1,0 +1,98 @@
+"""Every architecture gives transformers' logits, however its tokens are cut into steps."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models.config.model_config import ModelConfig
+from tests.support.checkpoints import make_configs
+from tests.support.models_harness import PagedRunner, load
+from tests.support.reference import reference_logits, save_checkpoint
+
+KINDS = list(make_configs())
+TOLERANCE = 1e-4
+PROMPT = torch.randint(0, 97, (29,), generator=torch.Generator().manual_seed(7)).tolist()
+OTHERS = [PROMPT[5:16], PROMPT[::-1], PROMPT[3:6]]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def checkpoint(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    save_checkpoint(folder, make_configs()[request.param])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
+    return load(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint):
+    return reference_logits(checkpoint, PROMPT)
+
+
+@pytest.fixture
+def runner(checkpoint, model):
+    return PagedRunner(model, ModelConfig.from_folder(checkpoint))
+
+
+def assert_close(logits, expected):
+    torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_whole_prefill_matches_transformers(runner, expected):
+    row = runner.add_row()
+    assert_close(runner.step([(row, PROMPT)])[0], expected)
+    assert expected.std() > 0.5  # flat logits would hide errors
+
+
+def test_chunked_prefill_matches_transformers(runner, expected):
+    row, start, logits = runner.add_row(), 0, []
+    for num_tokens in (5, 1, 7, 2, 14):
+        logits += runner.step([(row, PROMPT[start : start + num_tokens])])
+        start += num_tokens
+    assert_close(torch.cat(logits), expected)
+
+
+def test_decode_token_by_token_matches_transformers(runner, expected):
+    row = runner.add_row()
+    logits = [runner.step([(row, [token_id])])[0] for token_id in PROMPT]
+    assert_close(torch.cat(logits), expected)
+
+
+@pytest.mark.table(most=8)
+def test_ragged_rows_do_not_disturb_each_other(runner, expected, checkpoint):
+    prompts = [PROMPT, *OTHERS]
+    references = [expected] + [reference_logits(checkpoint, prompt) for prompt in OTHERS]
+    rows = [runner.add_row() for _ in prompts]
+    collected = [[] for _ in prompts]
+    # Lengths of each row's chunk per step; decode rows (1) need not be the same rows in every step
+    for lengths in ((9, 4, 0, 2), (0, 1, 6, 1), (1, 2, 23, 0), (19, 4, 0, 0)):
+        planned = [(row, n) for row, n in zip(rows, lengths, strict=True) if n > 0]
+        chunks = []
+        for row, n in sorted(planned, key=lambda pair: pair[1] > 1):
+            start = sum(len(part) for part in collected[row])
+            chunks.append((row, prompts[row][start : start + n]))
+        for (row, _), logits in zip(chunks, runner.step(chunks), strict=True):
+            collected[row].append(logits)
+    for parts, reference in zip(collected, references, strict=True):
+        assert_close(torch.cat(parts), reference)
+
+
+def test_num_parameters_counts_what_the_checkpoint_holds(checkpoint):
+    stored = sum(tensor.numel() for tensor in load_file(checkpoint / "model.safetensors").values())
+    assert ModelConfig.from_folder(checkpoint).num_parameters == stored
+
+
+# The reference of gemma2 is not sdpa, and rounds the products of queries and keys, which a cap hides
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "gemma2_uncapped"])
+@pytest.mark.table(most=8)
+def test_bf16_rounds_where_transformers_rounds(kind, tmp_path):
+    save_checkpoint(tmp_path, make_configs()[kind])
+    exact = reference_logits(tmp_path, PROMPT)
+    expected = reference_logits(tmp_path, PROMPT, dtype=torch.bfloat16).float()
+    runner = PagedRunner(load(tmp_path, dtype=torch.bfloat16), ModelConfig.from_folder(tmp_path), dtype=torch.bfloat16)
+    logits = runner.step([(runner.add_row(), PROMPT)])[0].float()
+    # Equal bit for bit where the attention kernels agree; a rounding in another place costs as much as bf16 itself
+    assert (logits - expected).abs().max() < 0.3 * (exact - expected).abs().max()

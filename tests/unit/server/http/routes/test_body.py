@@ -1,0 +1,60 @@
+"""Bytes that are no JSON object, and what is said of them."""
+
+import msgspec
+import pytest
+
+from server.api.strict_json import parse_json
+from server.errors import MalformedBody
+
+
+# rule: Errors: NaN, infinities, numbers too large, lone surrogates are 400
+# rule: Limits: JSON 64 levels deep
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"3", b"null", b'{"a": NaN}', b'{"a": Infinity}', b'{"a": 1e999}', b'{"a": "\\ud800"}',
+        b'{"a": "\xff"}', b"\xef\xbb\xbf{}", b"{'a': 1}", b'{"a": 1,}', b"[" * 100_000,
+        b'{"a":' * 65 + b"1" + b"}" * 65,
+    ],
+)  # fmt: skip
+def test_bodies_that_are_no_json_object_are_refused(body):
+    with pytest.raises(MalformedBody):
+        parse_json(body)
+
+
+# rule: Errors: NaN, infinities, numbers too large, lone surrogates are 400
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (b'{"a": "\\ud800"}', r"\ud800 at byte 7"), (b'{"a": "x\\ud800y"}', r"\ud800 at byte 8"),
+        (b'{"a": "\\uDC00"}', r"\uDC00 at byte 7"), (b'{"a": "\\ud800\\u0041"}', r"\ud800 at byte 7"),
+        (b'{"\\ud800": 1}', r"\ud800 at byte 2"), (b'{"a": "\\ud83d\\ude00 \\\\ \\ud83d"}', r"\ud83d at byte 23"),
+        (b'{"a": "\xed\xa0\x80"}', "lone surrogate"),
+    ],
+)  # fmt: skip
+def test_a_lone_surrogate_is_called_so(body, where):
+    with pytest.raises(MalformedBody) as info:
+        parse_json(body)
+    assert "a lone surrogate" in info.value.message
+    assert info.value.message.endswith("which is not valid Unicode text.")
+    assert where in info.value.message
+
+
+@pytest.mark.parametrize("body", [b'{"a": "\\\\ud800', b'{"a": "\\ud83d\\ude00', b'{"a": "\xff"}', b'{"a": "\\u00'])
+def test_other_faults_of_text_are_not(body):
+    with pytest.raises(MalformedBody) as info:
+        parse_json(body)
+    assert "surrogate" not in info.value.message
+
+
+def test_a_fault_in_8_mib_of_escapes_is_found_soon_enough():
+    """One pass, no backtracking: a body that is as large as bodies may be must not hold up the others."""
+    with pytest.raises(MalformedBody, match="lone surrogate"):
+        parse_json(b'{"a": "' + b"\\ud83d\\ude00\\n" * (2**23 // 14) + b"\\ud83d")
+
+
+# rule: Limits: JSON 64 levels deep
+def test_depth_64_is_still_fine():
+    assert parse_json(b'{"a":' * 64 + b"1" + b"}" * 64)
+    wide = msgspec.json.encode({"a": [{"b": [i]} for i in range(1000)]})
+    assert len(parse_json(wide)["a"]) == 1000

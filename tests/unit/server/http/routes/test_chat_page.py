@@ -1,0 +1,95 @@
+"""GET /: a page for browsers, which loads nothing from elsewhere, and for everybody else what it was before."""
+
+import base64
+import gzip
+import re
+from hashlib import sha256
+
+import pytest
+
+from server.config.api_keys import read_key_hashes
+from tests.unit.server.conftest import check_error
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+HASHES = read_key_hashes(["secret-one"], file=None, environment={})
+
+
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
+#     clients get a 404
+def test_a_browser_gets_a_page(harness):
+    page = harness().request("GET", "/", headers=BROWSER)
+    assert page.status_code == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["cache-control"] == "no-cache"
+    assert "accept" in page.headers["vary"].split(", ")
+    assert page.text.startswith("<!doctype html>")
+    head = harness().request("HEAD", "/", headers=BROWSER)
+    assert (head.status_code, head.content) == (200, b"")
+
+
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
+#     clients get a 404
+@pytest.mark.parametrize(
+    "accept", [None, "*/*", "application/json", "text/plain", "text/htmlx", "application/xhtml+xml"]
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_what_does_not_ask_for_html_finds_no_route_as_before(harness, accept, method):
+    headers = {} if accept is None else {"accept": accept}
+    reply = harness().request(method, "/", headers=headers)
+    assert reply.status_code == 404
+    if method == "GET":
+        check_error(reply, 404, "not_found")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_other_methods_find_no_route_as_before(harness, method):
+    check_error(harness().request(method, "/", headers=BROWSER), 404, "not_found")
+
+
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
+#     clients get a 404
+def test_the_page_runs_its_own_script_and_loads_nothing_from_other_hosts(harness):
+    page = harness().request("GET", "/", headers=BROWSER)
+    policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    for tag, name in (("script", "script-src"), ("style", "style-src")):
+        bodies = re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", page.text, re.DOTALL)
+        assert len(bodies) == 1
+        assert policy[name] == f"'sha256-{base64.b64encode(sha256(bodies[0].encode()).digest()).decode()}'"
+    markup = re.sub(r"<(script|style).*?</\1>", "", page.text, flags=re.DOTALL)
+    assert set(re.findall(r'(?:src|href|action)="([^":]*)', markup)) == {"data", "?", "kv", "docs"}
+    assert not re.search(r"@import|url\(", page.text.split("</style>")[0])
+    assert page.text.count("</script>") == page.text.count("<script") == 1  # a tag in the script would end it early
+    assert "innerHTML" not in page.text.split("class Markdown")[1]
+
+
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
+#     clients get a 404
+def test_it_is_small_on_the_wire(harness):
+    packed = harness().request("GET", "/", headers=BROWSER | {"accept-encoding": "gzip"})
+    plain = harness().request("GET", "/", headers=BROWSER | {"accept-encoding": "identity"})
+    refused = harness().request("GET", "/", headers=BROWSER | {"accept-encoding": "gzip;q=0"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert int(packed.headers["content-length"]) < 60_000
+    assert "content-encoding" not in plain.headers
+    assert "content-encoding" not in refused.headers
+    assert packed.text == plain.text == refused.text
+    assert len(gzip.compress(plain.content)) < 60_000
+
+
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
+#     clients get a 404
+def test_with_keys_set_the_empty_shell_needs_none_and_its_data_do(harness):
+    app = harness(api_key_hashes=HASHES)
+    assert app.request("GET", "/", headers=BROWSER).status_code == 200
+    check_error(app.request("GET", "/", headers={"accept": "*/*"}), 401, "invalid_api_key")
+    check_error(app.request("POST", "/", headers=BROWSER), 401, "invalid_api_key")
+    check_error(app.request("GET", "/v1/models", headers=BROWSER), 401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("path", ["/", "/quire/", "/quire"])
+def test_behind_a_prefix_the_page_is_there_with_and_without_it(harness, path):
+    app = harness(root_path="/quire", api_key_hashes=HASHES)
+    assert app.request("GET", path, headers=BROWSER).status_code == 200
+    check_error(app.request("GET", path, headers={"accept": "*/*"}), 401, "invalid_api_key")

@@ -1,0 +1,85 @@
+"""What orchestrators and people look at: readiness, health, metrics, documents."""
+
+import pytest
+
+from engine.interface.control import Stage, State
+from tests.support.fakes import FakeSupervisor
+from tests.unit.server.conftest import CHAT, COMPLETIONS, check_error
+
+
+# rule: Endpoints: `/ready` is 503 with stage and progress until the self-test has given its first token
+def test_ready_follows_the_launcher(harness):
+    supervisor = FakeSupervisor("weights")
+    supervisor.state = State(Stage("weights", done=1, total=4, unit="bytes"), False)
+    app = harness(supervisor=supervisor)
+    ready, app.client.ready = app.client.ready, None
+    assert (app.get("/ready").status_code, app.get("/ready").json()) == (503, {"stage": "weights", "done": 0.25})
+    assert app.get("/health").status_code == 200
+    for path in (CHAT, COMPLETIONS):
+        reply = app.post(path, {})
+        assert "weights" in check_error(reply, 503, "not_ready")["message"]
+        assert reply.headers["retry-after"]
+    supervisor.state = State(Stage("ready"), False)
+    assert app.get("/ready").status_code == 503
+    assert (app.get("/health").status_code, app.get("/health").json()["status"]) == (200, "engine restarting")
+    app.client.ready = ready
+    assert (app.get("/ready").status_code, app.get("/health").status_code) == (200, 200)
+    assert app.get("/ready", "HEAD").status_code == 200
+    supervisor.state = State(Stage("ready"), True)
+    assert app.get("/ready").json()["stage"] == "draining"
+    reply = app.chat()
+    check_error(reply, 503, "draining")
+    assert reply.headers["retry-after"]
+    assert app.get("/health").status_code == 200
+
+
+# rule: Endpoints: `/health` is 503 only if the engine makes no progress or does not come back
+def test_health_is_bad_only_while_somebody_else_should_act(harness):
+    """Not while it is not ready: a load is healthy, also one after a crash, as long as it goes on."""
+    supervisor = FakeSupervisor()
+    app = harness(supervisor=supervisor)
+    for stage, fault, status in (
+        ("weights", "", 200), ("ready", "", 200), ("ready", "stalled", 503), ("ready", "", 200),
+        ("restarting", "restarting", 200), ("weights", "restarting", 200), ("weights", "stalled", 503),
+        ("restarting", "dead", 503), ("weights", "dead", 503), ("ready", "", 200),
+    ):  # fmt: skip
+        supervisor.state = State(Stage(stage), False, fault)
+        reply = app.get("/health")
+        assert reply.status_code == status
+        assert reply.json()["status"] == (f"engine {fault}" if fault else "ok")
+        assert ("detail" in reply.json()) == bool(fault)
+    supervisor.state = State(Stage("ready"), False, "stalled")
+    assert "10 s" in app.get("/health").json()["detail"]
+
+
+# rule: Endpoints: Metrics, version, docs and the OpenAPI document answer
+def test_metrics_version_and_documents(harness):
+    app = harness()
+    assert app.get("/metrics").content == b"quire_up 1\n"
+    assert app.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert app.get("/version").json()["version"]
+    assert app.get("/docs", "HEAD").status_code == 200
+    document = app.get("/openapi.json").json()
+    body = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "messages" in document["components"]["schemas"][body["$ref"].rsplit("/", 1)[1]]["properties"]
+
+
+# rule: Endpoints: Metrics, version, docs and the OpenAPI document answer
+def test_the_reference_page_loads_nothing_from_other_hosts(harness):
+    app = harness()
+    page = app.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert 'fetch("openapi.json")' in page.text
+    assert "//" not in page.text
+    check_error(app.get("/redoc"), 404, "not_found")
+    check_error(app.get("/docs/oauth2-redirect"), 404, "not_found")
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/tiny", "/docs"]
+)
+def test_every_page_can_be_asked_for_by_head(harness, path):
+    reply = harness().get(path, "HEAD")
+    assert reply.status_code == 200
+    assert reply.content == b""

@@ -1,0 +1,244 @@
+"""What is not HTTP, or too much of it, gets OpenAI's error too: over raw sockets, as the parser sees it."""
+
+import json
+import socket
+import time
+from urllib.parse import urlparse
+
+import pytest
+
+from server.http import h11_protocol as http_protocol
+from tests.unit.server.conftest import serving
+
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+CLOSE = b"Connection: close\r\n\r\n"
+CHUNKED = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+)
+
+
+@pytest.fixture
+def url(harness):
+    with serving(harness().app) as served:
+        yield served
+
+
+def connect(url: str) -> socket.socket:
+    return socket.create_connection((urlparse(url).hostname, urlparse(url).port), timeout=60)
+
+
+def read_reply(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Read one answer to the end of the connection."""
+    data = b""
+    while part := connection.recv(65536):
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    status_line, *lines = head.decode().split("\r\n")
+    return int(status_line.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body
+
+
+def ask(url: str, *parts: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Send the parts, each in a packet of its own."""
+    with connect(url) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in parts:
+            connection.sendall(part)
+            time.sleep(0.02 if len(parts) > 1 else 0)
+        return read_reply(connection)
+
+
+def check_error(reply: tuple[int, dict[str, str], bytes], status: int, code: str) -> str:
+    found, headers, body = reply
+    assert found == status
+    assert headers["content-type"] == "application/json"
+    assert headers["connection"] == "close"
+    assert headers["x-request-id"]
+    assert headers["date"]
+    assert headers["x-should-retry"] == "false"
+    assert int(headers["content-length"]) == len(body)
+    error = json.loads(body)["error"]
+    assert list(error) == ["message", "type", "param", "code"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", code)
+    return error["message"]
+
+
+# rule: Errors: What is not HTTP, and headers over the limits, get the same form
+# rule: Security: A body that is framed in two ways is refused (request smuggling)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
+        b"hello\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        GET + b"no colon\r\n\r\n",
+        GET + b"x: a\x00b\r\n\r\n",
+        GET + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n",
+        GET + b"Content-Length: -1\r\n\r\n",
+        GET + b"Transfer-Encoding: gzip\r\n\r\n",
+        GET + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        GET + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "GET /schön HTTP/1.1\r\nHost: x\r\n\r\n".encode(),
+    ],
+    ids=[
+        "tls",
+        "no-http",
+        "no-host",
+        "no-colon",
+        "nul",
+        "two-lengths",
+        "negative-length",
+        "gzip",
+        "length-and-chunks",
+        "chunks-and-length",
+        "http-2",
+        "not-ascii",
+    ],
+)
+def test_what_is_not_http_is_a_400_of_openais_form(url, data):
+    assert check_error(ask(url, data), 400, "malformed_http").endswith(".")
+
+
+def test_a_body_with_a_bad_chunk_is_a_400(url):
+    check_error(ask(url, CHUNKED + b"\r\n", b"nonsense\r\n"), 400, "malformed_http")
+    check_error(ask(url, CHUNKED + b"\r\nnonsense\r\n"), 400, "malformed_http")
+
+
+def test_a_bad_body_behind_a_finished_answer_just_closes(url, caplog):
+    status, _, body = ask(
+        url, b"GET /version HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", b"nonsense\r\n"
+    )
+    assert status == 200
+    assert json.loads(body)["version"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+# rule: Limits: Headers 64 KiB and 100 lines
+@pytest.mark.parametrize("num_parts", [1, 5])
+def test_more_than_64_kib_of_headers_are_a_431_in_one_read_or_in_many(url, num_parts):
+    head = GET + b"x-big: " + b"a" * (64 * 1024) + b"\r\n" + CLOSE
+    size = -(-len(head) // num_parts)
+    parts = [head[start : start + size] for start in range(0, len(head), size)]
+    assert "65536" in check_error(ask(url, *parts), 431, "headers_too_large")
+
+
+# rule: Errors: What is not HTTP, and headers over the limits, get the same form
+def test_headers_without_end_are_a_431(url):
+    check_error(ask(url, GET + b"x-big: " + b"a" * 300_000), 431, "headers_too_large")
+
+
+def test_almost_64_kib_of_headers_are_fine(url):
+    assert ask(url, GET + b"x-big: " + b"a" * (63 * 1024) + b"\r\n" + CLOSE)[0] == 200
+
+
+# rule: Limits: Headers 64 KiB and 100 lines
+def test_at_most_100_header_lines(url):
+    lines = [b"x-%d: 1\r\n" % i for i in range(98)]  # Host and Connection are two more
+    assert ask(url, GET + b"".join(lines) + CLOSE)[0] == 200
+    assert "100" in check_error(ask(url, GET + b"".join(lines) + b"x: 1\r\n" + CLOSE), 431, "headers_too_large")
+    folded = GET + b"x: 1\r\n" + b" 2\r\n" * 200 + CLOSE
+    check_error(ask(url, folded), 431, "headers_too_large")
+
+
+def test_trailers_have_the_same_limits(url):
+    trailers = b"".join(b"x-%d: 1\r\n" % i for i in range(101))
+    check_error(ask(url, CHUNKED + b"\r\n2\r\n{}\r\n0\r\n" + trailers + b"\r\n"), 431, "headers_too_large")
+
+
+def test_the_limit_is_each_requests_own(url):
+    """Pipelined requests share a buffer, not a limit."""
+    with connect(url) as connection:
+        head = GET + b"x-big: " + b"a" * (40 * 1024) + b"\r\n"
+        connection.sendall((head + b"\r\n") * 3 + head + CLOSE)
+        data = b""
+        while part := connection.recv(65536):
+            data += part
+    assert data.count(b"HTTP/1.1 200 OK") == 4
+
+
+def test_a_bad_request_behind_a_good_one_is_answered_in_turn(url):
+    with connect(url) as connection:
+        connection.sendall(GET + b"\r\n" + b"nonsense\r\n\r\n")
+        data = b""
+        while part := connection.recv(65536):
+            data += part
+    assert data.index(b"200 OK") < data.index(b"malformed_http")
+
+
+def test_each_refusal_leaves_one_line(url, caplog):
+    caplog.set_level("INFO", "quire.access")
+    _, headers, _ = ask(url, b"hello\r\n\r\n")
+    lines = [record.getMessage() for record in caplog.records if record.name == "quire.access"]
+    assert lines == [f"- - 400 malformed_http {headers['x-request-id']}"]
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(http_protocol, "BODY_PAUSE_S", 0.3)
+    monkeypatch.setattr(http_protocol, "BODY_TIMEOUT_S", 0.8)
+
+
+def drip(url: str, start: bytes, part: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Send a byte now and then until there is an answer."""
+    with connect(url) as connection:
+        connection.sendall(start)
+        for _ in range(50):
+            connection.settimeout(0.1)
+            try:
+                if connection.recv(1, socket.MSG_PEEK):
+                    break
+            except TimeoutError:
+                connection.sendall(part)
+        connection.settimeout(5)
+        return read_reply(connection)
+
+
+# rule: Limits: Sending a request has its time: headers 30 s, body 300 s
+@pytest.mark.parametrize("start", [b"G", GET], ids=["method", "headers"])
+def test_headers_that_never_end_are_a_408(impatient, url, start):
+    assert "0.3 s" in check_error(ask(url, start), 408, "slow_client")
+
+
+# rule: Errors: 408 when the request's time is over, or its sender is too slow
+def test_headers_that_drip_are_a_408(impatient, url):
+    check_error(drip(url, GET + b"x: ", b"a"), 408, "slow_client")
+
+
+def test_a_connection_that_says_nothing_is_closed(impatient, url):
+    with connect(url) as connection:
+        assert connection.recv(100) == b""
+
+
+# rule: Limits: Sending a request has its time: headers 30 s, body 300 s
+def test_a_body_that_stops_is_a_408(impatient, url):
+    head = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: 100")
+    check_error(ask(url, head + b"\r\n{"), 408, "slow_client")
+    check_error(ask(url, CHUNKED + b"\r\n1\r\n{"), 408, "slow_client")
+
+
+# rule: Errors: 408 when the request's time is over, or its sender is too slow
+def test_a_body_that_drips_is_a_408(impatient, url):
+    head = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: 1000")
+    check_error(drip(url, head + b"\r\n", b" "), 408, "slow_client")
+
+
+def test_a_second_request_has_its_own_time(impatient, url, monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 1.0)
+    with connect(url) as connection:
+        connection.sendall(GET + b"\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        time.sleep(1.2)  # idle between requests is the keep-alive's business
+        connection.sendall(GET + b"\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        connection.sendall(GET)
+        check_error(read_reply(connection), 408, "slow_client")
+
+
+def test_an_answer_may_take_longer_than_a_request(impatient, harness):
+    app = harness(engine={"delay_s": 0.1}, text="Hello, world! How are you?").app
+    with serving(app) as url, connect(url) as connection:
+        body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+        head = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % len(body))
+        connection.sendall(head + b"Connection: close\r\n\r\n" + body)
+        assert read_reply(connection)[0] == 200

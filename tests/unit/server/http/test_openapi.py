@@ -1,0 +1,77 @@
+"""The OpenAPI document says what the server does: bodies, answers, every status, keys."""
+
+import pytest
+
+from server.http.app import _BODIES
+from server.http.openapi import openapi_document
+from tests.unit.server.conftest import CHAT, COMPLETIONS
+
+
+@pytest.fixture
+def document(harness):
+    return harness().get("/openapi.json").json()
+
+
+def test_every_reference_leads_somewhere(document):
+    found = list(references(document))
+    assert found
+    for reference in found:
+        place = document
+        for part in reference.removeprefix("#/").split("/"):
+            place = place[part]
+
+
+def references(value):
+    if isinstance(value, dict):
+        for key, child in value.items():
+            if key == "$ref":
+                yield child
+            else:
+                yield from references(child)
+    elif isinstance(value, list):
+        for child in value:
+            yield from references(child)
+
+
+# rule: Endpoints: The OpenAPI document names every answer, status and header, and is kept
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_generating_routes_name_every_status_with_its_body(document, path):
+    responses = document["paths"][path]["post"]["responses"]
+    assert sorted(responses) == ["200", "400", "404", "405", "408", "409", "413", "415", "429", "431", "500", "503"]
+    for status, response in responses.items():
+        assert "x-request-id" in response["headers"]
+        if status != "200":
+            reference = response["content"]["application/json"]["schema"]["$ref"]
+            assert "error" in schema(document, reference)["properties"]
+    assert "retry-after" in responses["429"]["headers"]
+    assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+
+
+def test_embeddings_are_whole_answers(document):
+    responses = document["paths"]["/v1/embeddings"]["post"]["responses"]
+    assert sorted(responses) == ["200", "400", "404", "405", "408", "409", "413", "415", "429", "431", "500", "503"]
+    assert list(responses["200"]["content"]) == ["application/json"]
+    whole = schema(document, responses["200"]["content"]["application/json"]["schema"]["$ref"])
+    assert set(whole["properties"]) == {"object", "data", "model", "usage"}
+    assert "x-quire-ignored" in responses["200"]["headers"]
+
+
+def schema(document, reference):
+    return document["components"]["schemas"][reference.rsplit("/", 1)[1]]
+
+
+def test_no_status_is_documented_that_never_comes(document):
+    statuses = {status for path in document["paths"].values() for way in path.values() for status in way["responses"]}
+    assert "422" not in statuses
+    assert "401" not in statuses
+    assert "securitySchemes" not in document["components"]
+
+
+def test_with_keys_all_but_the_public_routes_need_one(harness):
+    document = openapi_document(harness().app, bodies=_BODIES, needs_key=True)
+    assert document["security"] == [{"bearer": []}, {"x-api-key": []}]
+    assert "www-authenticate" in document["paths"][CHAT]["post"]["responses"]["401"]["headers"]
+    for path in ("/health", "/ready", "/version"):
+        assert document["paths"][path]["get"]["security"] == []
+        assert "401" not in document["paths"][path]["get"]["responses"]
+    assert "401" in document["paths"]["/metrics"]["get"]["responses"]

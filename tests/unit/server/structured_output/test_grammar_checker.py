@@ -1,0 +1,260 @@
+"""The process that tries grammars, a real one: killed when it takes too long, replaced when it dies, asked once."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from engine.interface.errors import GrammarError, Overloaded, ShuttingDown, UnsupportedFeature
+from engine.interface.protocol import GrammarSpec, GrammarVerdict
+from server.structured_output.compile_check import GrammarChecker
+from server.structured_output.grammar_spec import choice_grammar, json_schema_grammar, regex_grammar
+
+GOOD = choice_grammar(["yes", "no"])
+SLOW = json_schema_grammar({"type": "integer", "multipleOf": 100_000_007})  # more than half a minute
+RULES = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "x"' for i in range(4000))
+CRASHING = GrammarSpec(f'start: r0\n{RULES}\nr4000: "y"')
+
+
+@contextlib.contextmanager
+def ended(checker):
+    try:
+        yield checker
+    finally:
+        checker.kill()
+
+
+def run(folder, *steps, deadline_s=5.0):
+    """Await each step, a function of the checker, in one event loop."""
+
+    async def all_steps():
+        with ended(GrammarChecker(folder, deadline_s=deadline_s)) as checker:
+            return [await step(checker) for step in steps]
+
+    return asyncio.run(all_steps())
+
+
+async def refusal(checker, spec, param="field"):
+    with pytest.raises(GrammarError) as info:
+        await checker.check(spec, param=param)
+    assert info.value.param == param
+    return info.value.message
+
+
+# rule: Limits: A grammar compiles within 5 s, in a process that can be killed
+def test_a_grammar_that_takes_too_long_is_refused_and_its_process_killed(model_folder):
+    async def steps(checker):
+        await checker.check(GOOD)
+        pid = checker._process.pid
+        message = await refusal(checker, SLOW)
+        assert message == "field takes longer to compile than 0.5 s, the limit."
+        assert checker._process is None
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        await checker.check(regex_grammar("a"))  # in a new one
+        new_pid = checker._process.pid
+        assert await refusal(checker, SLOW) == message  # remembered
+        assert checker._process.pid == new_pid
+
+    run(model_folder, steps, deadline_s=0.5)
+
+
+def test_a_grammar_that_crashes_the_process_is_refused(model_folder):
+    async def steps(checker):
+        assert "nested too deeply" in await refusal(checker, CRASHING)
+        await checker.check(GOOD)
+
+    run(model_folder, steps)
+
+
+def test_a_process_that_was_killed_is_replaced(model_folder):
+    async def steps(checker):
+        await checker.check(GOOD)
+        os.kill(checker._process.pid, signal.SIGKILL)
+        await checker.check(regex_grammar("b"))
+
+    run(model_folder, steps)
+
+
+def test_verdicts_are_remembered(model_folder):
+    async def steps(checker):
+        bad = regex_grammar("[")
+        await checker.check(GOOD)
+        message = await refusal(checker, bad)
+        checker.kill()
+        await checker.check(GOOD)
+        assert await refusal(checker, bad) == message
+        assert (await refusal(checker, bad, "other")).startswith("other does not compile: ")
+        assert checker._process is None
+
+    run(model_folder, steps)
+
+
+def test_requests_at_once_share_a_process_and_a_verdict(model_folder):
+    async def steps(checker):
+        asked = []
+        exchange = checker._exchange
+
+        def counted(spec):
+            asked.append(spec)
+            return exchange(spec)
+
+        checker._exchange = counted
+        specs = [GOOD, regex_grammar("a"), GOOD, regex_grammar("b"), GOOD]
+        await asyncio.gather(*(checker.check(spec) for spec in specs))
+        assert len(asked) == 3
+
+    run(model_folder, steps)
+
+
+def test_a_client_that_leaves_spoils_nothing(model_folder):
+    async def steps(checker):
+        leaving = asyncio.create_task(checker.check(GOOD))
+        staying = asyncio.create_task(checker.check(GOOD))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await staying
+        assert await refusal(checker, regex_grammar("["))
+
+    run(model_folder, steps)
+
+
+def test_too_many_grammars_at_once_are_refused_at_once(model_folder):
+    async def steps(checker):
+        tasks = [asyncio.create_task(checker.check(regex_grammar(f"a{i}"))) for i in range(64)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="64"):
+            await checker.check(regex_grammar("one more"))
+        await asyncio.gather(*tasks)
+
+    run(model_folder, steps)
+
+
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_tried(model_folder):
+    async def steps(checker):
+        may_answer = threading.Event()
+        asked = []
+
+        def ask(spec):
+            asked.append(spec)
+            may_answer.wait(20)
+            return GrammarVerdict(), float("inf")
+
+        checker._ask = ask
+        specs = [regex_grammar(f"a{i}") for i in range(64)]
+        tasks = [asyncio.create_task(checker.check(spec)) for spec in specs]
+        twin = asyncio.create_task(checker.check(specs[1]))
+        while not asked:
+            await asyncio.sleep(0.001)
+        for task in tasks:  # the first is being tried; one of two leaves the second; the rest is forsaken
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        again = asyncio.create_task(checker.check(specs[2]))
+        others = [asyncio.create_task(checker.check(regex_grammar(f"b{i}"))) for i in range(61)]  # there is room
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await checker.check(regex_grammar("one more"))
+        may_answer.set()
+        await asyncio.gather(twin, again, *others)
+        assert asked[:3] == specs[:3]
+        assert len(asked) == 64
+        assert not checker._trials
+
+    run(model_folder, steps)
+
+
+# rule: Limits: A grammar compiles within 5 s, in a process that can be killed
+def test_a_grammar_that_has_no_turn_in_time_is_refused_as_overload(model_folder, monkeypatch):
+    monkeypatch.setattr("server.structured_output.compile_check._TURN_DEADLINE_S", 0.2)
+
+    async def steps(checker):
+        may_answer = threading.Event()
+
+        def ask(spec):
+            may_answer.wait(20)
+            return GrammarVerdict(), float("inf")
+
+        checker._ask = ask
+        first = asyncio.create_task(checker.check(GOOD))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match=r"no turn within 0\.2 s"):
+            await checker.check(regex_grammar("a"))
+        may_answer.set()
+        await first
+        await checker.check(regex_grammar("a"))
+
+    run(model_folder, steps)
+
+
+def test_a_model_without_a_tokenizer_json_does_not_do_it(tmp_path):
+    async def steps(checker):
+        for spec in (GOOD, regex_grammar("a")):
+            with pytest.raises(UnsupportedFeature, match=r"tokenizer\.json"):
+                await checker.check(spec, param="field")
+
+    run(tmp_path, steps)
+
+
+def test_leaving_the_context_ends_the_process(model_folder):
+    async def use():
+        checker = GrammarChecker(model_folder)
+        async with checker:
+            await checker.check(GOOD)
+            return checker._process.pid
+
+    pid = asyncio.run(use())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_closing_ends_who_waits_and_starts_nothing(model_folder):
+    async def use():
+        checker = GrammarChecker(model_folder)
+        async with checker:
+            await checker.check(GOOD)
+            pid = checker._process.pid
+            running = asyncio.create_task(checker.check(SLOW))
+            queued = asyncio.create_task(checker.check(regex_grammar("a")))
+            await asyncio.sleep(0.1)
+        late = asyncio.create_task(checker.check(regex_grammar("b")))
+        outcomes = await asyncio.gather(running, queued, late, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [ShuttingDown] * 3
+        await checker.check(GOOD)  # known
+        assert checker._process is None
+        return pid
+
+    pid = asyncio.run(use())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_closing_while_the_process_starts_ends_it(model_folder):
+    async def use():
+        checker = GrammarChecker(model_folder)
+        async with checker:
+            starting = asyncio.create_task(checker.check(GOOD))
+            while checker._process is None:
+                await asyncio.sleep(0.001)
+            pid = checker._process.pid
+        with pytest.raises(ShuttingDown):
+            await starting
+        assert checker._process is None
+        return pid
+
+    pid = asyncio.run(use())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_an_old_refusal_for_time_is_forgotten(model_folder, monkeypatch):
+    async def steps(checker):
+        await refusal(checker, SLOW)
+        now = time.monotonic()
+        monkeypatch.setattr("server.structured_output.compile_check.time.monotonic", lambda: now + 61)
+        assert not checker._kept(next(iter(checker._verdicts)))
+
+    run(model_folder, steps, deadline_s=0.3)

@@ -1,0 +1,70 @@
+"""The form of a model's answers is read off its chat template."""
+
+import pytest
+
+from server.text.chat_template import ChatTemplate
+from server.text.parsers.detect import ChatFormat, detect_format
+from server.text.parsers.reasoning import ReasoningTags, reasoning_place
+from tests.support import templates
+from tests.support.parsing import THINK
+
+
+def detect(source: str, added_tokens: tuple[str, ...] = ()) -> ChatFormat:
+    template = ChatTemplate(source, variables={}, special_tokens=[], added_tokens=[])
+    return detect_format(source, names_read=template.names_read, added_tokens=added_tokens)
+
+
+# rule: Tools and reasoning: The form of calls and reasoning is detected from the chat template, without a flag
+@pytest.mark.parametrize(
+    ("source", "form", "reasoning", "switch"),
+    [
+        (templates.CHATML, None, None, None),
+        (templates.QWEN3_LIKE, "hermes", THINK, "enable_thinking"),
+        (templates.HERMES_LIKE, "hermes", None, None),
+        (templates.QWEN_CODER_LIKE, "qwen_xml", None, None),
+        (templates.LLAMA3_LIKE, "llama3", None, None),
+        (templates.LLAMA3_LIKE.replace('"parameters"', '"p"') + "{# <|python_tag|> #}", "llama3", None, None),
+        (templates.MISTRAL_LIKE, None, None, None),
+        (templates.MISTRAL_V3_LIKE, "mistral", None, None),
+        (templates.MISTRAL_V11_LIKE, "mistral_args", None, None),
+        (templates.GRANITE_LIKE, "granite", None, None),
+        (templates.R1_LIKE, None, THINK, None),
+        ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}{{ thinking }}", None, None, "thinking"),
+        ("{{ messages[0].thinking }} thinking {{ 'enable_thinking' }}", None, None, None),
+        ("{{ tools }}", None, None, None),
+    ],
+)
+def test_forms_of_tools_and_reasoning(source, form, reasoning, switch):
+    found = detect(source)
+    assert (found.tools, found.reasoning, found.thinking_switch) == (form, reasoning, switch)
+    assert found.takes_tools == (form is not None or source == "{{ tools }}")
+
+
+def test_added_tokens_tell_of_reasoning_too():
+    assert detect(templates.CHATML, ("<think>", "</think>")).reasoning == THINK
+    assert detect(templates.CHATML, ("[THINK]", "[/THINK]")).reasoning == ReasoningTags("[THINK]", "[/THINK]")
+    assert detect(templates.CHATML, ("<think>",)).reasoning is None
+
+
+def test_reasoning_effort_is_found():
+    assert detect(templates.EFFORT_LIKE).takes_effort
+    assert not detect(templates.QWEN3_LIKE).takes_effort
+
+
+# rule: Tools and reasoning: The form of calls and reasoning is detected from the chat template, without a flag
+@pytest.mark.parametrize(
+    ("prompt", "continued", "place"),
+    [
+        ("<|assistant|><think>\n", None, "open"),
+        ("<|assistant|>", None, "possible"),
+        ("<think>\n\n</think>\n\n", None, "none"),
+        ("what is <think>?<|assistant|>", None, "possible"),
+        ("…", "<think>\nLet me", "open"),
+        ("…", "<think>\nx</think>\nSo", "none"),
+        ("…", "So", "none"),
+        ("…", " ", "possible"),
+    ],
+)
+def test_where_in_its_reasoning_an_answer_begins(prompt, continued, place):
+    assert reasoning_place(THINK, prompt, continued=continued) == place
+    assert reasoning_place(None, prompt, continued=continued) == "none"
