@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := tests/clients
 DEPLOY := tests/deploy $(addprefix tests/integration/test_,lifecycle.py launch.py under_fire.py service_manager.py healthcheck.py hosted.py access.py) $(addprefix tests/test_,deploy_files.py kubernetes.py locked.py scaling_page.py configuration_page.py)
-FUZZ := tests/fuzz $(addprefix tests/unit/server/test_,body.py detokenizer.py stop_strings.py validate.py)
+FUZZ := tests/fuzz $(addprefix tests/unit/server/,http/routes/test_body.py text/test_detokenizer.py text/test_stop_strings.py api/test_validate.py)
 TEMPLATES := .templates
 TEMPLATE_PACKAGES := trl==1.16.0 llama-cpp-python==0.3.36
 SUPPLY_CHAIN := .venv-supply-chain
