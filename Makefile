@@ -46,7 +46,7 @@ help:
 	@echo 'make supply-chain   pinned packages, SBOM in build/sbom, bandit, known vulnerabilities'
 	@echo 'make release VERSION=X.Y.Z   version, changelog, sdist and wheel in dist/, commit, tag; DRY_RUN=1 writes nothing to git'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
-	@echo 'make lint    check style and spelling'
+	@echo 'make lint    check style, types and spelling'
 	@echo 'make format  apply the style'
 	@echo 'make hooks   have git check style, types and spelling before each commit'
 	@echo 'make clean   remove what make made'
@@ -113,6 +113,7 @@ supply-chain: $(SUPPLY_CHAIN)/.installed
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/codespell
 
 format: $(STAMP)
