@@ -25,6 +25,9 @@ SPREAD := -n $(JOBS) --dist worksteal
 BARE := .venv-bare
 BARE_TESTS := tests/unit $(addprefix tests/integration/test_,serving.py quantized.py structured.py)
 
+# packages that pass mypy --strict
+STRICT := engine.core engine.interface engine.grammar server.api
+
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-unit test-full test-bare coverage test-demo test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz lint format hooks supply-chain release clean
 
@@ -114,6 +117,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --strict --follow-imports=silent $(addprefix -p ,$(STRICT))
 	$(BIN)/codespell
 
 format: $(STAMP)
