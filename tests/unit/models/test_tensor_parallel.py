@@ -39,6 +39,7 @@ FOUR_RANKS = {
 
 
 @pytest.mark.parametrize(("size", "configs"), [(2, TWO_RANKS), (4, FOUR_RANKS)])
+@pytest.mark.table(most=1)
 def test_split_model_gives_the_logits_of_the_whole(size, configs, tmp_path):
     folders = [tmp_path / name for name in configs]
     for folder, config in zip(folders, configs.values(), strict=True):
