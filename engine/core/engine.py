@@ -14,6 +14,7 @@ Plain Python; never torch.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from engine.core.executor import Executor, StepHandle
 from engine.core.grammars import Grammars, no_compiler
@@ -29,21 +30,39 @@ from engine.interface.metrics import Metrics
 from engine.interface.protocol import AbortRequest, AddRequest, AskKv, ClientGone, QueueState, RequestFailed, ToEngine
 
 
-class Admission:
-    """What a model takes; the arguments are those of Engine."""
+@dataclass(frozen=True, kw_only=True)
+class EngineParts:
+    """All that an Engine works with, and its limits."""
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        num_loras: int,
-        can_generate: bool,
-        make_drafter: Callable[[Request], Drafter | None] | None,
-    ) -> None:
-        self._vocab_size = vocab_size
-        self._num_loras = num_loras
-        self._can_generate = can_generate
-        self._make_drafter = make_drafter
+    executor: Executor
+    scheduler: Scheduler
+    transport: Transport
+    metrics: Metrics
+    clock: Callable[[], float]  # seconds
+    vocab_size: int
+    depth: int = 2  # steps between a step's launch and the commit of its tokens, itself included
+    max_waiting: int = 2048  # requests
+    max_queued_tokens: int | None = None  # None: any number
+    # raised by the executor where the device has too little memory for a step
+    memory_error: type[Exception] = MemoryError
+    # called after that: waits for all launched steps, and frees what can be freed
+    release_memory: Callable[[], None] = lambda: None
+    grammars: Grammars | None = None  # None: requests with a grammar fail
+    can_generate: bool = True  # False: all requests but those for embeddings fail
+    num_loras: int = 0  # adapters of the executor
+    # called for each request without a grammar that is not for an embedding; None: no speculation
+    make_drafter: Callable[[Request], Drafter | None] | None = None
+    bytes_per_block: int = 0  # of the KV pool, for KV snapshots
+
+
+class Admission:
+    """Makes a Request of a message, if the model can serve it."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._vocab_size = parts.vocab_size
+        self._num_loras = parts.num_loras
+        self._can_generate = parts.can_generate
+        self._make_drafter = parts.make_drafter
 
     def request(self, message: AddRequest, *, client_id: int) -> Request:
         """Make the request. Raises InvalidParameter or UnsupportedFeature."""
@@ -89,53 +108,27 @@ _GATE_POLL_S = 0.001  # while nothing runs, but a grammar compiles
 class Engine:
     """Owns the loop and what is about to be sent. A device fault raises out of run_once(); a request's fault never."""
 
-    def __init__(
-        self,
-        *,
-        executor: Executor,
-        scheduler: Scheduler,
-        transport: Transport,
-        metrics: Metrics,
-        clock: Callable[[], float],
-        vocab_size: int,
-        depth: int = 2,
-        max_waiting: int = 2048,
-        max_queued_tokens: int | None = None,
-        memory_error: type[Exception] = MemoryError,
-        release_memory: Callable[[], None] = lambda: None,
-        grammars: Grammars | None = None,
-        can_generate: bool = True,
-        num_loras: int = 0,
-        make_drafter: Callable[[Request], Drafter | None] | None = None,
-        bytes_per_block: int = 0,
-    ) -> None:
-        """memory_error: what the executor raises where the device has too little memory for a step.
-
-        release_memory: called after that; waits for what was launched, and frees what can be freed.
-        grammars: None: requests with a grammar fail. can_generate: False: so do all but those for embeddings.
-        num_loras: adapters that the executor has. make_drafter: called for each request that neither has a grammar nor
-        is for an embedding; None: no speculation. bytes_per_block: of the KV pool, told to who asks.
-        """
-        self.scheduler = scheduler
-        self.clock = clock
-        self.depth = depth
-        self.max_waiting = max_waiting
-        self.max_queued_tokens = max_queued_tokens  # None: any number
+    def __init__(self, parts: EngineParts) -> None:
+        self.scheduler = parts.scheduler
+        self.clock = parts.clock
+        self.depth = parts.depth
+        self.max_waiting = parts.max_waiting
+        self.max_queued_tokens = parts.max_queued_tokens
         self._is_full = False  # as the clients were told last
         self.is_draining = False  # set by the process: everything new is refused, what runs is finished
-        self._executor = executor
-        self._transport = transport
-        self._admission = Admission(
-            vocab_size=vocab_size, num_loras=num_loras, can_generate=can_generate, make_drafter=make_drafter
-        )
-        self._memory_error = memory_error
-        self._release_memory = release_memory
-        self._grammars = grammars or Grammars(no_compiler, vocab_size=vocab_size)
-        self._is_speculative = make_drafter is not None
-        self._stats = EngineStats(metrics, scheduler)
+        self._executor = parts.executor
+        self._transport = parts.transport
+        self._admission = Admission(parts)
+        self._memory_error = parts.memory_error
+        self._release_memory = parts.release_memory
+        self._grammars = parts.grammars or Grammars(no_compiler, vocab_size=parts.vocab_size)
+        self._is_speculative = parts.make_drafter is not None
+        self._stats = EngineStats(parts.metrics, self.scheduler)
         self._in_flight: StepHandle | None = None
-        self._outbox = Outbox(transport, self._stats)
-        self._kv_view = KvView(scheduler, self._grammars.held, bytes_per_block=bytes_per_block, clock=clock)
+        self._outbox = Outbox(self._transport, self._stats)
+        self._kv_view = KvView(
+            self.scheduler, self._grammars.held, bytes_per_block=parts.bytes_per_block, clock=parts.clock
+        )
 
     @property
     def is_idle(self) -> bool:

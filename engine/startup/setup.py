@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 import torch
 
-from engine.core.engine import Engine
+from engine.core.engine import Engine, EngineParts
 from engine.core.grammars import Grammars
 from engine.core.outbox import Transport
 from engine.core.scheduler import Scheduler
@@ -102,7 +102,7 @@ class LoadedEngine:
         max_queued_tokens: int | None = None,
     ) -> Engine:
         """Return an engine over the runner, with a scheduler and a prefix cache of its own."""
-        return Engine(
+        parts = EngineParts(
             executor=self.runner if self.ranks is None else RankedExecutor(self.runner, self.ranks),
             scheduler=Scheduler(self.scheduler_config),
             transport=transport,
@@ -121,6 +121,7 @@ class LoadedEngine:
             make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
             bytes_per_block=self.bytes_per_block,
         )
+        return Engine(parts)
 
     @property
     def build(self) -> dict[str, str]:

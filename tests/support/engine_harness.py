@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from engine.core.engine import Engine
+from engine.core.engine import Engine, EngineParts
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.local_client import LocalTransport
 from engine.core.request import Request
@@ -131,7 +131,7 @@ class Harness:
         self.transport = LocalTransport()
         self.metrics = Metrics()
         self.clock = Clock()
-        self.engine = Engine(
+        parts = EngineParts(
             executor=self.executor,
             scheduler=self.scheduler,
             transport=self.transport,
@@ -145,6 +145,7 @@ class Harness:
             num_loras=2,
             make_drafter=make_drafter,
         )
+        self.engine = Engine(parts)
         self.seen: dict[str, Seen] = {}
         self.messages: list[tuple[int, FromEngine]] = []
         self.transport.send = self._receive_at_client
