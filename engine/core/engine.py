@@ -27,7 +27,16 @@ from engine.core.stats import EngineStats
 from engine.core.step import StepPlan, TokenMasks
 from engine.interface.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError, UnsupportedFeature
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import AbortRequest, AddRequest, AskKv, ClientGone, QueueState, RequestFailed, ToEngine
+from engine.interface.protocol import (
+    AbortRequest,
+    AddRequest,
+    AskKv,
+    ClientGone,
+    QueueState,
+    RequestFailed,
+    SamplingParams,
+    ToEngine,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +60,7 @@ class EngineParts:
     can_generate: bool = True  # False: all requests but those for embeddings fail
     num_loras: int = 0  # adapters of the executor
     # called for each request without a grammar that is not for an embedding; None: no speculation
-    make_drafter: Callable[[Request], Drafter | None] | None = None
+    make_drafter: Callable[[SamplingParams], Drafter | None] | None = None
     bytes_per_block: int = 0  # of the KV pool, for KV snapshots
 
 
@@ -88,7 +97,7 @@ class Admission:
         elif not self._can_generate:
             raise UnsupportedFeature("This model has no language-model head: it makes embeddings and no text.")
         elif message.grammar is None and self._make_drafter is not None:
-            request.drafter = self._make_drafter(request)
+            request.drafter = self._make_drafter(message.params)
         return request
 
     def _check_ids(self, token_ids: list[int] | dict[int, float], name: str) -> None:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.core.speculative import Drafter
 from engine.core.step import PoolSpan, ScoreSpan
 from engine.interface.protocol import PoolingKind, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
-    from engine.core.speculative import Drafter
     from engine.grammar.compiler import Matcher
 
 
@@ -101,6 +101,7 @@ class Request:
 
     req_index: int = -1
     last_step: int = -1  # the newest step that contains a row of it
+    drafted_step: int | None = None  # the newest step that contains a row of it with drafts
     status: Status = Status.WAITING
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     stop_token_id: int | None = None
@@ -131,6 +132,11 @@ class Request:
     def is_decoding(self) -> bool:
         """True once all that the host sends is computed, so that the next row starts at the device's last token."""
         return self.num_computed_tokens >= self.num_prefill_tokens
+
+    @property
+    def is_drafted(self) -> bool:
+        """True if its newest row has drafts, so that the device does not know where its next row starts."""
+        return self.last_step == self.drafted_step
 
     @property
     def has_extras(self) -> bool:

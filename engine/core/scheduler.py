@@ -23,7 +23,8 @@ from operator import attrgetter
 
 from engine.core.block_manager import BlockManager
 from engine.core.request import Request, Status
-from engine.core.step import RequestInit, RowPlan, StepPlan, StepResult
+from engine.core.speculative import Drafter
+from engine.core.step import NEWEST, RequestInit, RowPlan, StepPlan, StepResult
 from engine.core.step_in_flight import DraftCounts, PlannedStep, RowOutput, take_drafted
 from engine.interface.config import SchedulerConfig
 from engine.interface.errors import InvalidParameter, PromptTooLong
@@ -258,23 +259,47 @@ class Scheduler:
             if start < request.num_prefill_tokens or start + 1 >= request.max_num_tokens:
                 continue  # a chunk comes later; or the token in flight is the last one
             drafter = request.drafter
-            if drafter is not None and drafter.is_unverified(request, self.committed_step_id):
-                continue
+            if drafter is not None and request.is_drafted and request.last_step > self.committed_step_id:
+                continue  # where its next row starts is known once the drafts are verified
             row = RowPlan(request.req_index, start, 1)
             if start == len(request.block_ids) * block_size:
                 if not self._make_room(request):
                     continue
                 row.new_block_ids = [self.blocks.grow(request)]
             if drafter is not None:
-                drafter.extend(row, request, self.blocks, step_id=step_id, most=num_spare, num_reserved=len(running))
+                self._add_drafts(row, request, drafter, most=num_spare)
                 num_spare -= row.num_drafts
             (told_rows if row.token_ids else rows).append((request, row))
             request.num_computed_tokens = start + row.num_tokens
             request.num_pending_tokens += row.num_tokens
             request.last_step = step_id
+            if row.num_drafts:
+                request.drafted_step = step_id
             budget -= row.num_tokens
         rows += told_rows
         return budget
+
+    def _add_drafts(self, row: RowPlan, request: Request, drafter: Drafter, *, most: int) -> None:
+        """Add up to `most` drafts to a decode row that is about to be planned, and blocks for them.
+
+        Blocks are taken only while more are free than requests run, so drafts preempt no request.
+        """
+        if request.is_drafted:
+            row.token_ids = [request.output_token_ids[-1]]
+        most = min(most, request.max_num_tokens - row.start - 2)  # the request's last place is sampled, never computed
+        drafts = drafter.drafts(
+            request.prompt_token_ids, request.output_token_ids, num_pending=request.num_pending_tokens, most=most
+        )
+        wanted, num_reserved = row.start + 1 + len(drafts), len(self.running)
+        while (
+            room := len(request.block_ids) * self.blocks.block_size
+        ) < wanted and self.blocks.num_free > num_reserved:
+            row.new_block_ids = [*row.new_block_ids, self.blocks.grow(request)]
+        drafts = drafts[: room - row.start - 1]
+        if drafts:
+            row.token_ids = [*(row.token_ids or [NEWEST]), *drafts]
+            row.num_drafts = len(drafts)
+            row.num_tokens = 1 + len(drafts)
 
     def _plan_chunk(self, step: PlannedStep, request: Request, budget: int, new_block_ids: list[int]) -> int:
         """Plan the next tokens of a request that the host still sends; return their number."""

@@ -77,7 +77,12 @@ def take_drafted(
     """
     assert request.drafter is not None
     token_ids, logprobs, reason = [], result.logprobs, None
-    for token_id in request.drafter.verify(request, row, result.token_ids[first : first + row.num_samples]):
+    sampled = result.token_ids[first : first + row.num_samples]
+    verified = request.drafter.verify(row.token_ids[1:], sampled, num_output=len(request.output_token_ids))
+    num_rejected = len(sampled) - len(verified)  # what was planned past a wrong draft counts as never planned
+    request.num_computed_tokens -= num_rejected
+    request.num_pending_tokens -= num_rejected
+    for token_id in verified:
         token_ids.append(token_id)
         reason = request.append(token_id, now)
         if reason is not None:

@@ -9,7 +9,6 @@ import numpy as np
 from engine.core.engine import Engine, EngineParts
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.local_client import LocalTransport
-from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.step import StepPlan
@@ -37,11 +36,16 @@ def decode_plan(encoded: bytes) -> StepPlan:
     return msgspec.json.decode(encoded, type=StepPlan)
 
 
-def drafters(num_tokens: int) -> Callable[[Request], Drafter | None] | None:
+def drafters(num_tokens: int) -> Callable[[SamplingParams], Drafter | None] | None:
     """What an engine makes drafters with that guess up to num_tokens; 0: no speculation."""
     if not num_tokens:
         return None
-    return lambda request: None if request.params.has_penalties else Drafter(FakeProposer(), num_tokens=num_tokens)
+
+    def make(params: SamplingParams) -> Drafter | None:
+        drafter = Drafter(FakeProposer(), num_tokens=num_tokens, min_tokens=params.min_tokens)
+        return None if params.has_penalties else drafter
+
+    return make
 
 
 class Clock:
@@ -113,7 +117,7 @@ class Harness:
         max_queued_tokens: int | None = None,
         executor: type[CheckedExecutor] = CheckedExecutor,
         get_compiler: Callable[[], GrammarCompiler] = no_compiler,
-        make_drafter: Callable[[Request], Drafter | None] | None = None,
+        make_drafter: Callable[[SamplingParams], Drafter | None] | None = None,
         max_num_samples: int | None = None,
     ) -> None:
         config = SchedulerConfig(

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 import msgspec
 import numpy as np
 
-from engine.core.request import Request
 from engine.core.step import NEWEST, RowPlan, StepPlan, StepResult, TokenMasks
 from engine.interface.client import Delta
 from engine.interface.control import Stage, State
@@ -348,12 +347,12 @@ class FakeProposer:
         self._errs = errs
         self._vocab_size = vocab_size
 
-    def propose(self, request: Request, count: int) -> list[int]:
+    def propose(self, prompt_token_ids: list[int], output_token_ids: list[int], count: int) -> list[int]:
         """See Proposer.propose."""
-        tokens = request.prompt_token_ids + request.output_token_ids
+        tokens = prompt_token_ids + output_token_ids
         num_known = len(tokens)
         for _ in range(count):
-            luck = zlib.crc32(f"{request.request_id} {num_known} {len(tokens)}".encode()) % 8
+            luck = zlib.crc32(f"{prompt_token_ids} {num_known} {len(tokens)}".encode()) % 8
             if self._errs and luck == 0:
                 break
             token_id = fake_token(list(enumerate(tokens)), self._vocab_size)
