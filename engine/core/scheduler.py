@@ -25,7 +25,7 @@ from engine.core.block_manager import BlockManager
 from engine.core.request import Request, Status
 from engine.core.speculative import Drafter
 from engine.core.step import NEWEST, RequestInit, RowPlan, StepPlan, StepResult
-from engine.core.step_in_flight import DraftCounts, PlannedStep, RowOutput, take_drafted
+from engine.core.step_in_flight import DraftCounts, PlannedStep, RowOutput, apply_verified
 from engine.interface.config import SchedulerConfig
 from engine.interface.errors import InvalidParameter, PromptTooLong
 
@@ -106,7 +106,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # in order of service, as the queue
         self.retiring: list[Request] = []
-        self.scored: list[Request] = []  # those with scores of the last commit, for the engine to send
+        self.with_prompt_logprobs: list[Request] = []  # of the last commit, for the engine to send
         self.embedded: list[Request] = []  # those that it ended with an embedding
         self.committed_step_id = -1
         self.num_preemptions = 0
@@ -137,7 +137,7 @@ class Scheduler:
             raise InvalidParameter(
                 f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
             )
-        most = self.max_num_tokens - (request.pooled is None)
+        most = self.max_num_tokens - (request.embedding is None)
         if num_prompt > most:
             raise PromptTooLong(
                 f"The prompt has {num_prompt} tokens; at most {most} leave room for {self.max_num_tokens - most} more"
@@ -187,7 +187,7 @@ class Scheduler:
         assert step.step_id == result.step_id
         self.committed_step_id = step.step_id
         outputs: list[RowOutput] = []
-        self.scored, self.embedded = step.take_in(result, now)
+        self.with_prompt_logprobs, self.embedded = step.apply_prompt_outputs(result, now)
         end, block_size, logprobs = 0, self.config.block_size, result.logprobs
         for request, row in step.rows:
             index, end = end, end + row.samples + row.num_drafts
@@ -195,7 +195,7 @@ class Scheduler:
                 continue  # it ended while this step was in flight
             num_committed, reason = row.start + row.num_tokens, None
             if row.num_drafts:
-                output, reason = take_drafted(request, row, result, first=index, now=now, counts=self.drafts)
+                output, reason = apply_verified(request, row, result, first=index, now=now, counts=self.drafts)
                 outputs.append(output)
                 num_committed = row.start + len(output.token_ids)
             elif row.samples:
@@ -211,15 +211,15 @@ class Scheduler:
         self._release_retired()
         return outputs
 
-    def give_up_steps(self) -> list[Request]:
-        """Drop every step in flight, the oldest of which had too little memory; end and return whom to blame for it."""
+    def drop_in_flight(self) -> list[Request]:
+        """Drop every step in flight, the oldest of which had too little memory; end and return its victims."""
         steps = list(self._in_flight)
         self._in_flight.clear()
         self.committed_step_id = self._next_step_id - 1
-        blamed = steps[0].give_up() if steps else []
+        victims = steps[0].oom_victims() if steps else []
         for request in dict.fromkeys(request for step in steps for request, _ in step.rows):
             request.num_pending_tokens = 0
-            if request in blamed:
+            if request in victims:
                 self._finish(request, "error")
             elif request.status is Status.RUNNING:
                 request.num_preemptions += 1
@@ -227,7 +227,7 @@ class Scheduler:
                 self._retire(request)
         self._release_retired()
         self._freed = [req_index for step in steps for req_index in step.freed] + self._freed
-        return blamed
+        return victims
 
     def check(self) -> None:
         """Assert invariants 1 and 2 of docs/architecture.md; tests call it after every step."""
@@ -250,7 +250,7 @@ class Scheduler:
         running, rows, block_size, step_id = self.running, step.rows, self.config.block_size, step.step_id
         num_rows = len(running) + min(len(self.waiting), self.num_free_rows)  # of this step, at most
         num_spare = min(budget // 2, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
-        told_rows: list[tuple[Request, RowPlan]] = []  # whose tokens the host sends
+        host_token_rows: list[tuple[Request, RowPlan]] = []  # whose tokens the host sends
         position = 0
         while position < len(running) and budget:  # preemption shortens `running` from its end
             request = running[position]
@@ -269,14 +269,14 @@ class Scheduler:
             if drafter is not None:
                 self._add_drafts(row, request, drafter, most=num_spare)
                 num_spare -= row.num_drafts
-            (told_rows if row.token_ids else rows).append((request, row))
+            (host_token_rows if row.token_ids else rows).append((request, row))
             request.num_computed_tokens = start + row.num_tokens
             request.num_pending_tokens += row.num_tokens
             request.last_step = step_id
             if row.num_drafts:
                 request.drafted_step = step_id
             budget -= row.num_tokens
-        rows += told_rows
+        rows += host_token_rows
         return budget
 
     def _add_drafts(self, row: RowPlan, request: Request, drafter: Drafter, *, most: int) -> None:
@@ -305,9 +305,9 @@ class Scheduler:
         """Plan the next tokens of a request that the host still sends; return their number."""
         start = request.num_computed_tokens
         end = min(start + budget, request.num_prefill_tokens)
-        samples = end == request.num_prefill_tokens and request.pooled is None
+        samples = end == request.num_prefill_tokens and request.embedding is None
         row = RowPlan(request.req_index, start, end - start, request.token_ids(start, end), new_block_ids, samples)
-        row.scores, row.pools = request.score_span(start, end), request.pool_span(start, end)
+        row.prompt_logprobs, row.pool_span = request.prompt_logprobs_span(start, end), request.pool_span(start, end)
         step.rows.append((request, row))
         request.num_computed_tokens = end
         request.num_pending_tokens += samples

@@ -20,14 +20,14 @@ import torch
 from engine.core.step import NEWEST, RowPlan, StepPlan
 from engine.device.device_state import DeviceState, Staging
 from kernels.attention.base import AttentionMetadata
-from kernels.inputs.reference import DecodeInputs, MixedInputs, MixedPlan
+from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
 from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
 
 _NEWEST = [NEWEST]  # token ids of a decode row
 
 
 @dataclass
-class SampleRows:
+class SamplingMetadata:
     """The S positions of a step that are sampled: the host's view and the device's."""
 
     # of each position
@@ -75,9 +75,9 @@ class PackedStep:
     shape: MixedShape
     # in plan order; empty: a step of nothing but padding
     rows: list[RowPlan]
-    inputs: MixedPlan
+    inputs: PackedInputs
     # its tensors have their values once the step's inputs are gathered
-    sampling: SampleRows
+    sampling: SamplingMetadata
 
 
 class InputBatchBuilder:
@@ -105,7 +105,7 @@ class InputBatchBuilder:
         self._mixed = MixedInputs.allocate(
             max_tokens=max_mixed.num_tokens, max_rows=max_mixed.num_rows, max_blocks=max_blocks, device=device
         )
-        num_values = MixedPlan.num_values(max_mixed.num_tokens, max_mixed.num_rows)
+        num_values = PackedInputs.num_values(max_mixed.num_tokens, max_mixed.num_rows)
         self._packed = torch.zeros(num_values, dtype=torch.int32, device=device)
 
     def pack_decodes(self, plan: StepPlan) -> torch.Tensor:
@@ -162,21 +162,21 @@ class InputBatchBuilder:
 
         num_attended: the first rows, all that have tokens; None: any row may have some.
         """
-        state, inputs, plan = self._state, self._mixed, packed.inputs
+        state, inputs, host = self._state, self._mixed, packed.inputs
         num_tokens, num_rows, num_prefills = packed.shape
         attended = num_rows if num_attended is None else num_attended
         gather_mixed_inputs(
-            plan,
+            host,
             last_token=state.last_token,
             num_computed=state.num_computed,
             block_table=state.block_table,
             block_size=self._block_size,
             out=inputs,
         )
-        self._gather_loras(plan.req_index, plan.token_rows)
+        self._gather_loras(host.req_index, host.token_rows)
         metadata = AttentionMetadata(
-            query_start_loc=plan.query_start_loc[: attended + 1],
-            seq_lens=plan.seq_lens[:attended],
+            query_start_loc=host.query_start_loc[: attended + 1],
+            seq_lens=host.seq_lens[:attended],
             block_table=inputs.block_table[:attended, : self._table_width(max_seq_len)],
             slot_mapping=inputs.slot_mapping[:num_tokens],
             max_query_len=max_query_len,
@@ -199,10 +199,10 @@ class InputBatchBuilder:
 
     def _packed_step(self, shape: MixedShape, rows: list[RowPlan]) -> PackedStep:
         """Return the step of these rows whose values are in, or on their way to, the packed buffer."""
-        inputs = MixedPlan.view(self._packed, shape.num_tokens, shape.num_rows)
+        inputs = PackedInputs.view(self._packed, shape.num_tokens, shape.num_rows)
         sampling = [row for row in rows for _ in range(row.num_samples)]
         count = len(sampling)
-        samples = SampleRows(sampling, self._mixed.sample_req_index[:count], self._mixed.sample_positions[:count])
+        samples = SamplingMetadata(sampling, self._mixed.sample_req_index[:count], self._mixed.sample_positions[:count])
         return PackedStep(shape, rows, inputs, samples)
 
     def _send(self, rows: list[RowPlan], shape: MixedShape) -> None:
@@ -219,23 +219,23 @@ class InputBatchBuilder:
             seq_lens.insert(0, 0)
             lengths.insert(0, shape.num_tokens - sum(lengths))
             chunks.insert(0, [0] * lengths[0])
-        packed = np.zeros(MixedPlan.num_values(shape.num_tokens, shape.num_rows), dtype=np.int32)
-        plan = MixedPlan.view(torch.from_numpy(packed), shape.num_tokens, shape.num_rows)
+        packed = np.zeros(PackedInputs.num_values(shape.num_tokens, shape.num_rows), dtype=np.int32)
+        inputs = PackedInputs.view(torch.from_numpy(packed), shape.num_tokens, shape.num_rows)
         num_rows = len(lengths)
-        plan.token_ids.numpy()[:] = list(itertools.chain.from_iterable(chunks))
-        plan.token_rows.numpy()[:] = np.repeat(np.arange(num_rows), lengths)
-        plan.req_index.numpy()[:] = self._state.padding_row
-        plan.req_index.numpy()[:num_rows] = req_index
-        plan.seq_lens.numpy()[:num_rows] = seq_lens
-        plan.query_start_loc.numpy()[1:] = shape.num_tokens
-        plan.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)
+        inputs.token_ids.numpy()[:] = list(itertools.chain.from_iterable(chunks))
+        inputs.token_rows.numpy()[:] = np.repeat(np.arange(num_rows), lengths)
+        inputs.req_index.numpy()[:] = self._state.padding_row
+        inputs.req_index.numpy()[:num_rows] = req_index
+        inputs.seq_lens.numpy()[:num_rows] = seq_lens
+        inputs.query_start_loc.numpy()[1:] = shape.num_tokens
+        inputs.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)
         # in plan order, which begins with the decode rows
         places = (np.arange(len(rows)) - num_decodes) % len(rows) + num_paddings
         counts = np.array([row.num_samples for row in rows])
         sampling = np.repeat(places, counts)
         before_end = np.repeat(np.cumsum(counts), counts) - np.arange(len(sampling))
-        plan.sample_rows.numpy()[: len(sampling)] = sampling
-        plan.sample_tokens.numpy()[: len(sampling)] = plan.query_start_loc.numpy()[1:][sampling] - before_end
+        inputs.sample_rows.numpy()[: len(sampling)] = sampling
+        inputs.sample_tokens.numpy()[: len(sampling)] = inputs.query_start_loc.numpy()[1:][sampling] - before_end
         self._staging.send(packed, self._packed)
 
     def _gather_loras(self, req_index: torch.Tensor, token_rows: torch.Tensor | None) -> None:

@@ -16,9 +16,9 @@ import torch
 from engine.core.step import StepPlan, StepResult, TokenMasks
 from engine.device.cuda_graph import DecodeGraphs, MixedGraphs, max_step_tokens, mixed_shapes
 from engine.device.device_state import DeviceState, Staging
-from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, PackedStep, SampleRows, shape_of
+from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, PackedStep, SamplingMetadata, shape_of
 from engine.device.kv_cache import KVCachePlan
-from engine.device.prompt_outputs import PoolSums, PromptScorer, PromptScores, pool
+from engine.device.prompt_outputs import PoolSums, PromptLogprobs, PromptLogprobsComputer, pool
 from engine.device.sampler import Sampled, Sampler
 from engine.tensor_parallel.process_group import agree
 from kernels.attention.base import AttentionBackend
@@ -76,7 +76,7 @@ class ModelRunner:
             self._state, staging, block_size=plan.block_size, max_mixed=max_mixed, lora_tokens=lora_tokens
         )
         self._sampler = Sampler(self._state, max_rows=max_rows, tp=tp)
-        self._scorer = PromptScorer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
+        self._prompt_logprobs = PromptLogprobsComputer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
         self._decode_graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
 
@@ -121,7 +121,7 @@ class ModelRunner:
         with torch.inference_mode():
             if plan.inits:
                 self._sampler.init(plan.inits)
-                self._scorer.init(plan.inits)
+                self._prompt_logprobs.init(plan.inits)
             num_decodes = sum(1 for row in plan.rows if not row.token_ids)
             if num_decodes == len(plan.rows):
                 req_index = self._builder.pack_decodes(plan)
@@ -129,7 +129,7 @@ class ModelRunner:
                     hidden = self._decode_graphs.replay(req_index)
                 else:
                     hidden = self._run_decode(req_index, max(row.start + 1 for row in plan.rows))
-                sampling = SampleRows(plan.rows, req_index, self._state.num_computed[req_index])
+                sampling = SamplingMetadata(plan.rows, req_index, self._state.num_computed[req_index])
             elif any(row.needs_hidden for row in plan.rows[num_decodes:]):
                 hidden, sampling, of_prompts = self._forward_whole(plan, num_decodes)
             else:
@@ -137,7 +137,7 @@ class ModelRunner:
             logits = self._model.compute_logits(hidden) if sampling.rows else hidden
         return _Step(plan.step_id, sampling, logits, self._sampler, self.device, of_prompts)
 
-    def rehearse_masks(self) -> None:
+    def run_masks(self) -> None:
         """Launch what no request without a grammar does."""
         with torch.inference_mode():
             logits = torch.zeros(1, self._state.vocab_size, device=self.device)
@@ -154,7 +154,7 @@ class ModelRunner:
         """One token of each row; req_index: [R] int64 → hidden [R, hidden_size]."""
         return self._last_hidden(self._builder.decode_batch(req_index, max_seq_len=max_seq_len))
 
-    def _forward_mixed(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SampleRows]:
+    def _forward_mixed(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SamplingMetadata]:
         """Rows of any kind → (hidden [S, hidden_size] of those that sample, S possibly 0, and what they are)."""
         rows = plan.rows
         exact, shape = shape_of(rows, num_decodes), None
@@ -168,16 +168,16 @@ class ModelRunner:
             hidden = self._last_hidden(self._exact_batch(packed))
         return hidden[: len(packed.sampling.rows)], packed.sampling
 
-    def _forward_whole(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SampleRows, _OfPrompts]:
+    def _forward_whole(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SamplingMetadata, _OfPrompts]:
         """As _forward_mixed, with what rows ask of prompts. Never a graph: those end at the last hidden states."""
         rows = plan.rows
         packed = self._builder.pack(plan, shape_of(rows, num_decodes))
         batch = self._exact_batch(packed)
         hidden = self._run_layers(batch)
         of_prompts = _OfPrompts()
-        if any(row.scores is not None for row in rows):
-            of_prompts.scores = self._scorer.score(rows, hidden, self._model.compute_logits)
-        if any(row.pools is not None for row in rows):
+        if any(row.prompt_logprobs is not None for row in rows):
+            of_prompts.logprobs = self._prompt_logprobs.compute(rows, hidden, self._model.compute_logits)
+        if any(row.pool_span is not None for row in rows):
             of_prompts.sums = pool(rows, hidden, self._state.staging)
         return hidden[batch.last_tokens][: len(packed.sampling.rows)], packed.sampling, of_prompts
 
@@ -212,7 +212,7 @@ class ModelRunner:
 class _OfPrompts:
     """What rows of a step ask of their prompts, beside the next token."""
 
-    scores: PromptScores | None = None
+    logprobs: PromptLogprobs | None = None
     sums: PoolSums | None = None
 
 
@@ -222,7 +222,7 @@ class _Step:
     def __init__(
         self,
         step_id: int,
-        sampling: SampleRows,
+        sampling: SamplingMetadata,
         logits: torch.Tensor,
         sampler: Sampler,
         device: torch.device,
@@ -257,8 +257,8 @@ class _Step:
         result = StepResult(self._step_id, [])
         if self._sampled is not None:
             result.token_ids, result.logprobs = self._sampled.to_lists(self._sampling.rows, self._num_logprobs)
-        if self._of_prompts.scores is not None:
-            result.prompt_logprobs = self._of_prompts.scores.to_lists()
+        if self._of_prompts.logprobs is not None:
+            result.prompt_logprobs = self._of_prompts.logprobs.to_lists()
         if self._of_prompts.sums is not None:
             result.pooled = self._of_prompts.sums.to_bytes()
         return result

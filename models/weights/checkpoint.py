@@ -106,13 +106,15 @@ class SafetensorsReader:
         self._record(name, stored.nbytes)
         return stored.to(torch.float32, copy=True)
 
-    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
+    def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """Unmap the files; see TensorReader.finish."""
         self._files.clear()
         unread = [name for name in self._unread if not name.endswith(HARMLESS_SUFFIXES)]
-        served = [name for name in unread if not name.startswith(unserved)]
+        served = [name for name in unread if not name.startswith(ignored_prefixes)]
         if len(served) < len(unread):
-            logger.warning("only text is served: %d tensors of %s stay unread", len(unread) - len(served), unserved)
+            logger.warning(
+                "only text is served: %d tensors of %s stay unread", len(unread) - len(served), ignored_prefixes
+            )
         unread = served
         if has_tied_embeddings:
             unread = [name for name in unread if not name.endswith("lm_head.weight")]
@@ -218,7 +220,7 @@ class RandomReader:
         drawn = torch.empty(shape, device=self.device, dtype=dtype if dtype.itemsize > 1 else torch.bfloat16)
         return drawn.normal_(0.0, self._std, generator=generator).to(dtype)
 
-    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
+    def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """Nothing is open, and nothing can be left over."""
 
 

@@ -17,7 +17,7 @@ _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 @dataclass(frozen=True)
-class StoredWeights:
+class FolderStats:
     """Counts over all tensors that a model would read."""
 
     num_parameters: int
@@ -25,10 +25,12 @@ class StoredWeights:
     dtypes: tuple[str, ...]  # safetensors' names, the one with the most bytes first
 
 
-def stored_weights(folder: Path, *, needs_head: bool = True, unserved: tuple[str, ...] = ()) -> StoredWeights | None:
+def folder_stats(
+    folder: Path, *, needs_head: bool = True, ignored_prefixes: tuple[str, ...] = ()
+) -> FolderStats | None:
     """Count a folder's weights; None if it has none. Raises ModelError for files that are missing or broken.
 
-    needs_head: the model has a head of its own; unserved: prefixes of tensors that it does not read.
+    needs_head: the model has a head of its own; ignored_prefixes: prefixes of tensors that it does not read.
     """
     num_parameters = 0
     num_bytes: Counter[str] = Counter()
@@ -36,13 +38,13 @@ def stored_weights(folder: Path, *, needs_head: bool = True, unserved: tuple[str
     for path in paths:
         for name, dtype, shape, size in _tensors(path):
             is_head = name.endswith("lm_head.weight")
-            if name.endswith(HARMLESS_SUFFIXES) or name.startswith(unserved) or (is_head and not needs_head):
+            if name.endswith(HARMLESS_SUFFIXES) or name.startswith(ignored_prefixes) or (is_head and not needs_head):
                 continue
             num_parameters += math.prod(shape)
             num_bytes[dtype] += size
     if not paths:
         return None
-    return StoredWeights(num_parameters, num_bytes.total(), tuple(dtype for dtype, _ in num_bytes.most_common()))
+    return FolderStats(num_parameters, num_bytes.total(), tuple(dtype for dtype, _ in num_bytes.most_common()))
 
 
 def _files(folder: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from engine.interface.protocol import (
     StepEvents,
     TokenLogprobs,
 )
-from tests.support.fakes import FakeExecutor, FakeProposer, expected_embedding, expected_tokens, fake_score
+from tests.support.fakes import FakeExecutor, FakeProposer, expected_embedding, expected_tokens, fake_prompt_logprob
 
 VOCAB_SIZE = 50
 
@@ -142,7 +142,7 @@ class Harness:
             metrics=self.metrics,
             clock=self.clock,
             vocab_size=VOCAB_SIZE,
-            depth=depth,
+            overlap_depth=depth,
             max_waiting=max_waiting,
             grammars=Grammars(get_compiler, vocab_size=VOCAB_SIZE),
             max_queued_tokens=max_queued_tokens,
@@ -189,7 +189,7 @@ class Harness:
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
-            nothing_in_flight = self.engine._in_flight is None or self.engine.depth == 1
+            nothing_in_flight = self.engine._in_flight is None or self.engine.overlap_depth == 1
             num_failures = self.executor.num_failures
             self.engine.run_once(0)
             self.scheduler.check()
@@ -241,7 +241,7 @@ class Harness:
         assert seen.num_started == bool(seen.token_ids)
         if seen.params.logprobs is not None:
             assert seen.num_logprobs == len(seen.token_ids)
-        scores = [fake_score(position, token_id) for position, token_id in enumerate(seen.prompt)][1:]
+        scores = [fake_prompt_logprob(position, token_id) for position, token_id in enumerate(seen.prompt)][1:]
         asked = seen.params.prompt_logprobs is not None
         assert seen.prompt_logprobs == (scores[: len(seen.prompt_logprobs)] if asked else [])
 
@@ -277,7 +277,9 @@ class Harness:
             seen.prompt_logprobs += events.prompt_logprobs.get(row, [])
             seen.embedding += events.embeddings.get(row, b"")
             if events.num_tokens[row] and seen.params.prompt_logprobs is not None:
-                assert len(seen.prompt_logprobs) == len(seen.prompt) - 1, "a token came before the prompt's scores"
+                assert len(seen.prompt_logprobs) == len(seen.prompt) - 1, (
+                    "a token came before the prompt's log-probabilities"
+                )
             start += events.num_tokens[row]
         assert start == len(events.token_ids)
         for started in events.started:
