@@ -8,7 +8,7 @@ import torch
 from kernels.linear.lut4_configs import Lut4GemmConfig, lut4_gemm_config
 from kernels.linear.reference import dequantize_lut4
 from kernels.linear.triton_lut4 import allocate_scratch, can_lut4_gemm, look_up_asm, lut4_gemm
-from kernels.linear.triton_lut4 import dequantize_lut4 as triton_dequantize
+from kernels.linear.triton_lut4 import dequantize as triton_dequantize
 from tests.unit.kernels.triton_cases.lut4_problem import TABLES, lut4_problem
 from tests.unit.kernels.triton_cases.ptx import run_ptx
 from tests.unit.kernels.triton_cases.ragged import relative_error
