@@ -14,7 +14,7 @@ from engine.interface.config import EngineConfig, LoraSource, ServerConfig
 from engine.interface.errors import StartupError
 from server.config.api_keys import read_key_hashes
 from server.config.model_source import check_kernels_package, resolve_model
-from server.config.serve_flags import speculative_of, traces_endpoint
+from server.config.serve_flags import num_steps_in_flight, speculative_of, traces_endpoint
 from server.config.value_types import resolve_loras
 from server.text.embedding_model import load_embedding_model
 
@@ -67,7 +67,7 @@ def find_model(arguments: argparse.Namespace, checked: CheckedFlags) -> tuple[En
         lora_names=[source.name for source in loras],
         chat_template=checked.chat_template,
         pooling=arguments.pooling,
-        strict=arguments.strict,
+        strict=arguments.reject_unknown_fields,
         request_timeout_s=arguments.request_timeout,
         api_key_hashes=checked.api_key_hashes,
         cors_origins=arguments.cors_origin,
@@ -102,15 +102,15 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
-        max_num_mixed_tokens=arguments.max_num_mixed_tokens,
+        max_num_mixed_tokens=arguments.max_decode_step_tokens,
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory,
         kv_cache_dtype=arguments.kv_cache_dtype,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         enable_prefix_caching=not arguments.no_prefix_caching,
         enforce_eager=arguments.enforce_eager,
-        depth=arguments.depth,
-        max_waiting=arguments.max_waiting,
+        depth=num_steps_in_flight(arguments.overlap),
+        max_waiting=arguments.max_queued_requests,
         max_queued_tokens=arguments.max_queued_tokens,
         speculative=speculative_of(arguments),
     )

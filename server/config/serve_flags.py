@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from engine.interface.errors import StartupError
+from server.config.setting import add_alias
 from server.config.value_types import (
     BACKEND_NAMES,
     KV_CACHE_DTYPES,
     QUANTIZATION_NAMES,
     deadline,
+    depth_overlaps,
     integer,
     limited,
     named_folder,
@@ -103,7 +105,13 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="tokens computed per step (8192 on cuda, else 512)",
     )
-    add("--max-num-mixed-tokens", type=integer(1, 32_768), metavar="N", help="the same while requests decode")
+    decode_step_tokens = add(
+        "--max-decode-step-tokens",
+        type=integer(1, 32_768),
+        metavar="N",
+        help="tokens computed per step while requests decode",
+    )
+    add_alias(group, "--max-num-mixed-tokens", decode_step_tokens)
     add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block (16)")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
     add(
@@ -115,10 +123,37 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of GPU memory (0.9)")
     add("--no-prefix-caching", action="store_true", help="do not reuse the KV of shared prefixes")
-    add("--depth", type=integer(1, 2), metavar="N", help="steps in flight (2 on cuda, else 1)")
+    add_overlap_flag(group)
     add("--enforce-eager", action="store_true", help="no CUDA graphs, for debugging")
-    add("--max-waiting", type=integer(1, 2**20), default=2048, metavar="N", help="requests queued at most (2048)")
-    add("--max-queued-tokens", type=integer(1, 2**40), metavar="N", help="their tokens at most (64 full contexts)")
+    queued_requests = add(
+        "--max-queued-requests",
+        type=integer(1, 2**20),
+        default=2048,
+        metavar="N",
+        help="limit of queued requests (2048)",
+    )
+    add_alias(group, "--max-waiting", queued_requests)
+    add(
+        "--max-queued-tokens",
+        type=integer(1, 2**40),
+        metavar="N",
+        help="limit of their tokens (64 full contexts)",
+    )
+
+
+def add_overlap_flag(container: argparse._ActionsContainer) -> None:
+    """Add --overlap and --no-overlap, and --depth, which they were called before."""
+    overlap = container.add_argument(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        help="launch a step before the previous one's results are handled (true on cuda, else false)",
+    )
+    add_alias(container, "--depth", overlap, parse=depth_overlaps)
+
+
+def num_steps_in_flight(overlap: bool | None) -> int | None:
+    """Return the engine's depth for --overlap; None lets the device decide."""
+    return None if overlap is None else 2 if overlap else 1
 
 
 _DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8000
@@ -153,7 +188,12 @@ def add_address_flags(group: argparse._ArgumentGroup) -> None:
 def add_request_flags(group: argparse._ArgumentGroup) -> None:
     """Add the flags of how requests are taken, and for how long they wait."""
     add = group.add_argument
-    add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
+    reject = add(
+        "--reject-unknown-fields",
+        action="store_true",
+        help="answer 400 to unknown request fields instead of reporting them",
+    )
+    add_alias(group, "--strict", reject)
     add("--request-timeout", type=deadline, metavar="S", help="deadline of every request in seconds (none)")
     add("--stall-timeout", type=seconds, default=300.0, metavar="S", help="restart a hung engine; 0: never (300)")
 

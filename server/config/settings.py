@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from engine.interface.errors import StartupError
-from server.config.setting import COMMAND_LINE, DEFAULT, VARIABLE_PREFIX, Setting, nearest
+from server.config.setting import COMMAND_LINE, DEFAULT, VARIABLE_PREFIX, FlagAlias, Setting, nearest
 from server.config.value_types import boolean
 
 if TYPE_CHECKING:
@@ -28,12 +28,14 @@ _LINK_URL = re.compile(r"(tcp|udp|sctp)://")
 class SettingsParser(argparse.ArgumentParser):
     """Reports a wrong value in one sentence, without the usage text; fills in what the command line leaves open.
 
-    settings: of take_settings, else none. A parsed namespace then has `origins` too: by dest, where its value is from.
+    settings: of take_settings, else none; aliases: their old names. A parsed namespace then has `origins` too: by dest,
+    where its value is from.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.settings: list[Setting] = []
+        self.aliases: list[Setting] = []
         self._environment: Mapping[str, str] = {}
         self._place = ""  # of the value that is being parsed, if it is not the command line's
 
@@ -43,11 +45,13 @@ class SettingsParser(argparse.ArgumentParser):
         for group in self._action_groups:
             for action in group._group_actions:
                 if action.dest not in _OF_THE_RUN:
-                    self.settings.append(Setting(action, action.default, group.title or ""))
-        for action in [setting.action for setting in self.settings]:
+                    names = self.aliases if isinstance(action, FlagAlias) else self.settings
+                    names.append(Setting(action, action.default, group.title or ""))
+        for action in [setting.action for setting in (*self.settings, *self.aliases)]:
             action.default = argparse.SUPPRESS  # so that a namespace has what was given, and no more
-            if action.nargs == 0:  # its opposite, for what a file or a variable has switched on
-                name = action.option_strings[-1].removeprefix("--")
+            if action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction):
+                # its opposite, for what a file or a variable has switched on
+                name = action.option_strings[0].removeprefix("--")
                 opposite = name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"
                 self.add_argument(
                     f"--{opposite}",
@@ -90,19 +94,22 @@ class SettingsParser(argparse.ArgumentParser):
         if path:
             from server.config.settings_file import read_settings_file
 
-            by_key = read_settings_file(path, self.settings)
+            by_key = read_settings_file(path, [*self.settings, *self.aliases])
         found.origins = {}
         for setting in self.settings:
             dest, origin, value = setting.action.dest, DEFAULT, setting.default
             if isinstance(value, str) and callable(setting.action.type):
                 value = setting.action.type(value)
-            if (in_file := by_key.get(setting.key)) is not None:
+            names = [setting, *(alias for alias in self.aliases if alias.action.dest == dest)]
+            if (name := _only({name.key: name for name in names if name.key in by_key})) is not None:
+                in_file = by_key[name.key]
                 origin = in_file.place
-                value = self._parse(setting, in_file.texts, [f"{place}: {setting.key}" for place in in_file.places])
-            if (text := by_variable.get(setting.variable)) is not None:
-                texts = [part.strip() for part in text.split(",")] if setting.is_list else [text]
-                origin = setting.variable
-                value = self._parse(setting, texts, [setting.variable] * len(texts))
+                value = self._parse(name, in_file.texts, [f"{place}: {name.key}" for place in in_file.places])
+            if (name := _only({name.variable: name for name in names if name.variable in by_variable})) is not None:
+                text = by_variable[name.variable]
+                texts = [part.strip() for part in text.split(",")] if name.is_list else [text]
+                origin = name.variable
+                value = self._parse(name, texts, [name.variable] * len(texts))
             if dest in found:
                 origin = COMMAND_LINE
             else:
@@ -111,14 +118,14 @@ class SettingsParser(argparse.ArgumentParser):
 
     def _of_environment(self) -> dict[str, str]:
         """Return the variables that say something. Raises StartupError for one that nobody knows."""
-        known = {setting.variable: setting for setting in self.settings}
+        known = {setting.variable: setting for setting in (*self.settings, *self.aliases)}
         said = {}
         for name, value in self._environment.items():
             is_ours = name.startswith(VARIABLE_PREFIX) and name != CONFIG_VARIABLE
             if not is_ours or _LINK.search(name) or (name.endswith("_PORT") and _LINK_URL.match(value)):
                 continue
             if name not in known:
-                near = nearest(name, [*known, CONFIG_VARIABLE])
+                near = nearest(name, [*(setting.variable for setting in self.settings), CONFIG_VARIABLE])
                 raise StartupError(f"{name} is no setting of this server{near}.", exit_code=_EXIT_USAGE)
             if value.strip() and not known[name].is_secret:  # an empty one is what `X: ${X:-}` gives
                 said[name] = value
@@ -139,6 +146,14 @@ class SettingsParser(argparse.ArgumentParser):
             values += value if setting.is_list else [value]
         self._place = ""
         return values if setting.is_list else values[0]
+
+
+def _only(found: Mapping[str, Setting]) -> Setting | None:
+    """Return the one name that a value was given under. Raises StartupError if the new name and an old one are."""
+    if len(found) > 1:
+        new, old = list(found)[:2]
+        raise StartupError(f"{old} is the old name of {new}: give one of them.", exit_code=_EXIT_USAGE)
+    return next(iter(found.values()), None)
 
 
 def places_of(message: str, arguments: argparse.Namespace) -> str:

@@ -42,7 +42,8 @@ def read_settings_file(name: str, settings: Sequence[Setting]) -> dict[str, File
             raise _error(path, key_node, f"{key} is given twice, also in line {lines[key]}")
         lines[key] = key_node.start_mark.line + 1
         if key not in by_key:
-            raise _error(path, key_node, f"{key} is no setting of this server{nearest(key, list(by_key))}")
+            near = nearest(key, [setting.key for setting in settings if not setting.is_alias])
+            raise _error(path, key_node, f"{key} is no setting of this server{near}")
         if by_key[key].is_secret:
             raise _error(
                 path, key_node, f"{key} is a secret: write the keys in a file of their own, named by {key}-file"

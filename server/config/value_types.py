@@ -91,6 +91,12 @@ def workers(text: str) -> int:
     return max(1, min(8, (os.cpu_count() or 1) // 2)) if text == "auto" else integer(1, 64)(text)
 
 
+@limited("1 or 2")
+def depth_overlaps(text: str) -> bool:
+    """Parse the steps in flight of --depth; tell if they overlap."""
+    return integer(1, 2)(text) == 2
+
+
 @limited("above 0, up to 1")
 def share(text: str) -> float:
     """Parse a number above 0 and up to 1."""
