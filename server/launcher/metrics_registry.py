@@ -109,6 +109,10 @@ class Exposition(Collector):
         is_vllm = self._compat == "vllm"
         for metric in METRICS.values():
             yield self._family(metric, f"quire_{metric.name}", metric.labels, samples[metric.name])
+            if metric.old_name:
+                text = f"Deprecated: renamed to quire_{metric.name}."
+                old = metric._replace(help=text)
+                yield self._family(old, f"quire_{metric.old_name}", metric.labels, samples[metric.name])
             if is_vllm and metric.alias:
                 labels = metric.alias_label or metric.labels
                 yield self._family(metric, metric.alias, labels, samples[metric.name])

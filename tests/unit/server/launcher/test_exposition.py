@@ -57,6 +57,20 @@ def test_deltas_of_two_processes_add_up_under_both_names(exposition: Exposition)
     assert samples["vllm:request_success_total", "length"] == 0
 
 
+@pytest.mark.parametrize("compat", ["vllm", "none"])
+def test_a_renamed_metric_is_still_there_under_its_old_name_which_is_called_deprecated(compat: str) -> None:
+    exposition = Exposition(model_name="tiny", version="1.2.3", compat=compat)
+    metrics = Metrics()
+    metrics.observe("iteration_requests", 3, 2)
+    exposition.merge(metrics.drain())
+    samples = page(exposition)
+    for name in ("quire_iteration_requests", "quire_iteration_rows"):
+        assert (samples[f"{name}_count", ""], samples[f"{name}_sum", ""]) == (2, 6)
+    text = exposition.render().decode()
+    assert "# HELP quire_iteration_requests Requests computed per engine step.\n" in text
+    assert "# HELP quire_iteration_rows Deprecated: renamed to quire_iteration_requests.\n" in text
+
+
 def test_counters_survive_the_engine_and_gauges_do_not(exposition: Exposition) -> None:
     metrics = Metrics()
     metrics.count("generation_tokens_total", 5)
@@ -107,7 +121,7 @@ def test_without_compat_there_are_only_our_own_names() -> None:
     exposition = Exposition(model_name="tiny", version="1", compat="none")
     exposition.set_cache_config(block_size=16, num_blocks=4096)
     families = list(text_string_to_metric_families(exposition.render().decode()))
-    assert len(families) == len(METRICS) + 2
+    assert len(families) == len(METRICS) + sum(bool(metric.old_name) for metric in METRICS.values()) + 2
     assert {family.name.split("_")[0] for family in families} == {"quire"}
 
 
