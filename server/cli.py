@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from engine.interface.config import LaunchConfig
 
 
-def end_as_first_process() -> None:
+def handle_pid1_sigterm() -> None:
     """Let SIGTERM end process 1, as it ends any other: the kernel spares it a signal for which it has no handler.
 
     Else a container could not be stopped while it downloads a model. The launcher puts its own handler in place.
@@ -81,7 +81,7 @@ _MOST_USED = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one `quire` command and return its exit code."""
-    end_as_first_process()
+    handle_pid1_sigterm()
     arguments = _parser().parse_args(argv)
     try:
         code = arguments.run(arguments)

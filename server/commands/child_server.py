@@ -1,7 +1,7 @@
 """A `quire serve` that another command starts for itself and stops after it. Imports the standard library and httpx.
 
 It listens on a free loopback port with a key that only the command knows, and never outlives the command. Life:
-OwnServer(…) → start, which blocks until it is ready → target → stop.
+TemporaryServer(…) → start, which blocks until it is ready → endpoint → stop.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from engine.interface.child_process import PROJECT_ROOT, describe_exit, die_with
-from server.commands.server_target import Target, ToolError
+from server.commands.server_target import ServerEndpoint, ToolError
 from server.launcher.run_dir import RunDir
 
 _POLL_S = 0.05
@@ -26,7 +26,7 @@ _ERROR = "quire: error: "
 _MAX_NAME_CHARACTERS = 512
 
 
-class OwnServer:
+class TemporaryServer:
     """A context manager: ready inside, gone after. model: folder, hub id, or None for the demo model."""
 
     def __init__(self, model: str | None, *, served_names: list[str], stream: TextIO) -> None:
@@ -38,9 +38,9 @@ class OwnServer:
         self._log_path = self._run_dir.path / "server.log"
         self._key = secrets.token_urlsafe(24)
         self._process: subprocess.Popen[bytes] | None = None
-        self.target = Target("", self._key)
+        self.endpoint = ServerEndpoint("", self._key)
 
-    def __enter__(self) -> "OwnServer":
+    def __enter__(self) -> "TemporaryServer":
         try:
             self._start()
         except BaseException:
@@ -83,7 +83,7 @@ class OwnServer:
                 self._say("")
                 raise ToolError(f"No server could be started: {why}")
             time.sleep(_POLL_S)
-        self._say(f"Started {self._name()} on {self.target.url} in {time.monotonic() - started_s:.1f} s.\n")
+        self._say(f"Started {self._name()} on {self.endpoint.url} in {time.monotonic() - started_s:.1f} s.\n")
 
     def _is_ready(self) -> bool:
         """Read the log: say what it does, and take its address."""
@@ -96,7 +96,7 @@ class OwnServer:
             if message.startswith("stage name="):
                 doing = message.removeprefix("stage name=").split(" ")[0]
             elif message.startswith("Ready in "):
-                self.target = Target(message.rpartition("url=")[2], self._key)
+                self.endpoint = ServerEndpoint(message.rpartition("url=")[2], self._key)
                 is_ready = True
         if self._is_terminal and not is_ready:
             self._say(f"Starting {self._name()}: {doing.replace('_', ' ')} …")

@@ -1,6 +1,6 @@
 """The server that a command of the terminal talks to: where it is, its key, its models, its errors in a sentence.
 
-Imports httpx. Target is made from --url and --api-key, or by server/commands/child_server.py.
+Imports httpx. ServerEndpoint is made from --url and --api-key, or by server/commands/child_server.py.
 
 Text of a server or a model on a terminal: it can move no cursor and ring no bell. Imports nothing.
 
@@ -40,7 +40,7 @@ class ToolError(StartupError):
     """A command cannot go on. exit_code: 2 wrong usage, 3 no server, or it went away."""
 
 
-class Target(msgspec.Struct, frozen=True):
+class ServerEndpoint(msgspec.Struct, frozen=True):
     """A server. url: without /v1 and without a slash at its end."""
 
     url: str
@@ -75,36 +75,36 @@ class _ErrorBody(msgspec.Struct):
     error: _ErrorDetail | str
 
 
-def make_target(url: str, api_key: str | None, environment: Mapping[str, str]) -> Target:
-    """Return the target of the flags; the key may be in QUIRE_API_KEY, of several there the first."""
+def make_endpoint(url: str, api_key: str | None, environment: Mapping[str, str]) -> ServerEndpoint:
+    """Return the endpoint of the flags; the key may be in QUIRE_API_KEY, of several there the first."""
     from_environment = environment.get("QUIRE_API_KEY", "").split(",")[0].strip()
     key = api_key or from_environment or None
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ToolError("The API key has characters that no HTTP header can carry.", exit_code=2)
-    return Target(url, key)
+    return ServerEndpoint(url, key)
 
 
-def make_client(target: Target, *, timeout_s: float | None) -> httpx.Client:
+def make_client(endpoint: ServerEndpoint, *, timeout_s: float | None) -> httpx.Client:
     """Return a blocking client. timeout_s: between bytes of an answer."""
     timeout = httpx.Timeout(timeout_s, connect=_PROBE_TIMEOUT_S)
     return httpx.Client(
-        base_url=target.url, headers=target.headers(), timeout=timeout, trust_env=target.trusts_proxies()
+        base_url=endpoint.url, headers=endpoint.headers(), timeout=timeout, trust_env=endpoint.trusts_proxies()
     )
 
 
-def served_models(target: Target) -> list[str] | None:
+def served_models(endpoint: ServerEndpoint) -> list[str] | None:
     """Return the names that a server answers to; None if no server with OpenAI's API answers at all.
 
     Raises ToolError where one answers and does not let us in.
     """
     try:
-        with make_client(target, timeout_s=_PROBE_TIMEOUT_S) as client:
+        with make_client(endpoint, timeout_s=_PROBE_TIMEOUT_S) as client:
             response = client.get("/v1/models")
     except httpx.HTTPError:
         return None
     if response.status_code in (401, 403):
-        what = "refuses this API key" if target.api_key else "needs an API key"
-        raise ToolError(f"{target.url} {what}: give its key with --api-key or in QUIRE_API_KEY.", exit_code=2)
+        what = "refuses this API key" if endpoint.api_key else "needs an API key"
+        raise ToolError(f"{endpoint.url} {what}: give its key with --api-key or in QUIRE_API_KEY.", exit_code=2)
     if response.status_code != 200:
         return None
     try:
@@ -125,13 +125,13 @@ def error_message(status: int, body: bytes) -> str:
     return message if len(message) <= _MAX_ERROR_CHARACTERS else message[:_MAX_ERROR_CHARACTERS] + "…"
 
 
-def transport_message(target: Target, error: httpx.HTTPError) -> str:
+def transport_message(endpoint: ServerEndpoint, error: httpx.HTTPError) -> str:
     """Say why no answer came, or no more of one."""
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return f"No server answers at {target.url}."
+        return f"No server answers at {endpoint.url}."
     if isinstance(error, httpx.TimeoutException):
-        return f"{target.url} has stayed silent for too long."
-    return f"The connection to {target.url} was lost: {str(error) or type(error).__name__}."
+        return f"{endpoint.url} has stayed silent for too long."
+    return f"The connection to {endpoint.url} was lost: {str(error) or type(error).__name__}."
 
 
 Handler = Callable[[int, FrameType | None], object]

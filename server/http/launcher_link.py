@@ -46,7 +46,7 @@ class CancelHere(Protocol):
         ...
 
 
-class ControlSupervisor:
+class LauncherLink:
     """Supervisor over the control socket at `path`. Use inside one event loop."""
 
     def __init__(

@@ -24,7 +24,7 @@ from engine.interface.errors import StartupError, sentence
 from engine.interface.logs import configure_logging
 from server.config.serve_config import WorkerConfig
 from server.http.h11_protocol import ConnectionLimit, HttpProtocol
-from server.http.launcher_link import ControlSupervisor
+from server.http.launcher_link import LauncherLink
 from server.http.worker_app import WorkerApp
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ async def _wait_idle(server: uvicorn.Server, *, timeout_s: float, must_end: Call
         await asyncio.sleep(_POLL_S)
 
 
-async def _fail(supervisor: ControlSupervisor, message: str, exit_code: int) -> int:
+async def _fail(supervisor: LauncherLink, message: str, exit_code: int) -> int:
     supervisor.fail(message, exit_code)
     await supervisor.aclose()
     return exit_code

@@ -17,7 +17,7 @@ from engine.interface.metrics import Metrics
 from server.api.request_record import OpenRequests
 from server.config.version import package_version
 from server.http.app import create_app
-from server.http.launcher_link import ControlSupervisor
+from server.http.launcher_link import LauncherLink
 from server.http.metrics import HttpMetrics
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class WorkerApp:
         self._tracer: Tracer | None = None
         self._lag: asyncio.Task[None] | None = None
         self.http_metrics = HttpMetrics(self._metrics, num_requests=lambda: len(self._open_requests))
-        self.supervisor = ControlSupervisor(
+        self.supervisor = LauncherLink(
             config.control_socket,
             worker_index=config.worker_index,
             metrics=self._metrics,

@@ -1,7 +1,7 @@
 """The launcher's end of the control channel (engine/interface/control.py). Imports engine and
 server.launcher.metrics_registry; never torch.
 
-One connection per child. The server keeps State for the workers, merges every MetricsDelta into the Exposition and
+One connection per child. The server keeps State for the workers, merges every MetricsDelta into the MetricsRegistry and
 answers Scrape; what else a child says goes to the launcher's `on_message`. A child that breaks the protocol loses its
 connection, and therefore ends.
 
@@ -35,7 +35,7 @@ from engine.interface.control import (
 from engine.interface.metrics import MetricsDelta
 from engine.interface.protocol import EngineReady, FromEngine
 from engine.interface.transport import encode_frame, read_messages
-from server.launcher.metrics_registry import Exposition
+from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.processes import Tasks
 
 logger = logging.getLogger(__name__)
@@ -63,8 +63,8 @@ class _Child:
 class ControlServer:
     """Talks to all children. Life: start → broadcasts and scrapes → aclose, which ends the children."""
 
-    def __init__(self, *, exposition: Exposition, on_message: Callable[[Hello, Any], None]) -> None:
-        self._exposition = exposition
+    def __init__(self, *, registry: MetricsRegistry, on_message: Callable[[Hello, Any], None]) -> None:
+        self._registry = registry
         self._on_message = on_message
         self._children: list[_Child] = []
         self._numbers = itertools.count(1)
@@ -134,7 +134,7 @@ class ControlServer:
         finally:
             self._children.remove(child)
             if child.hello is not None:
-                self._exposition.forget(_source(child.hello))
+                self._registry.forget(_source(child.hello))
             for flushed in child.flushes.values():
                 flushed.set()
             for answer in child.cancels.values():
@@ -152,7 +152,7 @@ class ControlServer:
                     child.send(self._state)
                 self._on_message(message, message)
             case MetricsDelta() if child.hello is not None:
-                self._exposition.merge(message, source=_source(child.hello))
+                self._registry.merge(message, source=_source(child.hello))
             case Flushed(number):
                 if number in child.flushes:
                     child.flushes.pop(number).set()
@@ -195,7 +195,7 @@ class ControlServer:
             await self._flush(
                 [child for child in self._children if child is not scraper and self._can_flush(child, role)]
             )
-        scraper.send(Page(number, self._exposition.render()))
+        scraper.send(Page(number, self._registry.render()))
 
     async def _flush(self, children: list[_Child]) -> None:
         """Ask children for their counts and wait until these are merged, or the time is over."""
@@ -224,7 +224,7 @@ def _source(hello: Hello) -> str:
     return f"{hello.role}-{hello.index}"
 
 
-async def read_greeting(engine_socket: str) -> EngineReady | None:
+async def fetch_engine_limits(engine_socket: str) -> EngineReady | None:
     """Connect, read the engine's limits and leave; None if it is gone."""
     try:
         reader, writer = await asyncio.open_unix_connection(engine_socket)

@@ -26,7 +26,7 @@ from server.launcher.console import stage_fields
 from server.launcher.processes import Backoff
 
 
-class HeartbeatWatch:
+class StepWatchdog:
     """Calls `on_change(True)` after `stall_after_s` without progress, `on_change(False)` with the progress after that.
 
     Calls `on_hang()` if there is none for `hang_after_s` either; 0: never. While an engine loads,
@@ -119,7 +119,7 @@ class HeartbeatWatch:
 logger = logging.getLogger(__name__)
 
 
-class FirstLoadWatch:
+class LoadWatchdog:
     """Warns after SILENCE_S in which a start has told nothing new, and again after as long. Use in one event loop."""
 
     SILENCE_S = LOAD_STALL_AFTER_S
@@ -170,7 +170,7 @@ class FirstLoadWatch:
 _GIVEN_UP_AFTER = 5  # restarts that failed: with the back-off a quarter of a minute, and five loads
 
 
-class Outage:
+class EngineDowntime:
     """Life: end (the first engine is ready) → begin (it ended; again, while it does not come back) → end → …
 
     A restart has failed if its engine did not serve for a minute: it may get ready each time, and end by what it is

@@ -22,7 +22,7 @@ _BUILD_LABELS = ("version", "torch", "cuda", "device", "dtype")  # but the first
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
-class Exposition(Collector):
+class MetricsRegistry(Collector):
     """Sums deltas and renders the page. One per daemon.
 
     sample: returns what the launcher itself measures, at each render; its delta is merged like any other.

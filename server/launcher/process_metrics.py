@@ -1,6 +1,6 @@
 """What the launcher itself measures, at each scrape: is the daemon ready, does the engine go on, what processes use.
 
-Imports engine's control messages and metrics, server's heartbeat, outage and process_stats.
+Imports engine's control messages and metrics, server's heartbeat, downtime and process_stats.
 
 CPU time, memory and open files of the daemon's processes, by role. Reads /proc: elsewhere than on Linux, nothing.
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from engine.interface.control import State
 from engine.interface.metrics import MetricsDelta
-from server.launcher.engine_health import HeartbeatWatch, Outage
+from server.launcher.engine_health import EngineDowntime, StepWatchdog
 
 _PROC = Path("/proc")
 
@@ -71,14 +71,14 @@ class LauncherStats:
         *,
         children: Mapping[tuple[str, int], asyncio.subprocess.Process],
         state: Callable[[], State],
-        watch: HeartbeatWatch,
-        outage: Outage,
+        watch: StepWatchdog,
+        downtime: EngineDowntime,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._children = children
         self._state = state
         self._watch = watch
-        self._outage = outage
+        self._downtime = downtime
         self._processes = ProcessStats()
         self._started_s = clock()
 
@@ -95,6 +95,6 @@ class LauncherStats:
         delta.gauges["engine_up", ""] = is_up
         delta.gauges["ready", ""] = state.stage.name == "ready" and not state.is_draining
         delta.gauges["engine_progress_age_seconds", ""] = self._watch.age_s
-        delta.gauges["engine_restart_seconds", ""] = self._outage.last_s
+        delta.gauges["engine_restart_seconds", ""] = self._downtime.last_s
         delta.gauges["start_time_seconds", ""] = self._started_s
         return delta

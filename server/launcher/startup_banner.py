@@ -13,14 +13,14 @@ from engine.interface.config import LaunchConfig, ServerConfig
 from engine.interface.control import Stage
 from server.config.model_source import model_facts
 from server.launcher.console import Console, StageTimes, Summary
-from server.launcher.engine_health import FirstLoadWatch
+from server.launcher.engine_health import LoadWatchdog
 from server.launcher.listener import is_ready, server_url
 
 _PROBE_INTERVAL_S = 0.05
 _HOSTED_URL = "(the address of its host)"
 
 
-class Announcement:
+class StartupBanner:
     """Tells the console how the first start goes. listeners: none where a host serves the app."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Announcement:
         self._listeners = listeners
         self._console = console
         self._started_s = time.monotonic()
-        self._watch = FirstLoadWatch()
+        self._watch = LoadWatchdog()
         self._times = StageTimes("process", self._started_s)
         self._facts: dict[str, str] = {}
 

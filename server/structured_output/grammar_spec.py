@@ -26,7 +26,7 @@ _JSON_STYLE = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
 _ASCII_CLASSES = {"d": "[0-9]", "D": "[^0-9]"}  # else any digit of Unicode
 
 
-class Asked(NamedTuple):
+class ConstraintRequest(NamedTuple):
     """A constraint that a request asks for, and the field that asks."""
 
     spec: GrammarSpec
@@ -80,7 +80,9 @@ def _quoted(value: Any) -> str:
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 
-def asked_grammar(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> Asked | None:
+def constraint_of(
+    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
+) -> ConstraintRequest | None:
     """Return the constraint that a body asks for; None: any text. Raises InvalidParameter."""
     by_format = None if response_format is None else _of_format(response_format)
     by_outputs = None if structured_outputs is None else _of_outputs(structured_outputs)
@@ -92,7 +94,7 @@ def asked_grammar(response_format: ResponseFormat | None, structured_outputs: St
     return by_format or by_outputs
 
 
-def _of_format(asked: ResponseFormat) -> Asked | None:
+def _of_format(asked: ResponseFormat) -> ConstraintRequest | None:
     kinds = ("text", "json_object", "json_schema")
     if asked.type not in kinds:
         raise InvalidParameter(
@@ -107,14 +109,14 @@ def _of_format(asked: ResponseFormat) -> Asked | None:
     if asked.type == "text":
         return None
     if asked.type == "json_object":
-        return Asked(json_object_grammar(), "response_format")
+        return ConstraintRequest(json_object_grammar(), "response_format")
     if asked.json_schema is None:
         raise InvalidParameter("response_format.json_schema is required.", param="response_format.json_schema")
     param = "response_format.json_schema.schema"
-    return Asked(json_schema_grammar(_checked_schema(asked.json_schema.schema_, param)), param)
+    return ConstraintRequest(json_schema_grammar(_checked_schema(asked.json_schema.schema_, param)), param)
 
 
-def _of_outputs(asked: StructuredOutputs) -> Asked | None:
+def _of_outputs(asked: StructuredOutputs) -> ConstraintRequest | None:
     values = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar}
     given = [name for name, value in values.items() if value is not None]
     if asked.model_extra:
@@ -132,15 +134,15 @@ def _of_outputs(asked: StructuredOutputs) -> Asked | None:
         return None
     param = f"structured_outputs.{given[0]}"
     if asked.json_ is not None:
-        return Asked(json_schema_grammar(_checked_schema(asked.json_, param)), param)
+        return ConstraintRequest(json_schema_grammar(_checked_schema(asked.json_, param)), param)
     if asked.regex is not None:
         _check_regex(asked.regex, param)
-        return Asked(regex_grammar(asked.regex), param)
+        return ConstraintRequest(regex_grammar(asked.regex), param)
     if asked.choice is not None:
         _check_choices(asked.choice, param)
-        return Asked(choice_grammar(asked.choice), param)
+        return ConstraintRequest(choice_grammar(asked.choice), param)
     assert asked.grammar is not None
-    return Asked(lark_grammar(_checked_lark(asked.grammar, param)), param)
+    return ConstraintRequest(lark_grammar(_checked_lark(asked.grammar, param)), param)
 
 
 def _checked_schema(value: Any, param: str) -> dict[str, Any] | bool:

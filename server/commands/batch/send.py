@@ -17,7 +17,7 @@ import msgspec
 
 from server.commands.batch.output import BatchError, BatchRecord, BatchResponse, new_record
 from server.commands.batch.records import BatchRequest
-from server.commands.server_target import Target, ToolError, error_message, transport_message
+from server.commands.server_target import ServerEndpoint, ToolError, error_message, transport_message
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -31,9 +31,9 @@ _MAX_RETRY_AFTER_S = 300.0
 class Sender:
     """Sends the requests of one batch. Use within one event loop."""
 
-    def __init__(self, client: httpx.AsyncClient, target: Target, *, retries: int, timeout_s: float) -> None:
+    def __init__(self, client: httpx.AsyncClient, endpoint: ServerEndpoint, *, retries: int, timeout_s: float) -> None:
         self._client = client
-        self._target = target
+        self._endpoint = endpoint
         self._retries = retries
         self._timeout_s = timeout_s
         self._resume_s = 0.0  # time.monotonic() before which nothing is sent
@@ -49,14 +49,14 @@ class Sender:
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 if attempt >= self._retries:
                     raise ToolError(
-                        f"{transport_message(self._target, error)} Run the same command to go on."
+                        f"{transport_message(self._endpoint, error)} Run the same command to go on."
                     ) from error
                 self._pause(_backoff_s(attempt))
             except TimeoutError:
                 return _failed(request, "timeout", f"No answer within {self._timeout_s:g} s, the limit of --timeout.")
             except httpx.HTTPError as error:
                 if attempt >= self._retries:
-                    return _failed(request, "connection_lost", transport_message(self._target, error))
+                    return _failed(request, "connection_lost", transport_message(self._endpoint, error))
                 await asyncio.sleep(_backoff_s(attempt))
             else:
                 if response.status_code in (401, 403):

@@ -1,6 +1,6 @@
 """Looks at a server again and again, and says what each look shows. Imports httpx; draws nothing.
 
-Life of a Watch: made → look …, each a Frame over the last `window_s`.
+Life of a Monitor: made → sample …, each a Snapshot over the last `window_s`.
 
 From two readings of /metrics to what happened between them. Imports prometheus_client's parser; does no HTTP.
 
@@ -16,7 +16,14 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.interface.metrics import METRICS
-from server.commands.server_target import Target, ToolError, error_message, make_client, one_line, transport_message
+from server.commands.server_target import (
+    ServerEndpoint,
+    ToolError,
+    error_message,
+    make_client,
+    one_line,
+    transport_message,
+)
 
 
 class Percentiles(msgspec.Struct):
@@ -169,12 +176,12 @@ class KvRow(msgspec.Struct):
     num_preemptions: int = 0
 
 
-class _Snapshot(msgspec.Struct):
+class _KvSnapshot(msgspec.Struct):
     requests: list[KvRow]
     num_unlisted: int = 0
 
 
-class Frame(msgspec.Struct):
+class Snapshot(msgspec.Struct):
     """One look. requests: null where the server does not tell of each."""
 
     url: str
@@ -193,13 +200,13 @@ class Frame(msgspec.Struct):
     num_unlisted: int
 
 
-class Watch:
+class Monitor:
     """One server, watched."""
 
-    def __init__(self, target: Target, *, window_s: float) -> None:
-        self._target = target
+    def __init__(self, endpoint: ServerEndpoint, *, window_s: float) -> None:
+        self._endpoint = endpoint
         self._window_s = window_s
-        self._client = make_client(target, timeout_s=_TIMEOUT_S)
+        self._client = make_client(endpoint, timeout_s=_TIMEOUT_S)
         self._readings: deque[Reading] = deque()
         self._has_requests = True  # until the server says that it knows no such route
 
@@ -207,31 +214,33 @@ class Watch:
         """Close the connection."""
         self._client.close()
 
-    def look(self) -> Frame:
+    def sample(self) -> Snapshot:
         """Return what is to be seen now. Raises ToolError when there is nothing."""
         response = self._get("/metrics")
         if response.status_code in (401, 403):
-            what = "refuses this API key" if self._target.api_key else "needs an API key"
-            raise ToolError(f"{self._target.url} {what}: give its key with --api-key or in QUIRE_API_KEY.", exit_code=2)
+            what = "refuses this API key" if self._endpoint.api_key else "needs an API key"
+            raise ToolError(
+                f"{self._endpoint.url} {what}: give its key with --api-key or in QUIRE_API_KEY.", exit_code=2
+            )
         if response.status_code != 200:
             raise ToolError(
-                f"{self._target.url} shows no metrics: {error_message(response.status_code, response.content)}"
+                f"{self._endpoint.url} shows no metrics: {error_message(response.status_code, response.content)}"
             )
         try:
             new = read_metrics(response.text, time_s=time.monotonic())
         except ValueError as error:
-            raise ToolError(f"{self._target.url}/metrics cannot be read: {one_line(str(error))}.") from error
+            raise ToolError(f"{self._endpoint.url}/metrics cannot be read: {one_line(str(error))}.") from error
         self._readings.append(new)
         while len(self._readings) > 2 and new.time_s - self._readings[1].time_s >= self._window_s:
             self._readings.popleft()
-        return self._frame(new, self._snapshot())
+        return self._snapshot(new, self._read_kv())
 
-    def _frame(self, new: Reading, snapshot: _Snapshot | None) -> Frame:
+    def _snapshot(self, new: Reading, kv: _KvSnapshot | None) -> Snapshot:
         values = new.values
         old = self._readings[0] if len(self._readings) > 1 else None
         total = values.get("kv_cache_blocks_total")
-        return Frame(
-            url=self._target.url,
+        return Snapshot(
+            url=self._endpoint.url,
             time=time.time(),
             model=new.model,
             version=new.version,
@@ -243,11 +252,11 @@ class Watch:
             block_size=new.block_size or None,
             recent=activity(new, old),
             total=activity(new, None),
-            requests=snapshot.requests if snapshot is not None else None,
-            num_unlisted=snapshot.num_unlisted if snapshot is not None else 0,
+            requests=kv.requests if kv is not None else None,
+            num_unlisted=kv.num_unlisted if kv is not None else 0,
         )
 
-    def _snapshot(self) -> _Snapshot | None:
+    def _read_kv(self) -> _KvSnapshot | None:
         """Return the requests one by one, where the server tells of them and can just now."""
         if not self._has_requests:
             return None
@@ -257,7 +266,7 @@ class Watch:
         if response.status_code != 200:
             return None
         try:
-            return msgspec.json.decode(response.content, type=_Snapshot)
+            return msgspec.json.decode(response.content, type=_KvSnapshot)
         except (msgspec.DecodeError, UnicodeDecodeError):
             self._has_requests = False
             return None
@@ -266,4 +275,4 @@ class Watch:
         try:
             return self._client.get(path)
         except httpx.HTTPError as error:
-            raise ToolError(transport_message(self._target, error)) from error
+            raise ToolError(transport_message(self._endpoint, error)) from error
