@@ -2,7 +2,7 @@
 
 The registry is in the launcher alone (server/launcher/metrics_registry.py). Workers and engine record into a Metrics, and drain() it
 into small MetricsDelta messages; merging deltas is addition, so counts are exact with any number of processes.
-docs/observability.md has a row for each metric, which a test compares with the page.
+docs/reference/metrics.md is generated from this table; a test compares it with the page of a running server.
 """
 
 from bisect import bisect_left
@@ -27,7 +27,7 @@ Key = tuple[str, ...]  # a metric's name and its label values, "" for none
 class Metric(NamedTuple):
     """One row of the table. name: without the quire_ prefix; alias: the name other tools read, or "".
 
-    old_name: what Quire called it before, without the prefix, or ""; it is exposed as well, as deprecated.
+    old_name: Quire's previous name of the metric, without the prefix, or ""; /metrics shows it too, as deprecated.
     """
 
     name: str
@@ -59,15 +59,15 @@ METRICS: dict[str, Metric] = {
         Metric("inter_token_latency_seconds", "histogram", "Time between tokens of one request.", "vllm:inter_token_latency_seconds", buckets=_ITL_S),
         Metric("e2e_request_latency_seconds", "histogram", "Request received to last token.", "vllm:e2e_request_latency_seconds", buckets=_E2E_S),
         Metric("request_max_num_generation_tokens", "histogram", "Tokens of the longest choice of an answer.", "vllm:request_max_num_generation_tokens", buckets=_LENGTH),
-        Metric("requests_rejected_total", "counter", "Requests refused before they reached the engine, by reason; invalid: 4xx replies to POST requests only.", label="reason",
+        Metric("requests_rejected_total", "counter", "Requests refused before they reached the engine, by reason; invalid counts 4xx replies to POST requests only.", label="reason",
                label_values=("invalid", "overloaded", "not_ready", "draining")),
-        Metric("requests_failed_total", "counter", "Requests that the server could not answer to their end, by reason.", label="reason", label_values=FAILURES),
+        Metric("requests_failed_total", "counter", "Requests that the server failed to complete, by reason.", label="reason", label_values=FAILURES),
         Metric("http_requests_total", "counter", "HTTP requests answered, by route and class of status.", "http_requests_total",
                label=("route", "status"), alias_label=("handler", "status")),
         Metric("http_disconnects_total", "counter", "Clients that left before their answer ended."),
         Metric("http_requests_in_progress", "gauge", "POST requests being answered."),
         Metric("http_connections", "gauge", "Open connections of clients."),
-        Metric("event_loop_lag_seconds", "histogram", "How late a worker's event loop wakes up, four times a second.", buckets=_LAG_S),
+        Metric("event_loop_lag_seconds", "histogram", "Delay of a worker's event loop, measured four times a second.", buckets=_LAG_S),
         # counted by the engine
         Metric("request_queue_time_seconds", "histogram", "Request received to first scheduled.", "vllm:request_queue_time_seconds", buckets=_LATENCY_S),
         Metric("request_prefill_time_seconds", "histogram", "First scheduled to first token.", "vllm:request_prefill_time_seconds", buckets=_LATENCY_S),
@@ -83,21 +83,21 @@ METRICS: dict[str, Metric] = {
                label_values=("stop", "length", "abort", "error")),
         Metric("num_requests_running", "gauge", "Requests holding KV blocks.", "vllm:num_requests_running"),
         Metric("num_requests_waiting", "gauge", "Requests queued.", "vllm:num_requests_waiting"),
-        Metric("num_requests_waiting_by_reason", "gauge", "Requests queued for room (capacity) or for their grammar (deferred).", "vllm:num_requests_waiting_by_reason",
+        Metric("num_requests_waiting_by_reason", "gauge", "Requests queued for a place or KV blocks (capacity) or for their grammar (deferred).", "vllm:num_requests_waiting_by_reason",
                label="reason", label_values=("capacity", "deferred")),
-        Metric("kv_cache_usage_ratio", "gauge", "Share of KV blocks held by requests, 0 to 1.", "vllm:kv_cache_usage_perc"),
+        Metric("kv_cache_usage_ratio", "gauge", "Share of KV blocks that requests hold, 0 to 1.", "vllm:kv_cache_usage_perc"),
         Metric("kv_cache_blocks_used", "gauge", "KV blocks held by requests."),
         Metric("kv_cache_blocks_total", "gauge", "KV blocks in the pool."),
-        Metric("kv_cache_bytes", "gauge", "Memory of the KV pool; of several GPUs, on each."),
-        Metric("gpu_memory_used_bytes", "gauge", "GPU memory in use, by whomever; of several GPUs, of the first; 0 without a GPU."),
-        Metric("gpu_memory_total_bytes", "gauge", "GPU memory; of several GPUs, of the first; 0 without a GPU."),
+        Metric("kv_cache_bytes", "gauge", "Memory of the KV pool; with several GPUs, on each."),
+        Metric("gpu_memory_used_bytes", "gauge", "GPU memory in use by all programs; with several GPUs, of the first; 0 without a GPU."),
+        Metric("gpu_memory_total_bytes", "gauge", "Total GPU memory; with several GPUs, of the first; 0 without a GPU."),
         Metric("prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", "vllm:prefix_cache_queries_total"),
         Metric("prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", "vllm:prefix_cache_hits_total"),
         Metric("prefix_cache_evictions_total", "counter", "Cached KV blocks that were overwritten."),
-        Metric("num_preemptions_total", "counter", "Requests put back to the queue for want of KV blocks.", "vllm:num_preemptions_total"),
+        Metric("num_preemptions_total", "counter", "Requests returned to the queue because no KV block was free.", "vllm:num_preemptions_total"),
         Metric("spec_decode_num_drafts_total", "counter", "Rows with draft tokens.", "vllm:spec_decode_num_drafts_total"),
-        Metric("spec_decode_num_draft_tokens_total", "counter", "Tokens guessed ahead.", "vllm:spec_decode_num_draft_tokens_total"),
-        Metric("spec_decode_num_accepted_tokens_total", "counter", "Tokens guessed ahead that became output.", "vllm:spec_decode_num_accepted_tokens_total"),
+        Metric("spec_decode_num_draft_tokens_total", "counter", "Draft tokens of speculation.", "vllm:spec_decode_num_draft_tokens_total"),
+        Metric("spec_decode_num_accepted_tokens_total", "counter", "Draft tokens that became output.", "vllm:spec_decode_num_accepted_tokens_total"),
         Metric("iteration_tokens", "histogram", "Tokens computed per engine step.", "vllm:iteration_tokens_total", buckets=_TOKENS),
         Metric("iteration_requests", "histogram", "Requests computed per engine step.", buckets=_ROWS, old_name="iteration_rows"),
         Metric("step_time_seconds", "histogram", "Time between commits of consecutive engine steps.", buckets=_ITL_S),
@@ -106,9 +106,9 @@ METRICS: dict[str, Metric] = {
         Metric("engine_up", "gauge", "1 if the engine serves and its loop makes progress."),
         Metric("engine_progress_age_seconds", "gauge", "Time since the engine's loop last made progress; about a second while idle."),
         Metric("start_time_seconds", "gauge", "When the daemon started, in Unix time."),
-        Metric("engine_restarts_total", "counter", "Times the engine process was started again."),
-        Metric("engine_restart_seconds", "gauge", "How long the engine was gone when it last ended: until the next one was ready."),
-        Metric("worker_restarts_total", "counter", "Times an HTTP worker was started again."),
+        Metric("engine_restarts_total", "counter", "Restarts of the engine process."),
+        Metric("engine_restart_seconds", "gauge", "Time from the engine's last end until the next one was ready; 0 before."),
+        Metric("worker_restarts_total", "counter", "Restarts of an HTTP worker."),
         Metric("process_cpu_seconds_total", "counter", "CPU time, by role of process.", label="role", label_values=_ROLES),
         Metric("process_resident_memory_bytes", "gauge", "Resident memory, by role of process.", label="role", label_values=_ROLES),
         Metric("process_open_fds", "gauge", "Open file descriptors, by role of process.", label="role", label_values=_ROLES),

@@ -25,7 +25,7 @@ class FlagAlias(argparse.Action):
         dest: str,
         *,
         nargs: int | str | None,
-        type: Callable[[str], Any] | None,
+        type: Callable[[str], Any] | None,  # noqa: A002 - argparse's name
         metavar: str | None,
     ) -> None:
         super().__init__(
