@@ -1,7 +1,7 @@
-"""A `quire serve` that another command starts for itself and stops after it. Imports the standard library and httpx.
+"""TemporaryServer: a `quire serve` that another command starts and stops. Imports the standard library and httpx.
 
-It listens on a free loopback port with a key that only the command knows, and never outlives the command. Life:
-TemporaryServer(…) → start, which blocks until it is ready → endpoint → stop.
+It listens on a free loopback port, with a random key that only the command has, and ends with the command.
+Life: TemporaryServer(…) → start, which blocks until the server is ready → endpoint → stop.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _MAX_NAME_CHARACTERS = 512
 
 
 class TemporaryServer:
-    """A context manager: ready inside, gone after. model: folder, hub id, or None for the demo model."""
+    """A server as a context manager, ready on entry. model: folder, hub id, or None for the demo model."""
 
     def __init__(self, model: str | None, *, served_names: list[str], stream: TextIO) -> None:
         self._model = model
@@ -86,7 +86,7 @@ class TemporaryServer:
         self._say(f"Started {self._name()} on {self.endpoint.url} in {time.monotonic() - started_s:.1f} s.\n")
 
     def _is_ready(self) -> bool:
-        """Read the log: say what it does, and take its address."""
+        """Read the log: show the stage, and take the address once it is there."""
         is_ready, doing = False, "process"
         for line in self._log().splitlines():
             try:
@@ -103,7 +103,7 @@ class TemporaryServer:
         return is_ready
 
     def _say(self, text: str) -> None:
-        """Replace the line that tells of the start; elsewhere than on a terminal only its end is written."""
+        """Replace the line with the start's progress; without a terminal, write only the last one."""
         if self._is_terminal:
             self._stream.write(f"\r\x1b[2K{text}")
         else:
@@ -126,7 +126,7 @@ class TemporaryServer:
 
 
 def _environment(key: str) -> dict[str, str]:
-    """Return ours with that key, and without what is meant for a server of others: its address, its file."""
+    """Return the environment with that key, and without other QUIRE_* variables, which configure other servers."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     return {**own, "QUIRE_API_KEY": key}
 
@@ -142,7 +142,7 @@ def _can_be_served(name: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask once, ask again, then kill; a second Ctrl-C skips the waiting."""
+    """Send SIGTERM twice, then kill; a second Ctrl-C skips the waiting."""
     with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError, KeyboardInterrupt):
         process.send_signal(signal.SIGTERM)
         process.wait(_STOP_S / 2)

@@ -1,10 +1,8 @@
-"""The server that a command of the terminal talks to: where it is, its key, its models, its errors in a sentence.
+"""ServerEndpoint: URL and key of the server of a terminal command, with its client, models and error messages.
 
-Imports httpx. ServerEndpoint is made from --url and --api-key, or by server/commands/child_server.py.
-
-Text of a server or a model on a terminal: it can move no cursor and ring no bell. Imports nothing.
-
-What a polite kill or a closed terminal does to a command of the terminal: it ends by its own clean-up.
+Also printable() for text from servers and models, without control characters, and handled(), which runs a command's
+clean-up on SIGTERM and SIGHUP. Imports httpx. A ServerEndpoint is made from --url and --api-key, or by
+server/commands/child_server.py.
 """
 
 import contextlib
@@ -37,11 +35,11 @@ _PROBE_TIMEOUT_S = 5.0
 
 
 class ToolError(StartupError):
-    """A command cannot go on. exit_code: 2 wrong usage, 3 no server, or it went away."""
+    """An error that ends a command. exit_code: 2 wrong usage, 3 no server, or the connection was lost."""
 
 
 class ServerEndpoint(msgspec.Struct, frozen=True):
-    """A server. url: without /v1 and without a slash at its end."""
+    """URL and key of a server. url: without /v1 and without a slash at its end."""
 
     url: str
     api_key: str | None = None
@@ -51,7 +49,7 @@ class ServerEndpoint(msgspec.Struct, frozen=True):
         return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
 
     def trusts_proxies(self) -> bool:
-        """Tell if a proxy of the environment may stand between: never before this very machine."""
+        """Return True if the environment's proxy may be used: never for a server on this machine."""
         host = httpx.URL(self.url).host
         try:
             return not ipaddress.ip_address(host).is_loopback
@@ -114,23 +112,23 @@ def served_models(endpoint: ServerEndpoint) -> list[str] | None:
 
 
 def error_message(status: int, body: bytes) -> str:
-    """Return what an error answer says, in OpenAI's form or any other: one printable line."""
+    """Return the message of an error reply, in OpenAI's form or any other, as one printable line."""
     try:
         error = msgspec.json.decode(body, type=_ErrorBody).error
         message = error if isinstance(error, str) else error.message
     except (msgspec.DecodeError, UnicodeDecodeError):
         message = " ".join(body[: 4 * _MAX_ERROR_CHARACTERS].decode(errors="replace").split())
-        message = f"HTTP {status}: {message}" if message else f"The server answered {status} without a word."
+        message = f"HTTP {status}: {message}" if message else f"The server replied {status} with an empty body."
     message = one_line(message)
     return message if len(message) <= _MAX_ERROR_CHARACTERS else message[:_MAX_ERROR_CHARACTERS] + "…"
 
 
 def transport_message(endpoint: ServerEndpoint, error: httpx.HTTPError) -> str:
-    """Say why no answer came, or no more of one."""
+    """Return the reason for a missing or incomplete reply."""
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return f"No server answers at {endpoint.url}."
     if isinstance(error, httpx.TimeoutException):
-        return f"{endpoint.url} has stayed silent for too long."
+        return f"{endpoint.url} did not reply in time."
     return f"The connection to {endpoint.url} was lost: {str(error) or type(error).__name__}."
 
 
@@ -140,13 +138,13 @@ _STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def stopping_signals() -> list[signal.Signals]:
-    """Return the signals that end a command. One that is ignored, as under nohup, stays ignored."""
+    """Return the signals that end a command. Signals that are ignored, as under nohup, stay ignored."""
     return [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
 def handled(handler: Handler) -> Iterator[None]:
-    """Let a handler have the stopping signals, which raises what ends the command."""
+    """Install a handler for SIGTERM and SIGHUP, which raises the exception that ends the command."""
     numbers = stopping_signals()
     before = [signal.signal(number, handler) for number in numbers]
     try:
@@ -158,7 +156,7 @@ def handled(handler: Handler) -> Iterator[None]:
 
 
 def leave(number: int, _: FrameType | None) -> None:
-    """End the process as a shell expects of one that a signal ended, after every clean-up, which nothing cuts short."""
+    """Raise SystemExit with the exit code of a signal, and ignore further signals, so that clean-ups are complete."""
     for other in _STOPPING:
         signal.signal(other, signal.SIG_IGN)
     raise SystemExit(128 + number)

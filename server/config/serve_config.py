@@ -1,6 +1,7 @@
-"""From the parsed flags of `quire serve` to the configurations of engine and HTTP workers. Never torch.
+"""Makes the configurations of engine and HTTP workers from the parsed flags of `quire serve`. Never torch.
 
-check_flags needs nothing but the flags and the files they name, find_model may download; in between, a port is bound.
+check_flags reads only the flags and the files that they name; find_model may download. The port is bound between
+them.
 """
 
 import argparse
@@ -22,7 +23,7 @@ _EXIT_USAGE = 2
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an HTTP worker process is told, as JSON in the run directory."""
+    """The configuration of an HTTP worker process, as JSON in the run directory."""
 
     server: ServerConfig
     listen_fd: int  # the inherited listening socket
@@ -34,7 +35,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedFlags(NamedTuple):
-    """What was read on the way to knowing that the flags can be served."""
+    """Values that check_flags reads from files and the environment."""
 
     chat_template: str | None
     traces_endpoint: str | None
@@ -43,7 +44,7 @@ class CheckedFlags(NamedTuple):
 
 
 def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
-    """Check what one flag alone cannot tell, and read the files that flags name. Raises StartupError."""
+    """Check combinations of flags, and read the files that flags name. Raises StartupError."""
     _check_together(arguments)
     chat_template = None
     if arguments.chat_template is not None:
@@ -56,7 +57,7 @@ def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
 
 
 def find_model(arguments: argparse.Namespace, checked: CheckedFlags) -> tuple[EngineConfig, ServerConfig]:
-    """Find the model, download it if it is not here, and say what to load and serve. Raises StartupError."""
+    """Find or download the model; return the configurations of engine and workers. Raises StartupError."""
     model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
     load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
     names = arguments.served_model_name or [model.name]

@@ -1,4 +1,4 @@
-"""Setting: one flag of `quire serve` with its variable and its key in the settings file, and its old names.
+"""Setting: one flag of `quire serve` with its variable and its key in the settings file; FlagAlias: its old name.
 
 Imports argparse.
 """
@@ -68,7 +68,7 @@ def add_alias(
 
 
 class FileValue(NamedTuple):
-    """What the file says of one key. places: file:line of each text."""
+    """The value of one key in the settings file. places: file:line of each text."""
 
     place: str
     texts: list[str]
@@ -76,7 +76,7 @@ class FileValue(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """One flag, and what it is called elsewhere."""
+    """One flag with its names in the environment and in the file."""
 
     action: argparse.Action
     default: Any
@@ -99,27 +99,27 @@ class Setting(NamedTuple):
 
     @property
     def is_alias(self) -> bool:
-        """It is the old name of another setting."""
+        """Whether it is the old name of another setting."""
         return isinstance(self.action, FlagAlias)
 
     @property
     def is_switch(self) -> bool:
-        """It is true or false."""
+        """Whether its value is true or false."""
         return self.action.nargs == 0
 
     @property
     def is_list(self) -> bool:
-        """It may be given several times."""
+        """Whether it may be given several times."""
         return isinstance(self.action, argparse._AppendAction)
 
     @property
     def is_secret(self) -> bool:
-        """It is never shown."""
+        """Whether its value is never shown."""
         return self.action.dest in SECRET_DESTS
 
     @property
     def limits(self) -> str:
-        """What it takes, in words."""
+        """The values that it accepts, in words."""
         if self.is_switch:
             return "true or false"
         if self.action.choices is not None:
@@ -128,12 +128,12 @@ class Setting(NamedTuple):
 
     @property
     def meaning(self) -> str:
-        """What --help says of it, without the default."""
+        """Its help text, without the default."""
         return re.sub(r" \([^()]*\)$", "", self.action.help or "")
 
     @property
     def default_words(self) -> str:
-        """The default, also where it is decided later."""
+        """The default in words, also of a value that is decided later."""
         if self.is_switch and self.default is not None:
             return "false"
         if self.default not in (None, "", []):

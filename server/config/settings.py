@@ -1,8 +1,8 @@
-"""The settings of `quire serve`: each flag is also a variable and a key of a YAML file. Imports argparse and flags.
+"""SettingsParser: fills the flags of `quire serve` from command line, environment and YAML file. Imports argparse.
 
-The one source is the parser's own table of flags; docs/reference/flags.md is made of it (tests/configuration_page.py).
-Command line > environment > file > default. A value of any place goes through the flag's own parser, so a wrong one
-gets the flag's sentence, with the place's name. Life: flags are added → take_settings → parse_args.
+The parser's own flags are the only table of settings; docs/reference/flags.md is generated from it
+(tests/configuration_page.py). Command line > environment > file > default. Values from all places are parsed by the
+same function, so errors read the same and name the source. Life: flags are added → take_settings → parse_args.
 """
 
 import argparse
@@ -26,7 +26,7 @@ _LINK_URL = re.compile(r"(tcp|udp|sctp)://")
 
 
 class SettingsParser(argparse.ArgumentParser):
-    """Reports a wrong value in one sentence, without the usage text; fills in what the command line leaves open.
+    """An ArgumentParser that reports errors in one sentence and takes values from environment and file as well.
 
     settings: of take_settings, else none; aliases: their old names. A parsed namespace then has `origins` too: by dest,
     where its value is from.
@@ -79,7 +79,7 @@ class SettingsParser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """End with one sentence."""
+        """Print one sentence and exit."""
         message = re.sub(r"^argument ", "", message)
         message = message.replace("the following arguments are required: COMMAND", "a command is needed, e.g. serve")
         if self._place:
@@ -87,7 +87,7 @@ class SettingsParser(argparse.ArgumentParser):
         self.exit(_EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def _fill(self, found: argparse.Namespace) -> None:
-        """Add what the environment and the file say, and the defaults. All of it is checked, also what is overruled."""
+        """Add the values of environment and file, and the defaults. Overruled values are checked as well."""
         by_variable = self._of_environment()
         path = found.config or self._environment.get(CONFIG_VARIABLE, "").strip()
         by_key: dict[str, FileValue] = {}
@@ -117,7 +117,7 @@ class SettingsParser(argparse.ArgumentParser):
             found.origins[dest] = origin
 
     def _of_environment(self) -> dict[str, str]:
-        """Return the variables that say something. Raises StartupError for one that nobody knows."""
+        """Return the variables that have a value. Raises StartupError for an unknown one."""
         known = {setting.variable: setting for setting in (*self.settings, *self.aliases)}
         said = {}
         for name, value in self._environment.items():
@@ -157,7 +157,7 @@ def _only(found: Mapping[str, Setting]) -> Setting | None:
 
 
 def places_of(message: str, arguments: argparse.Namespace) -> str:
-    """Return what to add to an error that names flags: where those come from that nobody typed."""
+    """Return the end of an error that names flags: the sources of those that are not from the command line."""
     origins = vars(arguments).get("origins", {})
     places = {}
     for name in re.findall(r"(?<![\w-])--([a-z][a-z-]*)", message):

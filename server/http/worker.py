@@ -1,8 +1,8 @@
-"""The HTTP worker process: `python -m server.http.worker CONFIG.json` (a server.config.serve_config.WorkerConfig). Never
-imports torch.
+"""The HTTP worker process: `python -m server.http.worker CONFIG.json` (server.config.serve_config.WorkerConfig).
 
-Life: connect to the launcher and the engine → serve on the inherited socket → told to drain (or the launcher is gone)
-→ open requests finish or time out → the engine connection closes, which ends the rest with an error event → exit 0.
+Life: connect to the launcher and the engine → serve on the inherited socket → drain, on request or when the
+launcher has ended → open requests finish or time out → the engine connection closes, which ends the rest with an
+error event → exit 0. Never imports torch.
 """
 
 import asyncio
@@ -59,7 +59,9 @@ async def serve(config: WorkerConfig) -> int:
         if config.debug:
             traceback.print_exc()
         return await _fail(supervisor, f"HTTP worker: {type(error).__name__}: {sentence(_first_line(error))}", 3)
-    if supervisor.state.stage.name == "ready":  # one that comes later refuses nobody for want of a greeting
+    if (
+        supervisor.state.stage.name == "ready"
+    ):  # a restarted worker must know the engine's limits before its first request
         await worker.client.wait_ready(timeout_s=_GREETING_S)
     server = _Server(_uvicorn_config(app, config))
     worker.http_metrics.num_connections = lambda: len(server.server_state.connections)

@@ -1,9 +1,8 @@
-"""What the app of an HTTP worker stands on: its lines to launcher and engine, its counts. Never torch.
+"""WorkerApp: builds the ASGI app of an HTTP worker with its connections to launcher and engine, and its metrics.
 
-Used by whoever serves the app: server/http/worker.py with its own uvicorn, server/hosted/app.py in somebody else's ASGI
-server.
-Life: connect → make_app, which blocks for as long as the tokenizer loads → served → disconnect_engine, which ends what
-is open with an error event → aclose, which sends the last counts.
+Used by server/http/worker.py with its own uvicorn and by server/hosted/app.py in another ASGI server. Never torch.
+Life: connect → make_app, which blocks while the tokenizer loads → served → disconnect_engine, which ends open
+requests with an error event → aclose, which sends the last counts.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ class WorkerApp:
         self.client = SocketEngineClient(config.engine_socket)
 
     async def connect(self) -> None:
-        """Say hello to the launcher, and connect to the engine once there is one. Raises OSError without a launcher."""
+        """Connect to the launcher, and to the engine once it listens. Raises OSError without a launcher."""
         await self.supervisor.start()
         await self.client.start()
 
@@ -72,11 +71,11 @@ class WorkerApp:
         return app
 
     async def disconnect_engine(self) -> None:
-        """End what is open with an error event, and take nothing new."""
+        """End open requests with an error event, and refuse new ones."""
         await self.client.aclose()
 
     async def aclose(self) -> None:
-        """Send what was counted last, and close every connection."""
+        """Send the last counts, and close every connection."""
         await self.disconnect_engine()
         if self._lag is not None:
             self._lag.cancel()

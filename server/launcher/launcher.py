@@ -1,9 +1,9 @@
-"""The launcher: owns the port, the children, the metrics registry and the end. Imports engine and server; never torch.
+"""Launcher: owns the port, the child processes, the metrics registry and the shutdown. Never torch.
 
     launcher ── control socket ──┬── HTTP worker 0 … n ──┐
                                  └── engine ─────────────┴── engine socket
-Life: bind (before anything heavy) → launch → children start side by side → ready → watch and restart → drain on SIGTERM
-or SIGINT: workers finish their streams, then the engine goes. A second signal ends everything at once.
+Life: bind (before slow work) → launch → children start side by side → ready → watch and restart → drain on SIGTERM or
+SIGINT: workers finish their streams, then the engine ends. A second signal ends everything at once.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ _ENGINE: ChildKey = ("engine", 0)
 
 
 class Launcher:
-    """One daemon. `run` is its whole life. listeners: none where a host serves the app (server/hosted/app.py)."""
+    """One daemon; `run` lasts as long as it. listeners: none if a host serves the app (server/hosted/app.py)."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Launcher:
 
     @property
     def sockets(self) -> tuple[str, str]:
-        """Where the engine listens, and where this launcher does."""
+        """The paths of the engine's socket and of the control socket."""
         return self._engine_socket, self._control_socket
 
     @property
@@ -180,7 +180,7 @@ class Launcher:
         path = self._run_dir.write(f"worker-{index}.json", config)
         await self._keep(("worker", index), _WORKER_MODULE, path, pass_fds=[listener.fileno()])
         if len(self._listeners) > 1:
-            listener.close()  # or the kernel would go on giving this worker's share of connections to nobody
+            listener.close()  # or the kernel would still assign connections to the worker that has ended
 
     async def _keep(self, child: ChildKey, module: str, config: Path, *, pass_fds: Sequence[int] = ()) -> None:
         """Start a child, and again whenever it ends, until drain. A first start that fails ends the daemon."""
@@ -228,7 +228,7 @@ class Launcher:
                 self._failures[child] = message
 
     def _enter(self, stage: Stage) -> None:
-        """The engine's start has come to a stage. The first one may be silent: see server/launcher/engine_health.py."""
+        """Record the stage of the engine's start. The first start may be slow: see server/launcher/engine_health.py."""
         if stage.name == "ready":
             self._watch.start()
             self._downtime.end()
@@ -247,7 +247,7 @@ class Launcher:
         if is_stalled:
             logger.error("engine stalled after_s=%.0f", self._watch.silence_s)
         else:
-            logger.error("engine goes on")
+            logger.error("engine makes progress again")
 
     def _end_hung(self) -> None:
         """End an engine that will not go on; _keep starts the next one."""
@@ -269,7 +269,7 @@ class Launcher:
             self._exit.set_result(128 + number)
 
     def _on_hangup(self, was_on_terminal: bool) -> None:
-        """SIGHUP: read the keys again; or the terminal is gone that it was started on, which is like SIGTERM."""
+        """Handle SIGHUP: read the keys again; if the daemon's terminal was closed, drain as for SIGTERM."""
         if not was_on_terminal or is_on_terminal():
             self._tasks.spawn(self._keys.reload())
         elif not self._is_draining:
@@ -296,6 +296,6 @@ class Launcher:
             self._exit.set_exception(StartupError(message, exit_code=exit_code))
 
     def _on_bug(self, error: BaseException) -> None:
-        """A task of the launcher that raises is a bug: end loudly instead of half-alive."""
+        """End the daemon if a task of the launcher raises, which is a bug: half a launcher must not go on."""
         if not self._exit.done():
             self._exit.set_exception(error)

@@ -1,10 +1,7 @@
-"""What the launcher itself measures, at each scrape: is the daemon ready, does the engine go on, what processes use.
+"""Metrics that the launcher measures at each scrape: readiness, engine progress; CPU, memory and files by role.
 
-Imports engine's control messages and metrics, server's heartbeat, downtime and process_stats.
-
-CPU time, memory and open files of the daemon's processes, by role. Reads /proc: elsewhere than on Linux, nothing.
-
-The launcher measures its children from outside, at each scrape, so that a busy or hung one is measured too.
+The launcher measures its children from outside, so that a busy or hung one is measured too. Reads /proc; on systems
+other than Linux the process metrics are missing. Imports engine.interface and server.launcher.
 """
 
 import asyncio
@@ -22,7 +19,7 @@ _PROC = Path("/proc")
 
 
 class ProcessStats:
-    """Remembers the CPU time seen last, so that what it counts goes on when a process is replaced."""
+    """Keeps the last CPU times, so that the counter continues when a process is replaced."""
 
     def __init__(self, proc: Path = _PROC) -> None:
         self._proc = proc
@@ -36,7 +33,7 @@ class ProcessStats:
         return []
 
     def sample(self, pids: dict[str, list[int]]) -> MetricsDelta:
-        """Return what the processes of each role used since the last call, and hold now."""
+        """Return the CPU time of each role since the last call, and its memory and files now."""
         delta, seen = MetricsDelta({}, {}, {}), {}
         if not self._proc.is_dir():
             return delta
@@ -64,7 +61,7 @@ def _read_stat(path: Path) -> tuple[float, int]:
 
 
 class LauncherStats:
-    """Reads what the launcher owns and changes nothing of it. children: by role and index, ended ones included."""
+    """Reads the launcher's objects and changes none. children: by role and index, with ended ones."""
 
     def __init__(
         self,
@@ -83,7 +80,7 @@ class LauncherStats:
         self._started_s = clock()
 
     def sample(self) -> MetricsDelta:
-        """Return what to merge into the page that is about to be rendered."""
+        """Return the launcher's own metrics for the page."""
         pids: dict[str, list[int]] = {"launcher": [os.getpid()], "engine": [], "worker": []}
         for (role, _), process in self._children.items():
             if process.returncode is None:

@@ -1,8 +1,7 @@
-"""From response_format and structured_outputs to a GrammarSpec. Pure; imports no grammar engine.
+"""Translates response_format and structured_outputs to a GrammarSpec. Pure; imports no grammar engine.
 
-Each *_grammar function says in llguidance's Lark what one kind of constraint means; reasoning may precede it by
-server/structured_output/tool_grammar.py. That a grammar compiles is known only after
-server/structured_output/compile_check.py tried it.
+Each *_grammar function writes one kind of constraint in llguidance's Lark; server/structured_output/tool_grammar.py
+adds the reasoning before it. Only server/structured_output/compile_check.py finds out if a grammar compiles.
 """
 
 import json
@@ -27,7 +26,7 @@ _ASCII_CLASSES = {"d": "[0-9]", "D": "[^0-9]"}  # else any digit of Unicode
 
 
 class ConstraintRequest(NamedTuple):
-    """A constraint that a request asks for, and the field that asks."""
+    """A constraint on the answer, with the request field that it comes from."""
 
     spec: GrammarSpec
     param: str
@@ -44,7 +43,7 @@ def json_schema_grammar(schema: dict[str, Any] | bool) -> GrammarSpec:
 
 
 def json_part(schema: dict[str, Any] | bool) -> str:
-    """Return what stands for a schema's values inside a Lark rule."""
+    """Return the Lark expression that matches a schema's values."""
     styled = {**schema, "x-guidance": _JSON_STYLE} if isinstance(schema, dict) else schema
     return f"%json {_quoted(styled)}"
 

@@ -1,4 +1,4 @@
-"""The fields that constrain an answer's text, strict like server/api/schemas.py. Imports pydantic."""
+"""Request fields that constrain an answer's text, strict like server/api/schemas.py. Imports pydantic."""
 
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ _STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
 class JsonSchemaFormat(BaseModel):
-    """response_format.json_schema, as OpenAI has it. The schema is enforced whatever `strict` says."""
+    """response_format.json_schema of OpenAI's API. The schema is enforced for every value of `strict`."""
 
     model_config = _STRICT
 
@@ -21,7 +21,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """response_format; which types there are is known in server/structured_output/grammar_spec.py."""
+    """response_format; server/structured_output/grammar_spec.py has the list of types."""
 
     model_config = _STRICT
 
@@ -30,7 +30,7 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """structured_outputs, as vLLM has it."""
+    """structured_outputs, vLLM's extension."""
 
     model_config = _STRICT
 

@@ -1,4 +1,4 @@
-"""A whole batch: index the input, keep what the output has, send the rest, put the output in order.
+"""Runs a batch: indexes the input, keeps the records that the output already has, sends the rest, sorts the output.
 
 Memory holds the requests in flight and a few megabytes of index, whatever the size of the files.
 """
@@ -69,7 +69,7 @@ class Batch:
         self._pending = index.pending()
 
     def run(self, names: list[str]) -> int:
-        """Answer what is left and put all in order; return the exit code. names: the models that are asked for."""
+        """Send the remaining requests and sort the output; return the exit code. names: models in the input."""
         total, kept = self._index.num_lines(), self._index.num_records()
         if total == kept:
             self._put_in_order()
@@ -165,7 +165,7 @@ def _open_input(name: str) -> BinaryIO:
 
 
 def _index_input(source: BinaryIO, index: BatchIndex) -> list[str]:
-    """Index every line; return the first few models that are asked for."""
+    """Index every line; return the names of the first few models in the input."""
     names: dict[str, None] = {}
     for line in read_lines(source):
         custom_id = None
@@ -182,7 +182,7 @@ def _index_input(source: BinaryIO, index: BatchIndex) -> list[str]:
 
 
 def _keep_answers(output: OutputFile, index: BatchIndex) -> None:
-    """Find the answers that are there. What failed before goes, to be tried again."""
+    """Find existing answers. Failed records are removed, so that their requests are sent again."""
     output.repair()
     if _find_answers(output, index) > index.num_records():
         output.sort(index.spans())
@@ -191,7 +191,7 @@ def _keep_answers(output: OutputFile, index: BatchIndex) -> None:
 
 
 def _find_answers(output: OutputFile, index: BatchIndex) -> int:
-    """Tell the index of every answer; return the number of records, failed ones too."""
+    """Store the position of every answer in the index; return the number of records, with failed ones."""
     num_records = 0
     for span, record in output.read_records():
         num_records += 1

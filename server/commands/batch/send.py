@@ -1,8 +1,7 @@
-"""One request of a batch to its record: sent, and sent again while the server is busy. Imports httpx.
+"""Sender and BatchProgress: send batch requests with retries, and show the progress. Imports httpx.
 
-A server that says 429 or 503 says it to all: whoever is told to wait makes every other request wait as well.
-
-How far a batch is: a bar on a terminal, a line now and then elsewhere. Imports rich only on a terminal.
+A 429 or 503 is a statement about the server, so after one every request waits, not only the refused one.
+Progress is a bar on a terminal and an occasional line elsewhere; rich is imported on a terminal only.
 """
 
 import asyncio
@@ -76,7 +75,7 @@ class Sender:
 
 
 def retry_after_s(value: str | None, *, now_s: float, attempt: int) -> float:
-    """Return how long to wait: what the header says (seconds or a date), or a back-off where it says nothing."""
+    """Return the time to wait: the header's (seconds or a date), or a back-off without the header."""
     seconds = math.nan
     if value is not None:
         try:
@@ -157,7 +156,7 @@ class BatchProgress:
             self._bar = None
 
     def summary(self) -> str:
-        """Return what became of all lines."""
+        """Return the counts of answers and failures as a sentence."""
         elapsed_s = time.monotonic() - self._started_s
         kept = f", {self._kept:,} were there already" if self._kept else ""
         rest = self._total - self._kept - self.num_answered - self.num_failed

@@ -1,7 +1,4 @@
-"""The flags of `quire bench offline`, `serve`, `kernels` and `report`. Imports argparse.
-
-The flags of `quire bench steps` and `quire bench plan`. Imports argparse.
-"""
+"""The flags of all `quire bench` commands: offline, serve, kernels, report, steps and plan. Imports argparse."""
 
 import argparse
 import re
@@ -37,7 +34,7 @@ def add_offline_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Add those of what is measured without a server."""
+    """Add the flags of measurements without a server."""
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--model", type=text, help="folder in Hugging Face layout, or hub id")

@@ -1,6 +1,6 @@
-"""One streamed answer of a chat, as pieces of text. Imports httpx; knows nothing of terminals.
+"""Answer: one streamed chat answer, as pieces of text. Imports httpx; does not use the terminal.
 
-Life of an Answer: made → iterated, in which the request is sent → its figures read. Leaving the iteration closes the
+Life of an Answer: created → iterated, which sends the request → its figures read. Leaving the iteration closes the
 connection, which ends the request on the server.
 """
 
@@ -16,7 +16,7 @@ from server.commands.server_target import ServerEndpoint, error_message, transpo
 
 
 class AnswerFailed(ServiceError):
-    """No answer, or not all of it; the chat goes on."""
+    """The answer is missing or incomplete; the chat continues."""
 
 
 class Piece(NamedTuple):

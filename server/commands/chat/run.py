@@ -1,6 +1,7 @@
-"""A chat from its first line to its last. Imports httpx through its neighbours; rich only on a terminal.
+"""Runs a chat: chooses the server, waits until it is ready, and reads questions until the end of input.
 
-Which server a chat talks to: the one at --url, the one on port 8000, or one of its own.
+The server is the one at --url, else one that answers on port 8000, else a temporary one that the command starts.
+Imports httpx; rich on a terminal only.
 """
 
 import argparse
@@ -63,7 +64,7 @@ def chat_server(arguments: argparse.Namespace, stream: TextIO) -> Iterator[tuple
 
 
 def wait_ready(endpoint: ServerEndpoint, stream: TextIO) -> None:
-    """Wait while a server says that it is starting. Raises ToolError when it goes away meanwhile."""
+    """Wait until a server is ready. Raises ToolError if it stops responding meanwhile."""
     told = False
     with make_client(endpoint, timeout_s=10.0) as client:
         while True:
@@ -131,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Chat:
-    """A chat with a person."""
+    """An interactive chat on a terminal."""
 
     def __init__(
         self, session: Session, client: httpx.Client, endpoint: ServerEndpoint, screen: Screen, prompt: Prompt
@@ -143,7 +144,7 @@ class Chat:
         self._prompt = prompt
 
     def run(self) -> int:
-        """Ask and answer until the person leaves; return the exit code."""
+        """Read questions and show answers until the user leaves; return the exit code."""
         while True:
             try:
                 line = self._prompt.read()
@@ -156,7 +157,7 @@ class Chat:
                 self._screen.note("\nCtrl-D leaves.")
 
     def _take(self, line: str) -> bool:
-        """Answer a question or follow a command; return whether the chat goes on."""
+        """Answer a question or run a command; return whether the chat continues."""
         question: str | None = line
         if line.startswith("/"):
             try:
@@ -195,7 +196,7 @@ def ask(session: Session, client: httpx.Client, endpoint: ServerEndpoint, screen
 
 
 def _answer_once(session: Session, client: httpx.Client, endpoint: ServerEndpoint, question: str) -> int:
-    """Answer what a pipe asks, in plain text."""
+    """Answer the question from a pipe, in plain text."""
     answer = Answer(client, endpoint, session.body(question))
     screen = PlainScreen(sys.stdout, sys.stderr)
     try:

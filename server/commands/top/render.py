@@ -1,4 +1,4 @@
-"""A Snapshot as lines of text that fit a terminal. Pure functions."""
+"""Formats a Snapshot as lines of text that fit a terminal. Pure functions."""
 
 import time
 
@@ -46,7 +46,7 @@ def _state(snapshot: Snapshot) -> list[str]:
 
 
 def _rate(count: int, seconds: float | None) -> str:
-    """Return a rate; there is none after a single look."""
+    """Return a rate; there is none after a single sample."""
     return f"{count / seconds:,.1f}/s" if seconds else f"{_NONE}/s"
 
 
@@ -65,7 +65,7 @@ def _latencies(snapshot: Snapshot) -> list[str]:
         ("Queue", new.queue_s, old.queue_s),
     ]
     for label, recently, always in rows:
-        shown = recently if seconds is not None else Percentiles(0)  # one look alone tells nothing of what is recent
+        shown = recently if seconds is not None else Percentiles(0)  # one sample alone has no recent figures
         lines.append(f"{label:<8}{_columns(shown)}   {_columns(always)}{_count(always.count):>9}")
     return lines
 

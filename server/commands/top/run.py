@@ -1,4 +1,4 @@
-"""`quire top` from its first look to the key that ends it. Imports rich only on a terminal."""
+"""Runs `quire top`: samples the server and redraws until a key quits. Imports rich on a terminal only."""
 
 import argparse
 import contextlib
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _live(monitor: Monitor, snapshot: Snapshot, *, interval_s: float) -> None:
-    """Draw until q. A server that goes away is said, and waited for."""
+    """Draw until q. If the server does not reply, show that and try again."""
     from rich.live import Live
     from rich.text import Text
 

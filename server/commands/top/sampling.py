@@ -1,10 +1,8 @@
-"""Looks at a server again and again, and says what each look shows. Imports httpx; draws nothing.
+"""Monitor: samples /metrics and /kv/snapshot of a server, and computes what happened between two samples.
 
-Life of a Monitor: made → sample …, each a Snapshot over the last `window_s`.
-
-From two readings of /metrics to what happened between them. Imports prometheus_client's parser; does no HTTP.
-
-A server without Quire's names is read by vLLM's, which Quire's metrics have as aliases.
+Life of a Monitor: created → sample …, each a Snapshot of the last `window_s` → close. A server without Quire's
+metric names is read by vLLM's names, which are aliases of Quire's. Imports httpx and prometheus_client's parser;
+prints nothing.
 """
 
 import itertools
@@ -27,7 +25,7 @@ from server.commands.server_target import (
 
 
 class Percentiles(msgspec.Struct):
-    """Of `count` observations, in seconds, as exact as the buckets are; null without any."""
+    """Percentiles of `count` observations in seconds, as exact as the buckets; null without observations."""
 
     count: int
     p50: float | None = None
@@ -36,7 +34,7 @@ class Percentiles(msgspec.Struct):
 
 
 class Activity(msgspec.Struct):
-    """What happened in a stretch of time."""
+    """Counts and latencies of a period."""
 
     seconds: float | None  # null: since the server's start
     num_finished: int
@@ -59,7 +57,7 @@ class Histogram(msgspec.Struct):
 
 
 class Reading(msgspec.Struct):
-    """One look at /metrics. Names are Quire's, without quire_."""
+    """The values of one read of /metrics. Names are Quire's, without quire_."""
 
     time_s: float
     model: str = ""
@@ -102,7 +100,7 @@ def read_metrics(page: str, *, time_s: float) -> Reading:
 
 
 def activity(new: Reading, old: Reading | None) -> Activity:
-    """Return what happened from `old` to `new`; None: since the server's start, as after a restart in between."""
+    """Return the activity from `old` to `new`; None: since the server's start, also after a restart in between."""
     if old is not None and any(
         new.values.get(name, 0.0) < value for name, value in old.values.items() if METRICS[name].kind == "counter"
     ):
@@ -182,7 +180,7 @@ class _KvSnapshot(msgspec.Struct):
 
 
 class Snapshot(msgspec.Struct):
-    """One look. requests: null where the server does not tell of each."""
+    """The figures of one sample. requests: null if the server does not list them."""
 
     url: str
     time: float  # Unix seconds
@@ -201,21 +199,21 @@ class Snapshot(msgspec.Struct):
 
 
 class Monitor:
-    """One server, watched."""
+    """Samples one server."""
 
     def __init__(self, endpoint: ServerEndpoint, *, window_s: float) -> None:
         self._endpoint = endpoint
         self._window_s = window_s
         self._client = make_client(endpoint, timeout_s=_TIMEOUT_S)
         self._readings: deque[Reading] = deque()
-        self._has_requests = True  # until the server says that it knows no such route
+        self._has_requests = True  # until the server replies that it has no such route
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
     def sample(self) -> Snapshot:
-        """Return what is to be seen now. Raises ToolError when there is nothing."""
+        """Return the figures now. Raises ToolError if the server does not reply with metrics."""
         response = self._get("/metrics")
         if response.status_code in (401, 403):
             what = "refuses this API key" if self._endpoint.api_key else "needs an API key"
@@ -257,7 +255,7 @@ class Monitor:
         )
 
     def _read_kv(self) -> _KvSnapshot | None:
-        """Return the requests one by one, where the server tells of them and can just now."""
+        """Return the list of requests; None if the server has no such route or cannot reply now."""
         if not self._has_requests:
             return None
         response = self._get("/kv/snapshot")

@@ -50,7 +50,7 @@ def test_a_broken_file_keeps_the_old_keys_and_says_so_in_one_line(
     asyncio.run(reloaded.reloader.reload())
     assert reloaded.sent == []
     (record,) = caplog.records
-    assert "api keys not read again, the old ones stay: --api-key-file" in record.message
+    assert "api keys not reloaded, the old ones stay valid: --api-key-file" in record.message
     reloaded.file.write_text("one\nfour\n")
     asyncio.run(reloaded.reloader.reload())
     assert len(reloaded.sent[-1]) == 3
@@ -58,7 +58,7 @@ def test_a_broken_file_keeps_the_old_keys_and_says_so_in_one_line(
 
 def test_without_a_file_it_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
     asyncio.run(KeyReloader(LaunchConfig(), ["a"], lambda hashes: pytest.fail("told")).reload())
-    assert "SIGHUP does nothing without --api-key-file" in caplog.text
+    assert "SIGHUP has no effect without --api-key-file" in caplog.text
 
 
 def test_a_worker_that_comes_later_has_the_new_keys_before_it_serves(tmp_path: Path) -> None:
