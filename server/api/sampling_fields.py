@@ -21,6 +21,9 @@ from server.text.tokenizer import Tokenizer
 
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 64
+MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_TOKENS = 2**31 - 1  # a bound for arithmetic; the context is the real limit
 _GREEDY_BELOW = 1e-4  # a smaller temperature would overflow logits / temperature
 _SEED_BITS = 2**63 - 1
@@ -63,6 +66,20 @@ def _top_k(value: int, model: ModelFacts) -> int:
     return value if 0 < value < model.limits.vocab_size else 0
 
 
+def _bad_words(words: list[str], model: ModelFacts) -> list[list[int]]:
+    """Return the token ids of each word at the beginning of a text, after a space, and right after other text."""
+    encode, encode_inner = model.tokenizer.encode, model.tokenizer.encode_inner
+    found: dict[tuple[int, ...], None] = {}
+    for place, word in enumerate(words):
+        bare = word.lstrip(" ") or word
+        texts = (bare,) if bare.isspace() else (bare, f" {bare}")
+        ids = [encode_inner(bare), *(encode(text, add_special_tokens=False) for text in texts)]
+        if not any(ids):
+            raise InvalidParameter(f"bad_words[{place}] has no tokens in this model's vocabulary.", param="bad_words")
+        found |= dict.fromkeys(tuple(word_ids) for word_ids in ids if word_ids)
+    return [list(word_ids) for word_ids in found]
+
+
 _TextLogitBias = Annotated[dict[str, float], AfterValidator(_logit_bias), PlainSerializer(dict)]  # as JSON has it
 LogitBias = Annotated[
     dict[int, float],
@@ -70,6 +87,7 @@ LogitBias = Annotated[
     WithJsonSchema({"type": "object", "maxProperties": MAX_LOGIT_BIAS}),
 ]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 
 
 class SharedSampling(BaseModel):
@@ -96,6 +114,24 @@ class SharedSampling(BaseModel):
             "any 64-bit integer, the sign bit unused. Choice `i` of a prompt uses `seed + i`. "
             "The same seed draws the same tokens alone or in a batch, as far as the logits are the same",
             to_wire=lambda value, _: value & _SEED_BITS,
+        ),
+    ] = None
+    bad_words: Annotated[
+        list[_BadWord] | None,
+        Field(max_length=MAX_BAD_WORDS),
+        SamplingField(
+            f"up to {MAX_BAD_WORDS} strings, each of 1 to {MAX_BAD_WORD_CHARS} characters, that the answer must not "
+            "contain. Case counts. Each is encoded with a space before it and without; its last token is never sampled "
+            "after its other tokens. The same text in other tokens is not found",
+            to_wire=_bad_words,
+        ),
+    ] = None
+    allowed_token_ids: Annotated[
+        list[TokenId] | None,
+        Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS),
+        SamplingField(
+            f"1 to {MAX_ALLOWED_TOKEN_IDS:,} ids of the vocabulary: no other token is sampled, not even a stop token",
+            has_token_ids=True,
         ),
     ] = None
 

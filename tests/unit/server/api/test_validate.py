@@ -80,6 +80,10 @@ def test_a_wrong_logit_bias_is_named(value, message):
         ("stream", 1), ("messages", []), ("messages", "hi"), ("messages", [{"role": "wizard", "content": "x"}]),
         ("messages", None), ("priority", 2**31), ("timeout", 0), ("timeout", 10**9), ("cache_salt", "x" * 513),
         ("stream_options", {"include_usage": 1}), ("model", 3), ("chat_template_kwargs", {"messages": []}),
+        ("bad_words", "a"), ("bad_words", [""]), ("bad_words", [5]), ("bad_words", ["a"] * 129),
+        ("bad_words", ["a" * 65]),
+        ("allowed_token_ids", []), ("allowed_token_ids", [-1]), ("allowed_token_ids", [512]), ("allowed_token_ids", 5),
+        ("allowed_token_ids", [True]), ("allowed_token_ids", [5] * 16_385),
         ("min_tokens", 250), ("prompt_logprobs", 21), ("prompt_logprobs", -1), ("prompt_logprobs", True),
     ],
 )  # fmt: skip
