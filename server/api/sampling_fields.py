@@ -120,9 +120,9 @@ class SharedSampling(BaseModel):
         list[_BadWord] | None,
         Field(max_length=MAX_BAD_WORDS),
         SamplingField(
-            f"up to {MAX_BAD_WORDS} strings, each of 1 to {MAX_BAD_WORD_CHARS} characters, that the answer must not "
-            "contain. Case counts. Each is encoded with a space before it and without; its last token is never sampled "
-            "after its other tokens. The same text in other tokens is not found",
+            f"up to {MAX_BAD_WORDS} strings, each of 1 to {MAX_BAD_WORD_CHARS} characters; case counts. A string is "
+            "encoded with a space before it and without, and its last token is not sampled after its other tokens. "
+            "The same text in other tokens is not found",
             to_wire=_bad_words,
         ),
     ] = None
@@ -168,7 +168,9 @@ class OpenAISampling(SharedSampling):
     stop_token_ids: Annotated[
         list[TokenId] | None,
         Field(max_length=MAX_STOP_TOKEN_IDS),
-        SamplingField(f"up to {MAX_STOP_TOKEN_IDS:,} ids of the vocabulary", has_token_ids=True),
+        SamplingField(
+            f"up to {MAX_STOP_TOKEN_IDS:,} ids of the vocabulary; generation stops at one of them", has_token_ids=True
+        ),
     ] = None
 
 

@@ -6,7 +6,6 @@ Events of a generation, joined into whole choices, and its counts as usage and t
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -56,8 +55,6 @@ def fold(events: Sequence[Event]) -> list[FoldedChoice]:
 
 
 _encoder = msgspec.json.Encoder()
-
-E = TypeVar("E", contravariant=True)
 
 
 class TextWriter:
