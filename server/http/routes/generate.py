@@ -11,7 +11,6 @@ from server.api.completions.request import prepare_completion
 from server.api.completions.writer import TextWriter
 from server.api.schemas import ChatBody, CompletionBody, parse_body
 from server.api.service import Service
-from server.api.sse import DataEvents
 from server.generation.generation import GenerationSpec
 from server.http.routes.reply import answer
 from server.http.routes.request_body import read_json
@@ -32,7 +31,7 @@ def chat_router(service: Service) -> APIRouter:
             service,
             request,
             generation=chat.generation,
-            writer=DataEvents(writer),
+            writer=writer,
             is_stream=chat.options.is_stream,
             headers=chat.headers,
         )
@@ -56,7 +55,7 @@ def completions_router(service: Service) -> APIRouter:
             service,
             request,
             generation=generation,
-            writer=DataEvents(writer),
+            writer=writer,
             is_stream=options.is_stream,
             headers=completion.headers,
         )
