@@ -25,6 +25,9 @@ SPREAD := -n $(JOBS) --dist worksteal
 BARE := .venv-bare
 BARE_TESTS := tests/unit $(addprefix tests/integration/test_,serving.py quantized.py metrics.py bench.py)
 
+# packages that pass mypy --strict
+STRICT := engine.core engine.interface engine.grammar server.api
+
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-unit test-full test-bare coverage test-demo test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz lint format hooks supply-chain release clean
 
@@ -46,7 +49,7 @@ help:
 	@echo 'make supply-chain   pinned packages, SBOM in build/sbom, bandit, known vulnerabilities'
 	@echo 'make release VERSION=X.Y.Z   version, changelog, sdist and wheel in dist/, commit, tag; DRY_RUN=1 writes nothing to git'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
-	@echo 'make lint    check style and spelling'
+	@echo 'make lint    check style, types and spelling'
 	@echo 'make format  apply the style'
 	@echo 'make hooks   have git check style, types and spelling before each commit'
 	@echo 'make clean   remove what make made'
@@ -113,6 +116,8 @@ supply-chain: $(SUPPLY_CHAIN)/.installed
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy --strict --follow-imports=silent $(addprefix -p ,$(STRICT))
 	$(BIN)/codespell
 
 format: $(STAMP)

@@ -1,7 +1,7 @@
 """OfflineEngine: a model and the engine's own loop inside this process, without HTTP. Imports torch.
 
 engine = OfflineEngine.load(EngineConfig(model="./my-model"))
-generations = engine.core.local_client([[1, 2, 3]], [SamplingParams(max_tokens=16)])
+generations = engine.generate([[1, 2, 3]], [SamplingParams(max_tokens=16)])
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def collect_kernels() -> Iterator[list[Kernel]]:
     kernels: list[Kernel] = []
     seen: set[tuple[str, str]] = set()
 
-    def note(*, key: str, fn: Any, compile: Mapping[str, Any], **_: object) -> bool:
+    def note(*, key: str, fn: Any, compile: Mapping[str, Any], **_: object) -> bool:  # noqa: A002 - Triton's name
         if (fn.name, key) not in seen:
             seen.add((fn.name, key))
             options = json.loads(compile["specialization_data"])["options"]

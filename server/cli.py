@@ -133,7 +133,7 @@ def _parser() -> SettingsParser:
 
 
 def serve_parser(environment: Mapping[str, str]) -> SettingsParser:
-    """Return the parser of `quire serve` alone, whose settings are the model of docs/configuration.md."""
+    """Return the parser of `quire serve` alone, whose settings are the model of docs/reference/flags.md."""
     return _add_serve(SettingsParser(prog="quire").add_subparsers(), environment)
 
 

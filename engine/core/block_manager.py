@@ -114,7 +114,7 @@ class BlockManager:
         return sum(self._ref_counts[block_id] == 1 for block_id in request.block_ids)
 
     def check(self, requests: Iterable[Request]) -> None:
-        """Assert invariant 1 of docs/architecture.md against the tables of all requests that hold blocks."""
+        """Assert invariant 1 (docs/explanation/architecture.md) against the tables of all requests that hold blocks."""
         held = Counter(block_id for request in requests for block_id in request.block_ids)
         assert 0 not in held
         assert self._ref_counts == [held[block_id] for block_id in range(len(self._ref_counts))]

@@ -229,7 +229,7 @@ class Scheduler:
         return blamed
 
     def check(self) -> None:
-        """Assert invariants 1 and 2 of docs/architecture.md; tests call it after every step."""
+        """Assert invariants 1 and 2 of docs/explanation/architecture.md; tests call it after every step."""
         holders = self.running + self.retiring
         self.blocks.check(holders)
         indices = [request.req_index for request in holders]

@@ -25,7 +25,7 @@ class _TextFormatter(logging.Formatter):
         self._process = process
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        when = datetime.fromtimestamp(record.created).isoformat(" ", "milliseconds")
+        when = datetime.fromtimestamp(record.created).isoformat(" ", "milliseconds")  # noqa: DTZ006 - the machine's own time
         return f"{when} {record.levelname:<7} {self._process}  {record.message}"
 
 

@@ -124,7 +124,7 @@ def _name(dtype: torch.dtype) -> str:
 
 # Fastest first, as measured on an H100 (benchmarks/notes.md)
 BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
-# Below this, waking a second thread costs more than it computes (docs/performance.md)
+# Below this, waking a second thread costs more than it computes (docs/explanation/performance.md)
 _ONE_THREAD_PARAMETERS = 20_000_000
 OnStage = Callable[[Stage], None]
 

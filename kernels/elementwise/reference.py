@@ -105,8 +105,9 @@ def write_kv(
         # view, not flatten: a cache that is not contiguous must fail here, not be written as a copy
         slots = cache.view(-1, *cache.shape[2:])
         if cache.dtype == FP8:  # torch copies its bytes by index on every device, its numbers not on the CPU
-            slots, x = slots.view(torch.uint8), to_fp8(x, scale).view(torch.uint8)
-        slots.index_copy_(0, slot_mapping, x)
+            slots.view(torch.uint8).index_copy_(0, slot_mapping, to_fp8(x, scale).view(torch.uint8))
+        else:
+            slots.index_copy_(0, slot_mapping, x)
 
 
 def to_fp8(x: torch.Tensor, scale: float) -> torch.Tensor:

@@ -117,7 +117,8 @@ class RequestRecord(msgspec.Struct):
 
 def record_of(scope: Scope) -> RequestRecord:
     """Return the record of the request that `scope` belongs to."""
-    return scope[RECORD_SCOPE_KEY]
+    record: RequestRecord = scope[RECORD_SCOPE_KEY]
+    return record
 
 
 def route_of(scope: Scope) -> str:

@@ -29,7 +29,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class _ShortHelp(argparse.Action):
     """-h and --help of a command that has more flags than a screen has lines."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, *, sections: Sections, help: str) -> None:
+    def __init__(self, option_strings: Sequence[str], dest: str, *, sections: Sections, help: str) -> None:  # noqa: A002 - argparse's name
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
         self._sections = sections
 

@@ -1,6 +1,6 @@
 """The settings of `quire serve`: each flag is also a variable and a key of a YAML file. Imports argparse and flags.
 
-The one source is the parser's own table of flags; docs/configuration.md is made of it (tests/configuration_page.py).
+The one source is the parser's own table of flags; docs/reference/flags.md is made of it (tests/configuration_page.py).
 Command line > environment > file > default. A value of any place goes through the flag's own parser, so a wrong one
 gets the flag's sentence, with the place's name. Life: flags are added → take_settings → parse_args.
 """

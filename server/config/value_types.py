@@ -53,7 +53,7 @@ AnyParser = TypeVar("AnyParser", bound=argparse.ArgumentParser)  # commands are 
 
 
 class ValueType:
-    """A parser of values, and what it takes in words: argparse calls it, docs/configuration.md shows its limits."""
+    """A parser of values, and what it takes in words: argparse calls it, docs/reference/flags.md shows its limits."""
 
     def __init__(self, parse: Callable[[str], Any], limits: str) -> None:
         self.parse = parse

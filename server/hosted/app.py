@@ -93,7 +93,7 @@ class HostedApp:
         self._folder.remove()
 
     async def _start(self) -> FastAPI:
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork and exec, once
             [sys.executable, "-m", _DAEMON_MODULE, str(self._folder.path), str(os.getpid()), *self._flags],
             cwd=PROJECT_ROOT,
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The HTTP worker process: `python -m server.http.worker CONFIG.json` (a server.launcher.processes.WorkerConfig). Never
+"""The HTTP worker process: `python -m server.http.worker CONFIG.json` (a server.config.serve_config.WorkerConfig). Never
 imports torch.
 
 Life: connect to the launcher and the engine → serve on the inherited socket → told to drain (or the launcher is gone)

@@ -111,7 +111,7 @@ class Launcher:
             model_name=server_config.served_model_names[0],
             version=package_version(),
             compat=config.metrics_compat,
-            sample=lambda: self._stats.sample(),
+            sample=lambda: self._stats.sample(),  # noqa: PLW0108 - there is no _stats yet
         )
         self._control = ControlServer(exposition=self._exposition, on_message=self._on_message)
         self._keys = KeyReloader(config, server_config.api_key_hashes, self._control.set_keys)

@@ -145,7 +145,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)  # noqa: A006, DTZ005
     return environment
 
 

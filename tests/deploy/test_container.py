@@ -22,9 +22,19 @@ def test_hadolint_finds_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize("name", ["docker-compose.yml"])
-def test_compose_files_are_valid(name: str) -> None:
-    command = [need("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", name]
+@pytest.mark.parametrize(
+    ("schema", "name"),
+    [
+        ("compose-spec", "docker-compose.yml"),
+        ("github-workflows", ".github/workflows/ci.yml"),
+        ("dependabot", ".github/dependabot.yml"),
+        ("github-issue-forms", ".github/ISSUE_TEMPLATE/bug.yml"),
+        ("github-issue-forms", ".github/ISSUE_TEMPLATE/feature.yml"),
+        ("github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
+    ],
+)
+def test_files_of_other_programs_are_as_their_schemas_say(schema: str, name: str) -> None:
+    command = [need("check-jsonschema"), "--builtin-schema", f"vendor.{schema}", name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

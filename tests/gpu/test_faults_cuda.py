@@ -141,8 +141,7 @@ def tokens(device):
     engine.self_test()
     kinds = [{"temperature": 0.0}, {"temperature": 0.8, "presence_penalty": 0.5}, {"top_p": 0.8, "logprobs": 2}]
     params = [SamplingParams(max_tokens=20, seed=3, **kind) for kind in kinds]
-    return [g.token_ids for g in engine.core.local_client([[5, 6, 7 + i] for i in range(3)], params)],
-    engine.loaded.facts
+    return [g.token_ids for g in engine.generate([[5, 6, 7 + i] for i in range(3)], params)], engine.loaded.facts
 torch.backends.cuda.matmul.allow_tf32 = False
 on_cpu, _ = tokens("cpu")
 on_cuda, facts = tokens("cuda")

@@ -165,9 +165,7 @@ def test_512_concurrent_requests_with_random_aborts_leave_every_block_free() -> 
     engine.run_once = run_and_abort  # type: ignore[method-assign]
     generations = generate(engine, offline.transport, prompts, params)
     reasons = [generation.finish_reason for generation in generations]
-    print(
-        f"{len(aborted)} aborts sent, {reasons.count('abort')} met, {engine.core.scheduler.num_preemptions} preemptions"
-    )
+    print(f"{len(aborted)} aborts sent, {reasons.count('abort')} met, {engine.scheduler.num_preemptions} preemptions")
     assert reasons.count("abort") > 20
     assert engine.scheduler.num_preemptions > 0
     for generation, wanted in zip(generations, params, strict=True):

@@ -84,7 +84,7 @@ def test_two_codes_per_instruction_are_what_one_is(rows, bits, dtype):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("n", "k", "group_size"), [(1000, 1152, 128), (70, 96, 16), (64, 100, -1)])
 def test_dequantized_weights_equal_the_specification(n, k, group_size, bits, dtype):
-    from kernels.linear.triton_int import dequantize_int as triton_dequantize
+    from kernels.linear.triton_int import dequantize as triton_dequantize
 
     weight, _ = int_problem(n, k, bits=bits, group_size=group_size, device="cuda")
     assert torch.equal(triton_dequantize(weight, dtype), dequantize_int(weight, dtype))

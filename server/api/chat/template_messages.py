@@ -27,9 +27,8 @@ def template_messages(body: ChatBody, *, knows_developer: bool) -> list[dict[str
             entry["tool_calls"] = [
                 _template_tool_call(call.model_dump(exclude_none=True)) for call in message.tool_calls
             ]
-        for name, value in (("name", message.name), ("tool_call_id", message.tool_call_id)):
-            if value is not None:
-                entry[name] = value
+        given = {"name": message.name, "tool_call_id": message.tool_call_id}
+        entry |= {name: value for name, value in given.items() if value is not None}
         messages.append(entry)
     return messages
 

@@ -83,22 +83,22 @@ def mix_experts() -> None:
 
 def multiply_int() -> None:
     codes = torch.randint(0, 16, (64, 128), dtype=torch.uint8)
-    ops.IntLinear()(X, make_int_weight(codes, torch.rand(2, 64).half(), None, bits=4), BIAS)
+    linear_ops.IntLinear()(X, make_int_weight(codes, torch.rand(2, 64).half(), None, bits=4), BIAS)
 
 
 def multiply_4bit() -> None:
     packed, scales = reference.quantize_nf4(W)
     weight = make_code_weight(packed, scales, torch.tensor(reference.NF4_TABLE), X.dtype)
-    ops.Linear4Bit()(X, weight, BIAS)
+    linear_ops.Linear4Bit()(X, weight, BIAS)
 
 
 def multiply_fp8_rows() -> None:
-    ops.rows_linear(*ops.quantize_rows(X), *reference.quantize_rows(W), BIAS, X.dtype)
+    linear_ops.rows_linear(*linear_ops.quantize_rows(X), *reference.quantize_rows(W), BIAS, X.dtype)
 
 
 def multiply_fp8_blocks() -> None:
     blocks = reference.quantize_blocks(W, 32, 64)
-    ops.blocks_linear(*ops.quantize_groups(X, 64), *blocks, BIAS, X.dtype, rows=32, columns=64)
+    linear_ops.blocks_linear(*linear_ops.quantize_groups(X, 64), *blocks, BIAS, X.dtype, rows=32, columns=64)
 
 
 CASES: dict[str, Callable[[], object]] = {
@@ -115,13 +115,13 @@ CASES: dict[str, Callable[[], object]] = {
     "LoraTokens": add_loras,
     "DenseLinear": lambda: linear_ops.DenseLinear()(X, W, BIAS),
     "IntLinear": multiply_int,
-    "quantize_rows": lambda: ops.quantize_rows(X),
-    "quantize_by": lambda: ops.quantize_by(X, torch.tensor(0.1)),
-    "quantize_groups": lambda: ops.quantize_groups(X, 64),
+    "quantize_rows": lambda: linear_ops.quantize_rows(X),
+    "quantize_by": lambda: linear_ops.quantize_by(X, torch.tensor(0.1)),
+    "quantize_groups": lambda: linear_ops.quantize_groups(X, 64),
     "rows_linear": multiply_fp8_rows,
     "blocks_linear": multiply_fp8_blocks,
     "Linear4Bit": multiply_4bit,
-    "linear_int8": lambda: ops.linear_int8(X, *reference.quantize_int8(W), BIAS),
+    "linear_int8": lambda: linear_ops.linear_int8(X, *reference.quantize_int8(W), BIAS),
 }
 
 

@@ -8,7 +8,7 @@ import torch
 from kernels.linear.lut4_configs import CodesGemmConfig, codes_gemm_config
 from kernels.linear.reference import dequantize_lut4
 from kernels.linear.triton_lut4 import allocate_scratch, can_codes_gemm, codes_gemm, look_up_asm
-from kernels.linear.triton_lut4 import dequantize_lut4 as triton_dequantize
+from kernels.linear.triton_lut4 import dequantize as triton_dequantize
 from tests.unit.kernels.triton_cases.codes_problem import TABLES, codes_problem
 from tests.unit.kernels.triton_cases.ptx import run_ptx
 from tests.unit.kernels.triton_cases.ragged import relative_error

@@ -15,7 +15,7 @@ from kernels.linear.triton_int import (
     int_gemm,
     int_gemm_config,
 )
-from kernels.linear.triton_int import dequantize_int as triton_dequantize
+from kernels.linear.triton_int import dequantize as triton_dequantize
 from tests.unit.kernels.triton_cases.int_problem import int_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
