@@ -161,7 +161,7 @@ def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
         kv_cache_dtype=arguments.kv_cache_dtype,
         enable_prefix_caching=False,
         enforce_eager=arguments.enforce_eager,
-        depth=arguments.depth,
+        overlap_depth=arguments.depth,
         speculative=speculative_of(arguments),
     )
 

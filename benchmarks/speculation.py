@@ -38,7 +38,7 @@ def main() -> int:
     args.speculative = args.speculative or "ngram"
     folder, name = resolve_model(args.model)
     config = EngineConfig(
-        model=str(folder), device=args.device, depth=args.depth, enable_prefix_caching=False,
+        model=str(folder), device=args.device, overlap_depth=args.depth, enable_prefix_caching=False,
         max_model_len=args.max_model_len, speculative=speculative_of(args),
     )  # fmt: skip
     loaded = load_engine(config, lambda stage: None)
@@ -49,7 +49,7 @@ def main() -> int:
         "model": name,
         "versions": versions(),
         "facts": loaded.facts,
-        "args": {flag: value for flag, value in vars(args).items() if flag != "json"} | {"depth": loaded.depth},
+        "args": {flag: value for flag, value in vars(args).items() if flag != "json"} | {"depth": loaded.overlap_depth},
         "workloads": {},
     }
     for kind in ("copy", "prose"):

@@ -109,7 +109,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         enable_prefix_caching=not arguments.no_prefix_caching,
         enforce_eager=arguments.enforce_eager,
-        depth=arguments.depth,
+        overlap_depth=arguments.depth,
         max_waiting=arguments.max_waiting,
         max_queued_tokens=arguments.max_queued_tokens,
         speculative=speculative_of(arguments),
