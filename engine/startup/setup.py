@@ -53,7 +53,7 @@ def choose_limits(config: EngineConfig, *, is_cuda: bool) -> Limits:
     batched = config.max_num_batched_tokens or max(8192 if is_cuda else 512, num_seqs)
     for flag, tokens in (
         ("--max-num-batched-tokens", batched),
-        ("--max-num-mixed-tokens", config.max_num_mixed_tokens or batched),
+        ("--max-decode-step-tokens", config.max_num_mixed_tokens or batched),
     ):
         if tokens < num_seqs:
             raise StartupError(

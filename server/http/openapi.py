@@ -1,7 +1,7 @@
-"""The OpenAPI document: FastAPI's, with bodies, answers, errors and headers put in. Imports fastapi, msgspec, pydantic.
+"""The OpenAPI document: FastAPI's, with bodies, replies, errors and headers. Imports fastapi, msgspec, pydantic.
 
-The handlers parse bodies and write answers on their own, so FastAPI knows neither: both are in the ApiRoutes. The
-document is made once per app.
+The handlers parse bodies and write replies themselves, so FastAPI knows neither: both are in the ApiRoutes.
+The document is made once per app.
 """
 
 from collections.abc import Iterable, Sequence

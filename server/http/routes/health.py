@@ -19,21 +19,21 @@ _DETAILS = {
 
 
 class Health(msgspec.Struct):
-    """What GET /health answers; detail: what is wrong."""
+    """The reply of GET /health; detail: the fault."""
 
     status: str
     detail: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Ready(msgspec.Struct):
-    """What GET /ready answers; done: the part of the stage that is over, 0 to 1."""
+    """The reply of GET /ready; done: the finished part of the stage, 0 to 1."""
 
     stage: str
     done: float
 
 
 class Version(msgspec.Struct):
-    """What GET /version answers."""
+    """The reply of GET /version."""
 
     version: str
 
