@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 
 from benchmarks.report import (
@@ -48,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     old = read_old(arguments.compare, "offline") if arguments.compare else None
     workloads = {name: _requests(name) for name in arguments.workloads}
     name, config = engine_config(arguments)
+    config = msgspec.structs.replace(config, is_offline=True)
     started_s = time.perf_counter()
     with contextlib.closing(load_engine(config, lambda stage: None)) as loaded:
         report: Report = {

@@ -1,5 +1,5 @@
-"""The HTTP worker process: `python -m server.http.worker CONFIG.json` (a server.config.serve_config.WorkerConfig). Never
-imports torch.
+"""The HTTP worker process: `python -m server.http.worker CONFIG.json` (a server.config.serve_config.WorkerConfig).
+Never imports torch.
 
 Life: connect to the launcher and the engine → serve on the inherited socket → told to drain (or the launcher is gone)
 → open requests finish or time out → the engine connection closes, which ends the rest with an error event → exit 0.

@@ -6,17 +6,23 @@ answers Scrape; what else a child says goes to the launcher's `on_message`. A ch
 connection, and therefore ends.
 
 What an engine says first to whoever connects. Imports engine's protocol and transport only; never torch.
+
+SIGHUP: the key file is read again, and every HTTP worker told. Imports engine.interface.config and
+server.config.api_keys.
+
+Life: reload for every signal, one after another. What is wrong with the file changes nothing but a line in the log.
 """
 
 import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from engine.interface.config import LaunchConfig
 from engine.interface.control import (
     Cancel,
     Cancelled,
@@ -32,9 +38,11 @@ from engine.interface.control import (
     State,
     ToLauncher,
 )
+from engine.interface.errors import StartupError
 from engine.interface.metrics import MetricsDelta
 from engine.interface.protocol import EngineReady, FromEngine
 from engine.interface.transport import encode_frame, read_messages
+from server.config.api_keys import read_file_hashes
 from server.launcher.metrics_registry import Exposition
 from server.launcher.processes import Tasks
 
@@ -236,3 +244,31 @@ async def read_greeting(engine_socket: str) -> EngineReady | None:
         return None
     finally:
         writer.close()
+
+
+class KeyReloader:
+    """Knows the keys now, as hashes. set_keys: hands them to the workers."""
+
+    def __init__(self, config: LaunchConfig, hashes: Sequence[str], set_keys: Callable[[list[str]], None]) -> None:
+        self._config = config
+        self._hashes = list(hashes)
+        self._set_keys = set_keys
+        self._lock = asyncio.Lock()
+
+    async def reload(self) -> None:
+        """Read the file, in a thread: it may lie on a disk that hangs. Keys of flags and the environment stay."""
+        file = self._config.api_key_file
+        if file is None:
+            logger.warning("SIGHUP does nothing without --api-key-file")
+            return
+        async with self._lock:
+            try:
+                from_file = await asyncio.to_thread(read_file_hashes, file)
+            except StartupError as error:
+                logger.error("api keys not read again, the old ones stay: %s", error.message)
+                return
+            old, new = self._hashes, list(dict.fromkeys([*self._config.given_key_hashes, *from_file]))
+            added, removed = len(set(new) - set(old)), len(set(old) - set(new))
+            self._hashes = new
+            self._set_keys(new)
+            logger.info("api keys read again file=%s keys=%d added=%d removed=%d", file, len(new), added, removed)

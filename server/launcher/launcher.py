@@ -24,9 +24,8 @@ from engine.interface.errors import StartupError
 from engine.interface.logs import configure_logging
 from server.config.version import package_version
 from server.launcher.console import make_console
-from server.launcher.control_server import ControlServer, read_greeting
+from server.launcher.control_server import ControlServer, KeyReloader, read_greeting
 from server.launcher.engine_health import HeartbeatWatch, Outage
-from server.launcher.key_reload import KeyReloader
 from server.launcher.listener import owned_socket_file, probe_url
 from server.launcher.metrics_registry import Exposition
 from server.launcher.process_metrics import LauncherStats

@@ -3,17 +3,55 @@
 Each *_grammar function says in llguidance's Lark what one kind of constraint means; reasoning may precede it by
 server/structured_output/tool_grammar.py. That a grammar compiles is known only after
 server/structured_output/compile_check.py tried it.
+
+The fields that constrain an answer's text, strict like server/api/schemas.py. Imports pydantic.
 """
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from pydantic import BaseModel, ConfigDict, Field
 
 from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import GrammarSpec
-from server.structured_output.schema import ResponseFormat, StructuredOutputs
+
+Json = Any
+
+_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class JsonSchemaFormat(BaseModel):
+    """response_format.json_schema, as OpenAI has it. The schema is enforced whatever `strict` says."""
+
+    model_config = _STRICT
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    schema_: Annotated[Json, Field(alias="schema")]
+    strict: bool | None = None
+    description: Annotated[str, Field(max_length=65_536)] | None = None
+
+
+class ResponseFormat(BaseModel):
+    """response_format; which types there are is known in server/structured_output/grammar_spec.py."""
+
+    model_config = _STRICT
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """structured_outputs, as vLLM has it."""
+
+    model_config = _STRICT
+
+    json_: Annotated[Json, Field(alias="json")] = None  # a schema, or one as a string
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
 
 MAX_SOURCE_BYTES = 128 * 1024  # of a schema as JSON, of all choices, of a grammar
 MAX_SCHEMA_DEPTH = 48

@@ -11,8 +11,7 @@ from engine.interface.control import Stage, State
 from engine.interface.metrics import Metrics
 from server.config.api_keys import KeyRing, read_file_hashes, read_key_hashes
 from server.http.launcher_link import ControlSupervisor
-from server.launcher.control_server import ControlServer
-from server.launcher.key_reload import KeyReloader
+from server.launcher.control_server import ControlServer, KeyReloader
 from server.launcher.metrics_registry import Exposition
 
 
@@ -80,4 +79,4 @@ def test_a_worker_that_comes_later_has_the_new_keys_before_it_serves(tmp_path: P
         await worker.aclose()
         await control.aclose()
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), 60))
