@@ -33,7 +33,7 @@ from engine.startup.load import LoadedEngine, load_engine
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from server.config.model_source import resolve_model
-from server.config.serve_flags import speculative_of
+from server.config.serve_flags import num_steps_in_flight, speculative_of
 
 _SHAPES = Path(__file__).parent / "shapes"
 _DEFAULT_SHAPE = "qwen3-0.6b"
@@ -161,7 +161,7 @@ def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
         kv_cache_dtype=arguments.kv_cache_dtype,
         enable_prefix_caching=False,
         enforce_eager=arguments.enforce_eager,
-        depth=arguments.depth,
+        overlap_depth=num_steps_in_flight(arguments.overlap),
         speculative=speculative_of(arguments),
     )
 

@@ -45,9 +45,9 @@ class Architecture:
     # a model that sees, too: where its config and its checkpoint hold the text part, and the prefixes that stay unread
     text_config: str | None = None
     text_prefix: str | None = None
-    unserved: tuple[str, ...] = ()
+    ignored_prefixes: tuple[str, ...] = ()
     # projections that checkpoints keep merged, as what
-    merged: Mapping[str, str] = field(default_factory=dict)
+    packed_modules: Mapping[str, str] = field(default_factory=dict)
     has_lm_head: bool = True  # False: hidden states are all that there is
 
 
@@ -57,7 +57,7 @@ def _text_part_of(architecture: Architecture) -> Architecture:
         architecture,
         text_config="text_config",
         text_prefix="language_model",
-        unserved=("vision_tower.", "multi_modal_projector."),
+        ignored_prefixes=("vision_tower.", "multi_modal_projector."),
     )
 
 
@@ -145,7 +145,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         sliding_layers="every",
         rope="phi3",
         defaults={"original_max_position_embeddings": 4096},
-        merged={
+        packed_modules={
             **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
             "gate_proj": "gate_up_proj",
             "up_proj": "gate_up_proj",

@@ -1,11 +1,11 @@
 """Grammars: what constrained requests may sample, step by step. Plain Python over bitmasks; never torch, never text.
 
 A request is constrained by a grammar, by a TokenFilter (bad_words, allowed_token_ids), or by both. Without a grammar
-its life begins with follow(). With one: hold() at the gate while it compiles in a thread → take_opened() gives it to
-the loop, with a matcher of its own → masks() before each of its tokens is sampled, advance() after each is committed →
-its end. The matcher belongs to the Request, and matcher and filter follow committed tokens alone, so preemption,
-recomputation, steps given up and aborts need nothing here. While no constrained request lives, all of this costs a
-test for an empty dict.
+its life begins with follow(). With one: defer() keeps it while its grammar compiles in a thread → pop_compiled() gives
+it to the loop, with a matcher of its own → masks() before each of its tokens is sampled, advance() after each is
+committed → its end. The matcher belongs to the Request, and matcher and filter follow committed tokens alone, so
+preemption, recomputation, dropped steps and aborts need nothing here. While no constrained request lives, all of this
+costs a test for an empty dict.
 """
 
 import logging
@@ -63,15 +63,15 @@ class TokenFilter:
 
 
 class Grammars:
-    """Owns the gate, the compiled grammars, and the list of constrained requests that live."""
+    """Owns the pending requests, the compiled grammars, and the list of constrained requests that live."""
 
     def __init__(self, get_compiler: Callable[[], GrammarCompiler], *, vocab_size: int) -> None:
         """get_compiler: may block and raise UnsupportedFeature; called in threads. vocab_size: of the model."""
         self._get_compiler = get_compiler
         self._num_words = -(-vocab_size // 32)
         self._vocab_size = vocab_size
-        self.held: dict[str, Request] = {}  # those at the gate, by request_id
-        self.num_held_tokens = 0  # of their prompts
+        self.pending: dict[str, Request] = {}  # those whose grammar compiles, by request_id
+        self.num_pending_prompt_tokens = 0  # of their prompts
         self._wanted: dict[str, tuple[GrammarSpec, float]] = {}  # by request_id: what each waits for, and until when
         self._live: dict[Request, TokenFilter | None] = {}
         self._compiled: OrderedDict[GrammarSpec, Matcher] = OrderedDict()  # at their beginnings; least recent first
@@ -83,10 +83,10 @@ class Grammars:
         self._vocabulary = self._bits_below(vocab_size)
         self._valid: np.ndarray | None = None  # [num_words] uint32: the bits of tokens that grammars know, too
 
-    def hold(self, request: Request, spec: GrammarSpec, now: float) -> None:
-        """Keep a request at the gate until its grammar is compiled."""
-        self.held[request.request_id] = request
-        self.num_held_tokens += request.num_tokens
+    def defer(self, request: Request, spec: GrammarSpec, now: float) -> None:
+        """Keep a request until its grammar is compiled."""
+        self.pending[request.request_id] = request
+        self.num_pending_prompt_tokens += request.num_tokens
         self._wanted[request.request_id] = (spec, now + COMPILE_TIMEOUT_S)
         if spec not in self._compiled and spec not in self._compiling:
             self._start_threads()
@@ -100,15 +100,15 @@ class Grammars:
             self._live[request] = TokenFilter(params, vocab_size=self._vocab_size) if params.has_filter else None
 
     def drop(self, request_id: str, reason: str) -> Request | None:
-        """End a request at the gate; None if it is not there."""
-        if request_id not in self.held:
+        """End a pending request; None if it is not pending."""
+        if request_id not in self.pending:
             return None
-        request = self._let_go(request_id)
+        request = self._remove(request_id)
         request.finish_reason = reason
         return request
 
-    def take_opened(self, now: float) -> list[Outcome]:
-        """Let go of the requests whose grammar is compiled, or (with an error) could not be."""
+    def pop_compiled(self, now: float) -> list[Outcome]:
+        """Return the requests whose grammar is compiled, or (with an error) could not be; they are pending no more."""
         failures: dict[GrammarSpec, ServiceError] = {}
         while self._done:
             spec, result = self._done.popleft()
@@ -117,14 +117,14 @@ class Grammars:
                 failures[spec] = result
             else:
                 self._compiled[spec] = result
-        opened = [outcome for id_ in self.held if (outcome := self._try_open(id_, failures, now))]
-        for request, error in opened:
-            self._let_go(request.request_id)
+        compiled_now = [outcome for id_ in self.pending if (outcome := self._compile_outcome(id_, failures, now))]
+        for request, error in compiled_now:
+            self._remove(request.request_id)
             if error is None:
                 self.follow(request)
         while len(self._compiled) > _MAX_CACHED:
             self._compiled.popitem(last=False)
-        return opened
+        return compiled_now
 
     def advance(self, outputs: Iterable[RowOutput]) -> list[Outcome]:
         """Follow the tokens just committed; return the requests that must end now."""
@@ -173,10 +173,10 @@ class Grammars:
         chosen = masks if len(free_rows) == len(requests) else masks[free_rows]
         return TokenMasks(req_indices, chosen.tobytes()), outcomes
 
-    def _let_go(self, request_id: str) -> Request:
-        request = self.held.pop(request_id)
+    def _remove(self, request_id: str) -> Request:
+        request = self.pending.pop(request_id)
         del self._wanted[request_id]
-        self.num_held_tokens -= request.num_tokens
+        self.num_pending_prompt_tokens -= request.num_tokens
         return request
 
     def _grammar_masks(self, requests: list[Request]) -> tuple[np.ndarray, list[bool]]:
@@ -208,8 +208,10 @@ class Grammars:
         """Return a mask [num_words] uint32 of the tokens from 0 to end - 1."""
         return _packed(np.arange(self._num_words * 32) < end)
 
-    def _try_open(self, request_id: str, failures: dict[GrammarSpec, ServiceError], now: float) -> Outcome | None:
-        request, (spec, deadline_s) = self.held[request_id], self._wanted[request_id]
+    def _compile_outcome(
+        self, request_id: str, failures: dict[GrammarSpec, ServiceError], now: float
+    ) -> Outcome | None:
+        request, (spec, deadline_s) = self.pending[request_id], self._wanted[request_id]
         compiled = self._compiled.get(spec)
         if compiled is not None:
             self._compiled.move_to_end(spec)

@@ -48,7 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9  # share of the device's memory the daemon may fill
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # no CUDA graphs: for debugging
-    depth: int | None = None  # steps in flight: 2 overlaps host and device (default on cuda), 1 does not
+    overlap_depth: int | None = None  # steps in flight: 2 overlaps host and device (default on cuda), 1 does not
     max_waiting: int = 2048  # requests queued before new ones are refused
     max_queued_tokens: int | None = None  # the same for their tokens
     speculative: SpeculativeConfig | None = None  # None: one token per request and step

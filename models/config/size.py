@@ -66,7 +66,7 @@ def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
             matrices += _mlp("mlp.shared_expert", model.hidden_size, shared)
         for matrix in matrices:
             block, _, projection = matrix.name.rpartition(".")
-            stored = architecture.merged.get(projection, projection)
+            stored = architecture.packed_modules.get(projection, projection)
             yield dataclasses.replace(matrix, name=f"{prefix}model.layers.{layer}.{block}.{stored}")
 
 

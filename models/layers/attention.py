@@ -15,7 +15,7 @@ from models.context import ForwardContext
 from models.errors import ModelError
 from models.layers.linear import QKVLinear, RowLinear
 from models.layers.norm import RMSNorm
-from models.parallel import Branch, TensorParallel
+from models.parallel import LayerOutput, TensorParallel
 from models.quantization.linear_method import LinearMethod
 from models.weights.weights import Weights
 
@@ -143,6 +143,6 @@ class SelfAttention(nn.Module):
         bias = self.qkv_proj.bias
         return None if bias is None else bias[self._num_queries : (self._num_queries + bias.shape[0]) // 2]
 
-    def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> Branch:
+    def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
         return self.o_proj(self.attention(self.qkv_proj(hidden), ctx, self.kv_scales))

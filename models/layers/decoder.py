@@ -22,7 +22,7 @@ from kernels.linear.ops import DenseLinear
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.norm import RMSNorm
-from models.parallel import Branch, TensorParallel, whole
+from models.parallel import LayerOutput, TensorParallel, whole
 from models.weights.weights import Weights
 
 
@@ -92,7 +92,7 @@ def load_vocab_rows(w: Weights, *, vocab_size: int, hidden_size: int, tp: Tensor
 class DecoderLayer(nn.Module):
     """norm → self_attn → norm → mlp. self_attn: called with (hidden [T, hidden_size], ctx), returns the like.
 
-    What both return may wait for its sum over ranks (Branch): the norm behind it makes that.
+    What both return may wait for its sum over ranks (LayerOutput): the norm behind it makes that.
     mlp_norm: what the checkpoint calls the norm before the MLP. layers/branch.py has what may come behind a branch.
     """
 
@@ -112,8 +112,8 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = RMSNorm(config, w, mlp_norm, size=config.hidden_size)
 
     def forward(
-        self, hidden: Branch, residual: torch.Tensor | None, ctx: ForwardContext
-    ) -> tuple[Branch, torch.Tensor]:
+        self, hidden: LayerOutput, residual: torch.Tensor | None, ctx: ForwardContext
+    ) -> tuple[LayerOutput, torch.Tensor]:
         """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
         if residual is None:
             residual = whole(hidden)
@@ -182,7 +182,7 @@ class Scaled(nn.Module):
         self.branch = branch
         self.factor = factor
 
-    def forward(self, hidden: torch.Tensor, *ctx: ForwardContext) -> Branch:
+    def forward(self, hidden: torch.Tensor, *ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; ctx: if the branch takes it."""
         return self.branch(hidden, *ctx) * self.factor
 

@@ -112,13 +112,15 @@ class SafetensorsReader:
         self._record(name, stored.nbytes)
         return stored.to(torch.float32, copy=True)
 
-    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
+    def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """Unmap the files; see TensorReader.finish."""
         self._files.clear()
         unread = [name for name in self._unread if not name.endswith(HARMLESS_SUFFIXES)]
-        served = [name for name in unread if not name.startswith(unserved)]
+        served = [name for name in unread if not name.startswith(ignored_prefixes)]
         if len(served) < len(unread):
-            logger.warning("only text is served: %d tensors of %s stay unread", len(unread) - len(served), unserved)
+            logger.warning(
+                "only text is served: %d tensors of %s stay unread", len(unread) - len(served), ignored_prefixes
+            )
         unread = served
         if has_tied_embeddings:
             unread = [name for name in unread if not name.endswith("lm_head.weight")]
@@ -224,7 +226,7 @@ class RandomReader:
         drawn = torch.empty(shape, device=self.device, dtype=dtype if dtype.itemsize > 1 else torch.bfloat16)
         return drawn.normal_(0.0, self._std, generator=generator).to(dtype)
 
-    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
+    def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """Nothing is open, and nothing can be left over."""
 
 
@@ -236,7 +238,7 @@ _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 @dataclass(frozen=True)
-class StoredWeights:
+class FolderStats:
     """Counts over all tensors that a model would read."""
 
     num_parameters: int
@@ -244,10 +246,12 @@ class StoredWeights:
     dtypes: tuple[str, ...]  # safetensors' names, the one with the most bytes first
 
 
-def stored_weights(folder: Path, *, needs_head: bool = True, unserved: tuple[str, ...] = ()) -> StoredWeights | None:
+def folder_stats(
+    folder: Path, *, needs_head: bool = True, ignored_prefixes: tuple[str, ...] = ()
+) -> FolderStats | None:
     """Count a folder's weights; None if it has none. Raises ModelError for files that are missing or broken.
 
-    needs_head: the model has a head of its own; unserved: prefixes of tensors that it does not read.
+    needs_head: the model has a head of its own; ignored_prefixes: prefixes of tensors that it does not read.
     """
     num_parameters = 0
     num_bytes: Counter[str] = Counter()
@@ -255,13 +259,13 @@ def stored_weights(folder: Path, *, needs_head: bool = True, unserved: tuple[str
     for path in paths:
         for name, dtype, shape, size in _tensors(path):
             is_head = name.endswith("lm_head.weight")
-            if name.endswith(HARMLESS_SUFFIXES) or name.startswith(unserved) or (is_head and not needs_head):
+            if name.endswith(HARMLESS_SUFFIXES) or name.startswith(ignored_prefixes) or (is_head and not needs_head):
                 continue
             num_parameters += math.prod(shape)
             num_bytes[dtype] += size
     if not paths:
         return None
-    return StoredWeights(num_parameters, num_bytes.total(), tuple(dtype for dtype, _ in num_bytes.most_common()))
+    return FolderStats(num_parameters, num_bytes.total(), tuple(dtype for dtype, _ in num_bytes.most_common()))
 
 
 def _files(folder: Path) -> list[Path]:
