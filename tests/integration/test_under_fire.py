@@ -217,11 +217,11 @@ def test_sighup_reads_the_keys_again_in_every_worker_and_streams_go_on(tmp_path:
             *_, last, done = lines
         assert done == "[DONE]"
         assert json.loads(last)["choices"][0]["finish_reason"] == "length"
-        assert "api keys read again" in daemon.log
+        assert "api keys reloaded" in daemon.log
 
         keys.write_text("not a key\n")
         daemon.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: "api keys not read again, the old ones stay" in daemon.log, timeout_s=60, what="log line")
+        wait_for(lambda: "api keys not reloaded, the old ones stay valid" in daemon.log, timeout_s=60, what="log line")
         for pid in working_children(daemon, "server.http.worker"):  # the next ones start with what was read last
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda pid=pid: not is_alive(pid), timeout_s=60, what="killed")
@@ -240,7 +240,9 @@ def test_a_killed_daemons_directory_is_removed_by_the_next(tmp_path: Path) -> No
             killed.process.wait(60)
         assert left.exists()
         with Daemon("--device", "cpu", folder=tmp_path, env={"TMPDIR": parent}) as daemon:
-            wait_for(lambda: "removed what a killed daemon left" in daemon.log, timeout_s=60, what="log line")
+            wait_for(
+                lambda: "removed the run directory of a killed daemon" in daemon.log, timeout_s=60, what="log line"
+            )
             assert not left.exists()
             assert len(list(Path(parent).glob("quire-*"))) == 1
             daemon.wait_ready()

@@ -8,16 +8,17 @@ import msgspec
 from starlette.requests import Request
 
 from engine.interface.protocol import EngineReady
+from server.api.generation_spec import check_completion, completion_spec
 from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
 from server.api.reply_options import ReplyOptions, reply_options
 from server.api.request_record import record_of
-from server.api.sampling_fields import check_completion, completion_spec
+from server.api.sampling_fields import ModelFacts
 from server.api.schemas import CompletionBody
 from server.api.service import Service
 from server.api.sse import ReplyHead
 from server.generation.generation import Generation
-from server.structured_output.grammar_spec import asked_grammar
+from server.structured_output.grammar_spec import constraint_of
 from server.text.tokenizer import Tokenizer
 
 
@@ -39,14 +40,15 @@ async def prepare_completion(service: Service, body: CompletionBody, request: Re
     record = record_of(request.scope)
     record.model = model
     moment = service.moment(record)
-    asked = asked_grammar(body.response_format, body.structured_outputs)
-    grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body.timeout))
+    constraint = constraint_of(body.response_format, body.structured_outputs)
+    grammar = await checked_grammar(service.grammars, constraint, request, timeout_s=moment.timeout_of(body.timeout))
     prompts = body.prompt
     if isinstance(prompts[0], str):
         prompts = await asyncio.to_thread(_encode, service.tokenizer, prompts, limits)
-    spec = completion_spec(body, prompts, limits=limits, defaults=service.defaults, moment=moment, grammar=grammar)
+    facts = ModelFacts(limits, service.defaults, service.tokenizer)
+    spec = completion_spec(body, prompts, model=facts, moment=moment, grammar=grammar)
     lora_index = service.lora_index(model)
-    spec = msgspec.structs.replace(spec, grammar_param=asked and asked.param, lora_index=lora_index)
+    spec = msgspec.structs.replace(spec, grammar_param=constraint and constraint.param, lora_index=lora_index)
     head = ReplyHead(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model)
     generation = Generation(
         spec, request_id=head.id, client=service.client, tokenizer=service.tokenizer, metrics=service.metrics

@@ -44,7 +44,7 @@ def zeros(*shape):
 
 with collect_kernels() as kernels:
     for config in configs:
-        triton_moe.mix_experts(
+        triton_moe.fused_moe(
             zeros(20, HIDDEN), zeros(20, EXPERTS + 1), zeros(EXPERTS, 2 * INTER, HIDDEN), zeros(EXPERTS, HIDDEN, INTER),
             top_k=2, renormalize=True, round_weights=True, shared=zeros(20, HIDDEN), config=config,
             pdl=capability >= 90,

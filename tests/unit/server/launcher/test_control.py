@@ -23,9 +23,9 @@ from engine.interface.control import (
 from engine.interface.errors import EngineError
 from engine.interface.metrics import Metrics
 from engine.interface.transport import encode_frame, read_messages
-from server.http.launcher_link import ControlSupervisor
+from server.http.launcher_link import LauncherLink
 from server.launcher.control_server import ControlServer
-from server.launcher.metrics_registry import Exposition
+from server.launcher.metrics_registry import MetricsRegistry
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -53,11 +53,11 @@ class Daemon:
         self.served: dict[int, list[str]] = {}  # by worker: the ids of its requests
         self.cancelled: list[tuple[int, str, str]] = []
         self.control = ControlServer(
-            exposition=Exposition(model_name="tiny", version="1"),
+            registry=MetricsRegistry(model_name="tiny", version="1"),
             on_message=lambda hello, message: self.messages.append((hello, message)),
         )
 
-    async def worker(self, index: int) -> tuple[ControlSupervisor, Metrics]:
+    async def worker(self, index: int) -> tuple[LauncherLink, Metrics]:
         metrics = Metrics()
         self.served.setdefault(index, [])
 
@@ -65,7 +65,7 @@ class Daemon:
             self.cancelled.append((index, request_id, key_hash))
             return request_id in self.served[index]
 
-        supervisor = ControlSupervisor(self.path, worker_index=index, metrics=metrics, on_cancel=cancel_here)
+        supervisor = LauncherLink(self.path, worker_index=index, metrics=metrics, on_cancel=cancel_here)
         await supervisor.start()
         await until(lambda: any(hello.role == "worker" and hello.index == index for hello, _ in self.messages))
         return supervisor, metrics
@@ -222,7 +222,7 @@ async def test_a_scrape_without_an_answer_is_an_error_and_not_a_hang(
         await asyncio.sleep(5)
 
     server = await asyncio.start_unix_server(greet_and_no_more, path)
-    worker = ControlSupervisor(path, worker_index=0, metrics=Metrics(), on_cancel=lambda request_id, *, key_hash: False)
+    worker = LauncherLink(path, worker_index=0, metrics=Metrics(), on_cancel=lambda request_id, *, key_hash: False)
     await worker.start()
     with pytest.raises(EngineError, match="in time"):
         await worker.scrape()
