@@ -19,10 +19,10 @@ import torch
 
 from benchmarks.kernel_timing import machine_facts, time_graph
 from benchmarks.rank_processes import run_ranks
-from engine.tensor_parallel.process_group import join_ranks, least, share_small_sums
+from engine.tensor_parallel.process_group import join_ranks, least, share_one_shot_all_reduce
 from kernels.all_reduce.reference import sum_add_rms_norm, sum_parts
 from kernels.ops import add_rms_norm
-from models.parallel import SmallSums, TensorParallel
+from models.parallel import OneShotAllReduce, TensorParallel
 
 # Hidden sizes of Qwen3-0.6B, Llama-3.1-8B and 70B
 _SHAPES = [(rows, hidden) for hidden in (4096, 1024, 8192) for rows in (1, 8, 16, 32, 64, 128, 256)]
@@ -50,7 +50,7 @@ def run_rank(rank: int, size: int, rendezvous: str, path: Path | None) -> None:
     tp = join_ranks(rank=rank, size=size, rendezvous=rendezvous, device=device)
     assert tp.group is not None
     widest = max(hidden for _, hidden in _SHAPES)
-    sums = share_small_sums(tp.group, device, width=widest, max_pushed_bytes=1 << 40)
+    sums = share_one_shot_all_reduce(tp.group, device, width=widest, max_pushed_bytes=1 << 40)
     if sums is None:
         raise SystemExit("these GPUs cannot write into each other's memory")
     results = []
@@ -67,7 +67,9 @@ def run_rank(rank: int, size: int, rendezvous: str, path: Path | None) -> None:
     torch.cuda.synchronize()
 
 
-def _measure(tp: TensorParallel, sums: SmallSums, rows: int, hidden: int, device: torch.device) -> dict[str, float]:
+def _measure(
+    tp: TensorParallel, sums: OneShotAllReduce, rows: int, hidden: int, device: torch.device
+) -> dict[str, float]:
     generator = torch.Generator(device).manual_seed(rows * hidden + tp.rank)
     x = torch.randn(rows, hidden, generator=generator, device=device).bfloat16()
     same = torch.Generator(device).manual_seed(rows)
@@ -93,7 +95,9 @@ def _measure(tp: TensorParallel, sums: SmallSums, rows: int, hidden: int, device
     return result
 
 
-def _check(tp: TensorParallel, sums: SmallSums, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> None:
+def _check(
+    tp: TensorParallel, sums: OneShotAllReduce, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+) -> None:
     """Both forms give the specification's values, and the same bits on every rank."""
     parts = tp.all_gather(x[None], 0).unbind()
     expected = (*sum_add_rms_norm(parts, residual, weight, _EPS), sum_parts(parts))

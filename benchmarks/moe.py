@@ -72,13 +72,13 @@ def main() -> None:
 
 def bench(name: str, weights: MoeWeights, num_tokens: int, options: argparse.Namespace) -> Result:
     """Check one number of tokens, then time it. Raises AssertionError if a result is wrong."""
-    from kernels.moe.triton import mix_experts
+    from kernels.moe.triton import fused_moe
 
     shape = SHAPES[name]
     steps = [make_inputs(shape, num_tokens, **BF16_CUDA) for _ in range(NUM_STEPS)]
 
     def run(step: MoeInputs) -> torch.Tensor:
-        return mix_experts(
+        return fused_moe(
             step.x, step.logits, weights.gate_up, weights.down,
             top_k=shape.top_k, renormalize=True, round_weights=shape.round_weights, pdl=True,
         )  # fmt: skip

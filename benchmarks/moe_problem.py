@@ -74,8 +74,8 @@ def count_hit(shape: MoeShape, inputs: MoeInputs) -> int:
 
 
 def specification(shape: MoeShape, weights: MoeWeights, inputs: MoeInputs) -> torch.Tensor:
-    """kernels.moe.reference.mix_experts: expert by expert, waiting for the device."""
-    return moe.mix_experts(
+    """kernels.moe.reference.fused_moe: expert by expert, waiting for the device."""
+    return moe.fused_moe(
         inputs.x, inputs.logits, weights.gate_up, weights.down,
         top_k=shape.top_k, renormalize=True, round_weights=shape.round_weights,
     )  # fmt: skip

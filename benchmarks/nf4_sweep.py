@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from benchmarks.kernel_timing import compile_ahead, machine_facts, num_copies, time_graph
 from benchmarks.report import Report, format_table
-from kernels.linear.lut4_configs import CodesGemmConfig, codes_gemm_config, num_splits
-from kernels.linear.reference import BLOCK, NF4_TABLE, CodeWeight, code_weight_bytes, dequantize_lut4, make_code_weight
+from kernels.linear.lut4_configs import Lut4GemmConfig, lut4_gemm_config, num_splits
+from kernels.linear.reference import BLOCK, NF4_TABLE, Lut4Weight, dequantize_lut4, lut4_weight_bytes, make_lut4_weight
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}  # N, K
 ROWS = (1, 8, 16, 32, 64, 128)
@@ -46,7 +46,7 @@ Result = Report
 class Problem:
     """One shape. As many copies as keep successive calls out of the L2 cache."""
 
-    weights: list[CodeWeight]
+    weights: list[Lut4Weight]
     dense: list[torch.Tensor]  # [N, K] bf16
     exact: torch.Tensor  # the first weight, float64
 
@@ -71,22 +71,22 @@ def main() -> None:
     print(format_table([[*columns, "best_us", "TB/s", "best"], *rows]))
 
 
-def _configs(name: str, num_rows: int) -> list[CodesGemmConfig]:
+def _configs(name: str, num_rows: int) -> list[Lut4GemmConfig]:
     """What is served first."""
     n, k = SHAPES[name]
-    served = codes_gemm_config(num_rows=num_rows, n=n, k=k, is_shared=True)
+    served = lut4_gemm_config(num_rows=num_rows, n=n, k=k, is_shared=True)
     assert served is not None
     found = [served]
     for block_n, num_warps, num_stages in _CUTS:
         for programs in _PROGRAMS:
             size = {"num_rows": num_rows, "n": n, "k": k, "block_m": served.block_m, "block_n": block_n}
             splits = num_splits(**size, programs=programs)
-            found.append(CodesGemmConfig(served.block_m, block_n, splits, num_warps, num_stages, served.prefetch))
+            found.append(Lut4GemmConfig(served.block_m, block_n, splits, num_warps, num_stages, served.prefetch))
     return list(dict.fromkeys(found))
 
 
 def _time_case(problem: Problem, name: str, num_rows: int) -> Result:
-    from kernels.linear.triton_lut4 import allocate_scratch, codes_gemm
+    from kernels.linear.triton_lut4 import allocate_scratch, lut4_gemm
     from kernels.linear.triton_lut4 import dequantize as triton_dequantize
 
     n, k = SHAPES[name]
@@ -95,7 +95,7 @@ def _time_case(problem: Problem, name: str, num_rows: int) -> Result:
     cuts: list[Result] = []
     configs = _configs(name, num_rows)
     for config in configs:
-        run = functools.partial(codes_gemm, bias=None, scratch=scratch, config=config, pdl=True)
+        run = functools.partial(lut4_gemm, bias=None, scratch=scratch, config=config, pdl=True)
         try:
             error = float((run(x, problem.weights[0]).double() - expected).norm() / expected.norm())
             us = time_graph([functools.partial(run, x, weight) for weight in problem.weights], replays=_REPLAYS)
@@ -105,7 +105,7 @@ def _time_case(problem: Problem, name: str, num_rows: int) -> Result:
         if not error < _MAX_ERROR:
             print("wrong", name, num_rows, config, f"relative error {error:.2e}", flush=True)
             continue
-        measured = {"us": round(us, 2), "tb_s": round(code_weight_bytes(n, k) / us * 1e-6, 2)}
+        measured = {"us": round(us, 2), "tb_s": round(lut4_weight_bytes(n, k) / us * 1e-6, 2)}
         cuts.append(asdict(config) | measured | {"is_served": config == configs[0]})
     dense = [lambda w=w: functional.linear(x, triton_dequantize(w, x.dtype)) for w in problem.weights]
     bf16 = [functools.partial(functional.linear, x, w) for w in problem.dense]
@@ -126,25 +126,25 @@ def _describe(cuts: Sequence[Result]) -> list[str]:
     return [str(best["us"]), str(best["tb_s"]), " ".join(f"{name} {best[name]}" for name in names)]
 
 
-def _make_weight(n: int, k: int) -> CodeWeight:
+def _make_weight(n: int, k: int) -> Lut4Weight:
     packed = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
     scales = torch.rand(n, k // BLOCK, device="cuda").add(0.5).mul(0.02)
-    return make_code_weight(packed, scales, torch.tensor(NF4_TABLE, device="cuda").bfloat16().float(), torch.bfloat16)
+    return make_lut4_weight(packed, scales, torch.tensor(NF4_TABLE, device="cuda").bfloat16().float(), torch.bfloat16)
 
 
 def _make_problem(n: int, k: int) -> Problem:
-    weights = [_make_weight(n, k) for _ in range(num_copies(code_weight_bytes(n, k)))]
+    weights = [_make_weight(n, k) for _ in range(num_copies(lut4_weight_bytes(n, k)))]
     exact = dequantize_lut4(weights[0], torch.float32).double()
     return Problem(weights, [exact.bfloat16() for _ in range(num_copies(2 * n * k))], exact)
 
 
-def _run_once(name: str, num_rows: int, config: CodesGemmConfig) -> None:
+def _run_once(name: str, num_rows: int, config: Lut4GemmConfig) -> None:
     """Fill Triton's cache with one cut."""
-    from kernels.linear.triton_lut4 import allocate_scratch, codes_gemm
+    from kernels.linear.triton_lut4 import allocate_scratch, lut4_gemm
 
     n, k = SHAPES[name]
     x = torch.zeros(num_rows, k, dtype=torch.bfloat16, device="cuda")
-    codes_gemm(x, _make_weight(n, k), None, allocate_scratch(x.device), config=config, pdl=True)
+    lut4_gemm(x, _make_weight(n, k), None, allocate_scratch(x.device), config=config, pdl=True)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def main() -> int:
     args.speculative = args.speculative or "ngram"
     folder, name = resolve_model(args.model)
     config = EngineConfig(
-        model=str(folder), device=args.device, depth=num_steps_in_flight(args.overlap), enable_prefix_caching=False,
-        max_model_len=args.max_model_len, speculative=speculative_of(args),
+        model=str(folder), device=args.device, overlap_depth=num_steps_in_flight(args.overlap),
+        enable_prefix_caching=False, max_model_len=args.max_model_len, speculative=speculative_of(args),
     )  # fmt: skip
     loaded = load_engine(config, lambda stage: None)
     tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
@@ -49,7 +49,7 @@ def main() -> int:
         "model": name,
         "versions": versions(),
         "facts": loaded.facts,
-        "args": {flag: value for flag, value in vars(args).items() if flag != "json"} | {"depth": loaded.depth},
+        "args": {flag: value for flag, value in vars(args).items() if flag != "json"} | {"depth": loaded.overlap_depth},
         "workloads": {},
     }
     for kind in ("copy", "prose"):

@@ -77,7 +77,7 @@ def measure(loaded: LoadedEngine, name: str, *, context: int, num_steps: int, ma
             for n, seconds in _prompt_points(loaded, room, num_steps, end_s=started_s + max_s)
         ],
         scheduler=config,
-        depth=loaded.depth,
+        depth=loaded.overlap_depth,
     )
 
 

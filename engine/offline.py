@@ -39,10 +39,10 @@ _DRAFTED_PROMPT, _DRAFTED_KIND = [0] * 12, SamplingParams(max_tokens=8, top_k=20
 class OfflineEngine:
     """One loaded model with a scheduler, a prefix cache and a loop of its own."""
 
-    def __init__(self, loaded: LoadedEngine, *, depth: int | None = None) -> None:
+    def __init__(self, loaded: LoadedEngine, *, overlap_depth: int | None = None) -> None:
         self.loaded = loaded
         self.transport = LocalTransport()
-        self.engine = loaded.engine(self.transport, Metrics(), depth=depth)
+        self.engine = loaded.engine(self.transport, Metrics(), overlap_depth=overlap_depth)
 
     @classmethod
     def load(
@@ -52,7 +52,7 @@ class OfflineEngine:
 
         host: of the other ranks, if the model is split over several; None: the end of one ends this process.
         """
-        return cls(load_engine(config, on_stage, serve=lambda loaded: cls(loaded).rehearse(), host=host))
+        return cls(load_engine(config, on_stage, serve=lambda loaded: cls(loaded).run_workload(), host=host))
 
     def generate(
         self, prompts: list[list[int]], params: list[SamplingParams], *, lora_indices: Sequence[int] | None = None
@@ -90,7 +90,7 @@ class OfflineEngine:
         if self.loaded.num_loras:
             self._test([_KINDS[0]] * self.loaded.num_loras, list(range(1, self.loaded.num_loras + 1)))
 
-    def rehearse(self) -> None:
+    def run_workload(self) -> None:
         """Send what serving may meet: batches and prompts of every size. What comes of them does not matter."""
         sizes = sorted({size for power in range(12) for size in (2**power, 3 * 2**power // 2)})
         fitting = [size for size in sizes if size <= self.loaded.scheduler_config.max_num_seqs]
@@ -101,7 +101,7 @@ class OfflineEngine:
                     prompt = [0] * min(max(num_tokens // num_requests, 1), longest)
                     self.embed([prompt] * num_requests, "last")
             return
-        self.loaded.runner.rehearse_masks()
+        self.loaded.runner.run_masks()
         for num_requests in fitting:
             for kind in (*_KINDS, *_ADJUSTED_KINDS):
                 self.generate([[0]] * num_requests, [kind] * num_requests)

@@ -23,7 +23,17 @@ import msgspec
 from engine.core.engine import Engine
 from engine.interface.child_process import die_with_parent
 from engine.interface.config import EngineProcessConfig
-from engine.interface.control import Drain, EngineFailed, Facts, Flush, Flushed, FromLauncher, Heartbeat, Hello, Stage
+from engine.interface.control import (
+    Drain,
+    EngineFailed,
+    EngineInfo,
+    Flush,
+    Flushed,
+    FromLauncher,
+    Heartbeat,
+    Hello,
+    Stage,
+)
 from engine.interface.errors import StartupError, sentence
 from engine.interface.logs import configure_logging
 from engine.interface.metrics import Metrics
@@ -118,7 +128,7 @@ class EngineProcess:
         engine = loaded.engine(transport, self._metrics, max_waiting=limits.max_waiting, max_queued_tokens=most_tokens)
         self._measure_memory = loaded.measure_gpu_memory
         self._metrics.gauge("kv_cache_bytes", loaded.kv_cache_bytes)
-        self._control.send(Facts(loaded.facts, loaded.build))
+        self._control.send(EngineInfo(loaded.facts, loaded.build))
         self._control.send(Stage("ready"))
         return engine
 

@@ -12,7 +12,7 @@ from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
 from kernels.elementwise import reference as elementwise
 from kernels.elementwise.reference import UNSCALED, KVScales, write_kv
 from kernels.inputs import reference as batch_inputs
-from kernels.inputs.reference import MixedInputs, MixedPlan
+from kernels.inputs.reference import MixedInputs, PackedInputs
 from kernels.lora.reference import LoraWeights, add_lora, gather_loras
 from kernels.moe import reference as moe
 from kernels.sampling import reference as sampling
@@ -31,7 +31,7 @@ rms_norm = op(elementwise.rms_norm, lambda: triton_elementwise.rms_norm)
 add_rms_norm = op(elementwise.add_rms_norm, lambda: triton_elementwise.add_rms_norm)
 silu_and_mul = op(elementwise.silu_and_mul, lambda: triton_elementwise.silu_and_mul)
 gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: triton_elementwise.gelu_tanh_and_mul)
-mix_experts = op(moe.mix_experts, lambda: triton_moe.mix_experts)
+fused_moe = op(moe.fused_moe, lambda: triton_moe.fused_moe)
 gather_decode_inputs = op(
     batch_inputs.gather_decode_inputs, lambda: triton_batch_inputs.gather_decode_inputs, takes_pdl=False
 )
@@ -72,7 +72,7 @@ norm_rope_write_kv = op(_norm_rope_write_kv, lambda: triton_elementwise.norm_rop
 
 
 def gather_mixed_inputs(
-    plan: MixedPlan,
+    plan: PackedInputs,
     *,
     last_token: torch.Tensor,
     num_computed: torch.Tensor,

@@ -1,7 +1,7 @@
 """Compiling Triton kernels side by side, before they are launched. Imports triton at once.
 
 with collect_kernels() as kernels:      # launches are noted, not made; whatever they would have written is zero
-    rehearse()
+    precompile()
 compilation = Compilation(list(kernels))
 ...                                     # meanwhile the caller does something else
 compilation.wait(on_progress)           # now Triton's cache on disk has them all

@@ -17,7 +17,7 @@ except ImportError:  # before torch 2.13
     from torch.distributed import all_gather_into_tensor as all_gather_into
 
 
-class SmallSums(Protocol):
+class OneShotAllReduce(Protocol):
     """Sums of few rows, each in one kernel with what comes behind it. kernels/all_reduce/triton.py, specification
     too."""
 
@@ -37,30 +37,30 @@ class SmallSums(Protocol):
 class TensorParallel:
     """Rank `rank` of `size`. group: the process group over which it talks.
 
-    None with several ranks: it talks to nobody, and what others have is made up: for sizes, and to rehearse kernels.
-    small_sums: makes the sums that it takes; None: the group makes all. Every rank has one, or none has.
+    None with several ranks: it talks to nobody, and what others have is made up: for sizes, and to precompile kernels.
+    one_shot_all_reduce: makes the sums that it takes; None: the group makes all. Every rank has one, or none has.
     """
 
     rank: int = 0
     size: int = 1
     group: distributed.ProcessGroup | None = None
-    small_sums: SmallSums | None = field(default=None, repr=False)
+    one_shot_all_reduce: OneShotAllReduce | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.size
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum x over the ranks, in place, and return it."""
-        if self.small_sums is not None and self.small_sums.takes(x):
-            return self.small_sums.all_reduce(x)
+        if self.one_shot_all_reduce is not None and self.one_shot_all_reduce.takes(x):
+            return self.one_shot_all_reduce.all_reduce(x)
         if self.group is not None:
             distributed.all_reduce(x, group=self.group)
         return x
 
-    def sum_late(self, x: torch.Tensor) -> Branch:
+    def sum_late(self, x: torch.Tensor) -> LayerOutput:
         """all_reduce(x), or the promise of it, where that is one kernel with an addition and a norm."""
-        if self.small_sums is not None and self.small_sums.takes(x):
-            return Unsummed(x, self.small_sums)
+        if self.one_shot_all_reduce is not None and self.one_shot_all_reduce.takes(x):
+            return PartialSum(x, self.one_shot_all_reduce)
         return self.all_reduce(x)
 
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -83,16 +83,16 @@ class TensorParallel:
 
 
 @dataclass(frozen=True)
-class Unsummed:
+class PartialSum:
     """The output of a branch before the sum over ranks: whoever takes it in makes the sum, once, in one of two ways."""
 
     # [T, hidden_size]: this rank's part; its owner now
     part: torch.Tensor
-    sums: SmallSums
+    sums: OneShotAllReduce
 
-    def __mul__(self, factor: float) -> Unsummed:
+    def __mul__(self, factor: float) -> PartialSum:
         """The same times a constant."""
-        return Unsummed(self.part * factor, self.sums)
+        return PartialSum(self.part * factor, self.sums)
 
     def total(self) -> torch.Tensor:
         """Make the sum, in place of the part."""
@@ -105,12 +105,12 @@ class Unsummed:
         return self.sums.add_rms_norm(self.part, residual, weight, eps)
 
 
-Branch = torch.Tensor | Unsummed  # what attention and MLP give
+LayerOutput = torch.Tensor | PartialSum  # what attention and MLP give
 
 
-def whole(branch: Branch) -> torch.Tensor:
+def whole(branch: LayerOutput) -> torch.Tensor:
     """The branch's output, summed over the ranks."""
-    return branch.total() if isinstance(branch, Unsummed) else branch
+    return branch.total() if isinstance(branch, PartialSum) else branch
 
 
 ALONE = TensorParallel()

@@ -45,9 +45,9 @@ class Architecture:
     # a model that sees, too: where its config and its checkpoint hold the text part, and the prefixes that stay unread
     text_config: str | None = None
     text_prefix: str | None = None
-    unserved: tuple[str, ...] = ()
+    ignored_prefixes: tuple[str, ...] = ()
     # projections that checkpoints keep merged, as what
-    merged: Mapping[str, str] = field(default_factory=dict)
+    packed_modules: Mapping[str, str] = field(default_factory=dict)
     has_lm_head: bool = True  # False: hidden states are all that there is
 
 
@@ -57,7 +57,7 @@ def _text_part_of(architecture: Architecture) -> Architecture:
         architecture,
         text_config="text_config",
         text_prefix="language_model",
-        unserved=("vision_tower.", "multi_modal_projector."),
+        ignored_prefixes=("vision_tower.", "multi_modal_projector."),
     )
 
 
@@ -76,7 +76,7 @@ _GEMMA3_DEFAULTS = {
 }
 _MISTRAL = Architecture("models.llama:Llama", qkv_bias=False, sliding_layers="every", defaults={"sliding_window": 4096})
 _GEMMA3 = Architecture(
-    "models.gemma3:Gemma3",
+    "models.gemma:Gemma3",
     qkv_bias="config",
     has_output_bias=True,
     qk_norm="head",
@@ -122,7 +122,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"qkv_bias": True, "sliding_window": 4096},
     ),
     "Qwen3MoeForCausalLM": Architecture(
-        "models.qwen3_moe:Qwen3Moe",
+        "models.qwen3:Qwen3Moe",
         qkv_bias="config",
         has_output_bias=True,
         qk_norm="head",
@@ -145,7 +145,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         sliding_layers="every",
         rope="phi3",
         defaults={"original_max_position_embeddings": 4096},
-        merged={
+        packed_modules={
             **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
             "gate_proj": "gate_up_proj",
             "up_proj": "gate_up_proj",
@@ -167,7 +167,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"head_dim": 256, "tie_word_embeddings": True},
     ),
     "Gemma2ForCausalLM": Architecture(
-        "models.gemma2:Gemma2",
+        "models.gemma:Gemma2",
         qkv_bias="config",
         has_output_bias=True,
         norm="gemma",

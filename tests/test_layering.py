@@ -58,7 +58,7 @@ ENGINE_WITH_TORCH = {
     "sampler",
     "setup",
     "setup_facts",
-    "small_sums",
+    "one_shot_all_reduce",
     "staging",
 }
 # calls that make the host wait for the device, or copy off it; each exception with its reason

@@ -14,42 +14,71 @@ Plain Python; never torch.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from engine.core.executor import Executor, StepHandle
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.kv_snapshot import KvView
 from engine.core.outbox import Outbox, Transport
-from engine.core.request import PooledPrompt, Request
+from engine.core.request import EmbeddingAccumulator, Request
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.stats import EngineStats
 from engine.core.step import StepPlan, TokenMasks
 from engine.interface.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError, UnsupportedFeature
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import AbortRequest, AddRequest, AskKv, ClientGone, QueueState, RequestFailed, ToEngine
+from engine.interface.protocol import (
+    AbortRequest,
+    AddRequest,
+    AskKv,
+    ClientGone,
+    QueueState,
+    RequestFailed,
+    SamplingParams,
+    ToEngine,
+)
 
 
-class Admission:
-    """What a model takes; the arguments are those of Engine."""
+@dataclass(frozen=True, kw_only=True)
+class EngineParts:
+    """All that an Engine works with, and its limits."""
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        num_loras: int,
-        can_generate: bool,
-        make_drafter: Callable[[Request], Drafter | None] | None,
-    ) -> None:
-        self._vocab_size = vocab_size
-        self._num_loras = num_loras
-        self._can_generate = can_generate
-        self._make_drafter = make_drafter
+    executor: Executor
+    scheduler: Scheduler
+    transport: Transport
+    metrics: Metrics
+    clock: Callable[[], float]  # seconds
+    vocab_size: int
+    overlap_depth: int = 2  # steps in flight: 2 overlaps host and device, 1 does not
+    max_waiting: int = 2048  # requests
+    max_queued_tokens: int | None = None  # None: any number
+    # raised by the executor where the device has too little memory for a step
+    memory_error: type[Exception] = MemoryError
+    # called after that: waits for all launched steps, and frees what can be freed
+    release_memory: Callable[[], None] = lambda: None
+    grammars: Grammars | None = None  # None: requests with a grammar fail
+    can_generate: bool = True  # False: all requests but those for embeddings fail
+    num_loras: int = 0  # adapters of the executor
+    # called for each request without a grammar that is not for an embedding; None: no speculation
+    make_drafter: Callable[[SamplingParams], Drafter | None] | None = None
+    bytes_per_block: int = 0  # of the KV pool, for KV snapshots
 
-    def request(self, message: AddRequest, *, client_id: int) -> Request:
+
+class RequestFactory:
+    """Makes a Request of a message, if the model can serve it."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._vocab_size = parts.vocab_size
+        self._num_loras = parts.num_loras
+        self._can_generate = parts.can_generate
+        self._make_drafter = parts.make_drafter
+
+    def make(self, message: AddRequest, *, client_id: int) -> Request:
         """Make the request. Raises InvalidParameter or UnsupportedFeature."""
         self._check_ids(message.prompt_token_ids, "prompt")
         self._check_ids(message.params.logit_bias, "logit_bias")
         self._check_ids(message.params.stop_token_ids, "stop_token_ids")
+        self._check_filter(message.params)
         if not 0 <= message.lora_index <= self._num_loras:
             raise InvalidParameter(
                 f"There is no adapter {message.lora_index}; {self._num_loras} are loaded.", param="model"
@@ -65,12 +94,25 @@ class Admission:
             lora_index=message.lora_index,
         )
         if message.pooling is not None:
-            request.pooled = PooledPrompt(message.pooling, len(message.prompt_token_ids))
+            request.embedding = EmbeddingAccumulator(message.pooling, len(message.prompt_token_ids))
         elif not self._can_generate:
             raise UnsupportedFeature("This model has no language-model head: it makes embeddings and no text.")
-        elif message.grammar is None and self._make_drafter is not None:
-            request.drafter = self._make_drafter(request)
+        elif message.grammar is None and not message.params.has_filter and self._make_drafter is not None:
+            request.drafter = self._make_drafter(message.params)
         return request
+
+    def _check_filter(self, params: SamplingParams) -> None:
+        """Raise InvalidParameter unless all ids exist, and some token may be the first."""
+        self._check_ids(params.allowed_token_ids, "allowed_token_ids")
+        for word in params.bad_words:
+            self._check_ids(word, "bad_words")
+        bad = {word[0] for word in params.bad_words if len(word) == 1}
+        if bad and all(token_id in bad for token_id in params.allowed_token_ids or range(self._vocab_size)):
+            raise InvalidParameter(
+                f"The {len(bad)} tokens that are bad_words leave none to sample: there are "
+                f"{len(params.allowed_token_ids) or self._vocab_size} allowed ones.",
+                param="bad_words",
+            )
 
     def _check_ids(self, token_ids: list[int] | dict[int, float], name: str) -> None:
         """Raise InvalidParameter unless all ids exist."""
@@ -89,53 +131,27 @@ _GATE_POLL_S = 0.001  # while nothing runs, but a grammar compiles
 class Engine:
     """Owns the loop and what is about to be sent. A device fault raises out of run_once(); a request's fault never."""
 
-    def __init__(
-        self,
-        *,
-        executor: Executor,
-        scheduler: Scheduler,
-        transport: Transport,
-        metrics: Metrics,
-        clock: Callable[[], float],
-        vocab_size: int,
-        depth: int = 2,
-        max_waiting: int = 2048,
-        max_queued_tokens: int | None = None,
-        memory_error: type[Exception] = MemoryError,
-        release_memory: Callable[[], None] = lambda: None,
-        grammars: Grammars | None = None,
-        can_generate: bool = True,
-        num_loras: int = 0,
-        make_drafter: Callable[[Request], Drafter | None] | None = None,
-        bytes_per_block: int = 0,
-    ) -> None:
-        """memory_error: what the executor raises where the device has too little memory for a step.
-
-        release_memory: called after that; waits for what was launched, and frees what can be freed.
-        grammars: None: requests with a grammar fail. can_generate: False: so do all but those for embeddings.
-        num_loras: adapters that the executor has. make_drafter: called for each request that neither has a grammar nor
-        is for an embedding; None: no speculation. bytes_per_block: of the KV pool, told to who asks.
-        """
-        self.scheduler = scheduler
-        self.clock = clock
-        self.depth = depth
-        self.max_waiting = max_waiting
-        self.max_queued_tokens = max_queued_tokens  # None: any number
+    def __init__(self, parts: EngineParts) -> None:
+        self.scheduler = parts.scheduler
+        self.clock = parts.clock
+        self.overlap_depth = parts.overlap_depth
+        self.max_waiting = parts.max_waiting
+        self.max_queued_tokens = parts.max_queued_tokens
         self._is_full = False  # as the clients were told last
         self.is_draining = False  # set by the process: everything new is refused, what runs is finished
-        self._executor = executor
-        self._transport = transport
-        self._admission = Admission(
-            vocab_size=vocab_size, num_loras=num_loras, can_generate=can_generate, make_drafter=make_drafter
-        )
-        self._memory_error = memory_error
-        self._release_memory = release_memory
-        self._grammars = grammars or Grammars(no_compiler, vocab_size=vocab_size)
-        self._is_speculative = make_drafter is not None
-        self._stats = EngineStats(metrics, scheduler)
+        self._executor = parts.executor
+        self._transport = parts.transport
+        self._request_factory = RequestFactory(parts)
+        self._memory_error = parts.memory_error
+        self._release_memory = parts.release_memory
+        self._grammars = parts.grammars or Grammars(no_compiler, vocab_size=parts.vocab_size)
+        self._is_speculative = parts.make_drafter is not None
+        self._stats = EngineStats(parts.metrics, self.scheduler)
         self._in_flight: StepHandle | None = None
-        self._outbox = Outbox(transport, self._stats)
-        self._kv_view = KvView(scheduler, self._grammars.held, bytes_per_block=bytes_per_block, clock=clock)
+        self._outbox = Outbox(self._transport, self._stats)
+        self._kv_view = KvView(
+            self.scheduler, self._grammars.pending, bytes_per_block=parts.bytes_per_block, clock=parts.clock
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -144,23 +160,23 @@ class Engine:
             self._in_flight is None
             and not self.scheduler.has_work
             and self._outbox.is_empty
-            and not self._grammars.held
+            and not self._grammars.pending
         )
 
     def run_once(self, idle_timeout_s: float | None = None) -> None:
         """Turn the loop once. Blocks for messages only while idle; else waits for nothing but the step before."""
-        is_gate_all = bool(self._grammars.held) and self._in_flight is None and not self.scheduler.has_work
-        patience_s = idle_timeout_s if self.is_idle else _GATE_POLL_S if is_gate_all else 0
+        is_only_compiling = bool(self._grammars.pending) and self._in_flight is None and not self.scheduler.has_work
+        patience_s = idle_timeout_s if self.is_idle else _GATE_POLL_S if is_only_compiling else 0
         for client_id, message in self._transport.receive(patience_s):
             self._handle(client_id, message)
-        self._open_gate()
+        self._queue_compiled()
         plan = failure = None
         try:
             plan = self._turn()
         except self._memory_error as error:
             failure = str(error).partition("\n")[0]
         if failure is not None:  # only now, since the error holds the tensors of the step
-            self._give_up_steps(failure)
+            self._drop_in_flight(failure)
         self._send_events()
         self._stats.record_turn(plan, self.clock())
         self._tell_if_full()
@@ -168,17 +184,17 @@ class Engine:
 
     def abort_all(self, client_id: int | None = None) -> None:
         """End every request, or those of one client. Their `finished` rows go out with the next run_once()."""
-        for request in [*self.scheduler.requests.values(), *self._grammars.held.values()]:
+        for request in [*self.scheduler.requests.values(), *self._grammars.pending.values()]:
             if client_id is None or request.client_id == client_id:
                 self._abort(request.request_id)
 
     def record_state(self) -> None:
         """Bring the metrics up to date that are not counted as things happen. Before they are drained."""
-        self._stats.record_state(num_deferred=len(self._grammars.held))
+        self._stats.record_state(num_deferred=len(self._grammars.pending))
 
     def _turn(self) -> StepPlan | None:
         """Launch one step and commit the one before; returns what was launched."""
-        if self.depth == 1:
+        if self.overlap_depth == 1:
             self._commit()
             self._outbox.send(
                 self.scheduler.committed_step_id
@@ -188,14 +204,14 @@ class Engine:
             self._commit()  # all wait for how far the drafts in flight come; now the device waits for this thread
             plan = self.scheduler.schedule(self.clock())
         step = self._executor.forward(plan) if plan else None
-        if self.depth > 1:
+        if self.overlap_depth > 1:
             self._commit()
         if step is not None and plan is not None:
             step.sample(self._masks(plan))
         self._in_flight = step
         return plan
 
-    def _give_up_steps(self, reason: str) -> None:
+    def _drop_in_flight(self, reason: str) -> None:
         """Fail the requests that the oldest uncommitted step has no memory for; compute that and later steps again."""
         try:
             self._commit()  # a step launched before the one that failed is whole
@@ -203,7 +219,7 @@ class Engine:
             reason = str(error).partition("\n")[0]
         self._release_memory()
         self._send_events()  # first, since nothing may follow a request's end
-        failed = self.scheduler.give_up_steps()
+        failed = self.scheduler.drop_in_flight()
         logger.error(
             "out of memory in a step failed=%d recomputed=%d reason=%r",
             len(failed),
@@ -239,18 +255,19 @@ class Engine:
         if self._find(message.request_id) is not None:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
         # what is about to start does not count: a burst into an idle engine is no queue
-        if len(self.scheduler.waiting) + len(self._grammars.held) >= self.max_waiting + self.scheduler.num_free_rows:
+        if len(self.scheduler.waiting) + len(self._grammars.pending) >= self.max_waiting + self.scheduler.num_free_rows:
             raise Overloaded(f"The queue is full: {self.max_waiting} requests are waiting.")
         self._check_queued_tokens(len(message.prompt_token_ids))
-        request = self._admission.request(message, client_id=client_id)
+        request = self._request_factory.make(message, client_id=client_id)
         if message.grammar is None:
             self.scheduler.add(request)
+            self._grammars.follow(request)
         else:
-            self._grammars.hold(request, message.grammar, self.clock())
+            self._grammars.defer(request, message.grammar, self.clock())
 
-    def _open_gate(self) -> None:
+    def _queue_compiled(self) -> None:
         """Queue the requests whose grammar is compiled by now."""
-        for request, error in self._grammars.take_opened(self.clock()):
+        for request, error in self._grammars.pop_compiled(self.clock()):
             try:
                 if error is not None:
                     raise error
@@ -282,11 +299,11 @@ class Engine:
 
     def _find(self, request_id: str) -> Request | None:
         """Return a request that has not ended, running, queued or at the gate."""
-        return self.scheduler.requests.get(request_id) or self._grammars.held.get(request_id)
+        return self.scheduler.requests.get(request_id) or self._grammars.pending.get(request_id)
 
     @property
     def _num_queued_tokens(self) -> int:
-        return self.scheduler.waiting.num_tokens + self._grammars.num_held_tokens
+        return self.scheduler.waiting.num_tokens + self._grammars.num_pending_prompt_tokens
 
     def _check_queued_tokens(self, num_prompt: int) -> None:
         """Raise Overloaded if a prompt would make the queue too long; an empty queue takes any."""
@@ -300,7 +317,7 @@ class Engine:
     def _tell_if_full(self) -> None:
         """Tell the clients when the queue became full or no longer is, so that they can refuse without asking."""
         num_queued, limit = self._num_queued_tokens, self.max_queued_tokens
-        num_waiting = len(self.scheduler.waiting) + len(self._grammars.held)
+        num_waiting = len(self.scheduler.waiting) + len(self._grammars.pending)
         is_full = num_waiting >= self.max_waiting + self.scheduler.num_free_rows
         is_full = is_full or (limit is not None and num_queued > 0 and num_queued >= limit)
         if is_full != self._is_full:
@@ -329,9 +346,10 @@ class Engine:
         for output in outputs:
             if output.request.finish_reason != "error":
                 self._outbox.add_tokens(output)
-        for request in self.scheduler.scored:
-            if request.unsent_scores and request.finish_reason is None:  # else they went with its token, or it is over
-                self._outbox.add_scores(request)
+        for request in self.scheduler.with_prompt_logprobs:
+            # else they went with its token, or it is over
+            if request.unsent_prompt_logprobs and request.finish_reason is None:
+                self._outbox.add_prompt_logprobs(request)
         for request in self.scheduler.embedded:
             self._outbox.add_embedding(request)
 

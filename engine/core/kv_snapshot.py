@@ -44,11 +44,11 @@ class KvView:
     """Owns the list of who asked; reads the scheduler and writes nothing of it."""
 
     def __init__(
-        self, scheduler: Scheduler, held: Mapping[str, Request], *, bytes_per_block: int, clock: Callable[[], float]
+        self, scheduler: Scheduler, pending: Mapping[str, Request], *, bytes_per_block: int, clock: Callable[[], float]
     ) -> None:
-        """held: the requests at the gate, by request_id."""
+        """pending: the requests at the gate, by request_id."""
         self._scheduler = scheduler
-        self._held = held
+        self._pending = pending
         self._bytes_per_block = bytes_per_block
         self._clock = clock
         self._askers: list[int] = []
@@ -87,7 +87,7 @@ class KvView:
             _row(request, request.status.value, now, num_runs, num_shared)
             for request, num_runs, num_shared in zip(holders, num_runs, num_shared, strict=True)
         ]
-        others = chain(_rows_without_blocks(self._held.values(), "gate", now), self._waiting_rows(now))
+        others = chain(_rows_without_blocks(self._pending.values(), "gate", now), self._waiting_rows(now))
         rows += islice(others, MAX_LISTED)
         return KvSnapshot(
             step_id=scheduler.committed_step_id,
@@ -100,7 +100,7 @@ class KvView:
             num_shared=int(np.count_nonzero(is_shared)),
             num_cached=int(np.count_nonzero(is_cached)),
             requests=rows,
-            num_unlisted=max(0, len(scheduler.waiting) + len(self._held) - MAX_LISTED),
+            num_unlisted=max(0, len(scheduler.waiting) + len(self._pending) - MAX_LISTED),
             runs=runs,
             cached_runs=_runs_of(is_cached),
             num_queried_tokens=blocks.num_queried_tokens,

@@ -1,7 +1,7 @@
 """Offline generation over the engine's own loop, with a transport that is two queues. Never imports torch.
 
 transport = LocalTransport()
-engine = Engine(executor=..., scheduler=..., transport=transport, ...)
+engine = Engine(EngineParts(executor=..., scheduler=..., transport=transport, ...))
 generations = generate(engine, transport, prompts, params)
 """
 

@@ -50,8 +50,8 @@ class Outbox:
         events.request_ids.append(request.request_id)
         events.num_tokens.append(len(output.token_ids))
         events.token_ids += output.token_ids
-        if request.unsent_scores:
-            events.prompt_logprobs[row], request.unsent_scores = request.unsent_scores, []
+        if request.unsent_prompt_logprobs:
+            events.prompt_logprobs[row], request.unsent_prompt_logprobs = request.unsent_prompt_logprobs, []
         if output.logprobs is not None:
             events.logprobs[row] = output.logprobs
         if len(request.output_token_ids) == len(output.token_ids):
@@ -61,21 +61,22 @@ class Outbox:
             events.finished.append(Finished(row, request.finish_reason, request.stop_token_id))
             self._stats.record_finished(request)
 
-    def add_scores(self, request: Request) -> None:
-        """Tell scores of a prompt that is not computed to its end yet."""
+    def add_prompt_logprobs(self, request: Request) -> None:
+        """Send log-probabilities of a prompt that is not computed to its end yet."""
         events = self._events_for(request)
-        events.prompt_logprobs[len(events.request_ids)], request.unsent_scores = request.unsent_scores, []
+        events.prompt_logprobs[len(events.request_ids)] = request.unsent_prompt_logprobs
+        request.unsent_prompt_logprobs = []
         events.request_ids.append(request.request_id)
         events.num_tokens.append(0)
 
     def add_embedding(self, request: Request) -> None:
         """Tell of a prompt's vector, which is its request's start and end at once."""
-        assert request.pooled is not None
+        assert request.embedding is not None
         events = self._events_for(request)
         row = len(events.request_ids)
         events.request_ids.append(request.request_id)
         events.num_tokens.append(0)
-        events.embeddings[row] = request.pooled.vector()
+        events.embeddings[row] = request.embedding.vector()
         queue_s, prefill_s = self._stats.record_started(request)
         events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s))
         events.finished.append(Finished(row, "stop", None))

@@ -4,12 +4,11 @@ Life: WAITING → RUNNING (holds blocks and a req_index) → RETIRING (left the 
 is not committed yet) → FINISHED, or WAITING again if it was preempted. Owned and written by the scheduler, its block
 fields by the block manager; the engine only reads it.
 
-PooledPrompt: one vector for a whole prompt, made of its hidden states as their steps are committed. Never torch.
+EmbeddingAccumulator: one vector for a whole prompt, made of its hidden states as steps are committed. Never torch.
 
 A step gives sums over spans of positions (engine/device/prompt_outputs.py), and they are added up here, so the device
-keeps nothing
-between steps: a prompt may be cut, preempted and computed again, and each position counts once. The vector is not
-normalised: whoever asked may cut it first.
+keeps nothing between steps: a prompt may be cut, preempted and computed again, and each position counts once. The
+vector is not normalised: the client may cut it first.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.core.step import PoolSpan, ScoreSpan
+from engine.core.speculative import Drafter
+from engine.core.step import PoolSpan, PromptLogprobsSpan
 from engine.interface.protocol import PoolingKind, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
-    from engine.core.speculative import Drafter
     from engine.grammar.compiler import Matcher
 
 
 @dataclass(slots=True, eq=False)
-class PooledPrompt:
-    """What is committed of one prompt's vector."""
+class EmbeddingAccumulator:
+    """The committed part of one prompt's embedding."""
 
     kind: PoolingKind
     num_prompt: int  # tokens
@@ -101,15 +100,16 @@ class Request:
 
     req_index: int = -1
     last_step: int = -1  # the newest step that contains a row of it
+    drafted_step: int | None = None  # the newest step that contains a row of it with drafts
     status: Status = Status.WAITING
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     stop_token_id: int | None = None
 
     matcher: Matcher | None = None  # what its committed tokens have left of its grammar; None: any text
     drafter: Drafter | None = None  # guesses its next tokens; None: nobody does
-    num_scored_tokens: int = 0  # prompt tokens after the first whose log-probabilities are committed
-    unsent_scores: list[TokenLogprobs] = field(default_factory=list)
-    pooled: PooledPrompt | None = None  # its embedding, which is all that it is for; None: it generates
+    num_prompt_logprobs: int = 0  # prompt tokens after the first whose log-probabilities are committed
+    unsent_prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    embedding: EmbeddingAccumulator | None = None  # all that it is for; None: it generates
 
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
@@ -125,12 +125,17 @@ class Request:
     @property
     def max_output_tokens(self) -> int:
         """Tokens that it may generate, if they fit."""
-        return self.params.max_tokens if self.pooled is None else 0
+        return self.params.max_tokens if self.embedding is None else 0
 
     @property
     def is_decoding(self) -> bool:
         """True once all that the host sends is computed, so that the next row starts at the device's last token."""
         return self.num_computed_tokens >= self.num_prefill_tokens
+
+    @property
+    def is_drafted(self) -> bool:
+        """True if its newest row has drafts, so that the device does not know where its next row starts."""
+        return self.last_step == self.drafted_step
 
     @property
     def has_extras(self) -> bool:
@@ -139,32 +144,34 @@ class Request:
 
     @property
     def num_cacheable_tokens(self) -> int:
-        """How many of its first tokens may come from the prefix cache: of one still to be scored or pooled, hidden
-        states are needed, which no cache has. The last token is always computed: it samples the next one.
-        """
-        if self.pooled is not None:
-            return self.pooled.num_pooled_tokens
-        if self.params.prompt_logprobs is None or self.num_scored_tokens >= len(self.prompt_token_ids) - 1:
-            return self.num_tokens - 1
-        return self.num_scored_tokens
+        """How many of its first tokens may come from the prefix cache.
 
-    def score_span(self, start: int, end: int) -> ScoreSpan | None:
-        """Return what is to be scored in a chunk [start, end), if anything. Later chunks may be planned by then."""
+        Log-probabilities and embeddings need hidden states, which no cache has. The last token is always computed: it
+        samples the next one.
+        """
+        if self.embedding is not None:
+            return self.embedding.num_pooled_tokens
+        if self.params.prompt_logprobs is None or self.num_prompt_logprobs >= len(self.prompt_token_ids) - 1:
+            return self.num_tokens - 1
+        return self.num_prompt_logprobs
+
+    def prompt_logprobs_span(self, start: int, end: int) -> PromptLogprobsSpan | None:
+        """Return which log-probabilities a chunk [start, end) gives, if any. Later chunks may be planned by then."""
         if self.params.prompt_logprobs is None:
             return None
-        first, last = max(start, self.num_scored_tokens), min(end, len(self.prompt_token_ids) - 1)
+        first, last = max(start, self.num_prompt_logprobs), min(end, len(self.prompt_token_ids) - 1)
         if first >= last:
             return None
-        return ScoreSpan(first, self.prompt_token_ids[first + 1 : last + 1])
+        return PromptLogprobsSpan(first, self.prompt_token_ids[first + 1 : last + 1])
 
     def pool_span(self, start: int, end: int) -> PoolSpan | None:
         """The same for its embedding."""
-        return None if self.pooled is None else self.pooled.span(start, end)
+        return None if self.embedding is None else self.embedding.span(start, end)
 
-    def add_scores(self, scores: list[TokenLogprobs]) -> None:
-        """Take in the next committed scores."""
-        self.num_scored_tokens += len(scores)
-        self.unsent_scores += scores
+    def add_prompt_logprobs(self, prompt_logprobs: list[TokenLogprobs]) -> None:
+        """Take in the next committed log-probabilities of the prompt."""
+        self.num_prompt_logprobs += len(prompt_logprobs)
+        self.unsent_prompt_logprobs += prompt_logprobs
 
     def append(self, token_id: int, now: float) -> str | None:
         """Add a committed token; return the reason why it is the last one, if it is."""

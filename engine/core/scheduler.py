@@ -16,6 +16,7 @@ meanwhile, nor so many that a burst fills the batch late.
 WaitingQueue: the requests that wait for their turn, in order of service. Plain Python; imports request only.
 """
 
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
@@ -23,8 +24,9 @@ from operator import attrgetter
 
 from engine.core.block_manager import BlockManager
 from engine.core.request import Request, Status
-from engine.core.step import RequestInit, RowPlan, StepPlan, StepResult
-from engine.core.step_in_flight import DraftCounts, PlannedStep, RowOutput, take_drafted
+from engine.core.speculative import Drafter
+from engine.core.step import NEWEST, RequestInit, RowPlan, StepPlan, StepResult
+from engine.core.step_in_flight import DraftCounts, PlannedStep, RowOutput, apply_verified
 from engine.interface.config import SchedulerConfig
 from engine.interface.errors import InvalidParameter, PromptTooLong
 
@@ -33,13 +35,18 @@ _TOKENS_PER_DECODE = 8
 _STEPS_PER_BURST = 32  # in which the prompts that could start now are computed
 
 
-def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending: int) -> int:
+def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending: int, context: int = 0) -> int:
     """Return the tokens of a step with prompt chunks beside num_decodes decode rows, these included.
 
-    num_pending: prompt tokens of the requests that could start now.
+    num_pending: prompt tokens of the requests that could start now, and of those whose prompts are not finished.
+    context: of the longest of these. A step is limited by its time, and a token takes longer after a longer context.
     """
     most = config.max_num_mixed_tokens or config.max_num_batched_tokens
     least = config.min_num_mixed_tokens or most
+    if config.costly_context and config.max_mixed_cost:
+        fitting = config.max_mixed_cost / (1 + context / config.costly_context)
+        sizes = [size for size in config.step_sizes if size <= most] or [most]
+        most = max(least, min(sizes, key=lambda size: abs(math.log(size / fitting))))
     wanted = max(least, _TOKENS_PER_DECODE * num_decodes, num_decodes + num_pending // _STEPS_PER_BURST)
     return min(next((size for size in config.step_sizes if size >= wanted), wanted), most)
 
@@ -105,7 +112,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # in order of service, as the queue
         self.retiring: list[Request] = []
-        self.scored: list[Request] = []  # those with scores of the last commit, for the engine to send
+        self.with_prompt_logprobs: list[Request] = []  # of the last commit, for the engine to send
         self.embedded: list[Request] = []  # those that it ended with an embedding
         self.committed_step_id = -1
         self.num_preemptions = 0
@@ -136,7 +143,7 @@ class Scheduler:
             raise InvalidParameter(
                 f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
             )
-        most = self.max_num_tokens - (request.pooled is None)
+        most = self.max_num_tokens - (request.embedding is None)
         if num_prompt > most:
             raise PromptTooLong(
                 f"The prompt has {num_prompt} tokens; at most {most} leave room for {self.max_num_tokens - most} more"
@@ -164,13 +171,16 @@ class Scheduler:
         inits: list[RequestInit] = []
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
+        begun = [request for request in self.running if not request.is_decoding]
         if step.rows:  # prompts beside them make them wait
             num_decodes = len(step.rows)
             pending = self.waiting.num_tokens_of_first(self.num_free_rows)
-            most = mixed_step_tokens(self.config, num_decodes=num_decodes, num_pending=pending)
+            pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
+            context = max((request.num_computed_tokens for request in begun), default=0)
+            most = mixed_step_tokens(self.config, num_decodes=num_decodes, num_pending=pending, context=context)
             budget = max(min(budget, most - num_decodes), 0)
-        for request in self.running:
-            if budget and not request.is_decoding:
+        for request in begun:
+            if budget:
                 budget -= self._plan_chunk(step, request, budget, [])
         self._admit(step, inits, budget, now)
         if not step.rows:
@@ -186,7 +196,7 @@ class Scheduler:
         assert step.step_id == result.step_id
         self.committed_step_id = step.step_id
         outputs: list[RowOutput] = []
-        self.scored, self.embedded = step.take_in(result, now)
+        self.with_prompt_logprobs, self.embedded = step.apply_prompt_outputs(result, now)
         end, block_size, logprobs = 0, self.config.block_size, result.logprobs
         for request, row in step.rows:
             index, end = end, end + row.samples + row.num_drafts
@@ -194,7 +204,7 @@ class Scheduler:
                 continue  # it ended while this step was in flight
             num_committed, reason = row.start + row.num_tokens, None
             if row.num_drafts:
-                output, reason = take_drafted(request, row, result, first=index, now=now, counts=self.drafts)
+                output, reason = apply_verified(request, row, result, first=index, now=now, counts=self.drafts)
                 outputs.append(output)
                 num_committed = row.start + len(output.token_ids)
             elif row.samples:
@@ -210,15 +220,15 @@ class Scheduler:
         self._release_retired()
         return outputs
 
-    def give_up_steps(self) -> list[Request]:
-        """Drop every step in flight, the oldest of which had too little memory; end and return whom to blame for it."""
+    def drop_in_flight(self) -> list[Request]:
+        """Drop every step in flight, the oldest of which had too little memory; end and return its victims."""
         steps = list(self._in_flight)
         self._in_flight.clear()
         self.committed_step_id = self._next_step_id - 1
-        blamed = steps[0].give_up() if steps else []
+        victims = steps[0].oom_victims() if steps else []
         for request in dict.fromkeys(request for step in steps for request, _ in step.rows):
             request.num_pending_tokens = 0
-            if request in blamed:
+            if request in victims:
                 self._finish(request, "error")
             elif request.status is Status.RUNNING:
                 request.num_preemptions += 1
@@ -226,7 +236,7 @@ class Scheduler:
                 self._retire(request)
         self._release_retired()
         self._freed = [req_index for step in steps for req_index in step.freed] + self._freed
-        return blamed
+        return victims
 
     def check(self) -> None:
         """Assert invariants 1 and 2 of docs/explanation/architecture.md; tests call it after every step."""
@@ -249,7 +259,7 @@ class Scheduler:
         running, rows, block_size, step_id = self.running, step.rows, self.config.block_size, step.step_id
         num_rows = len(running) + min(len(self.waiting), self.num_free_rows)  # of this step, at most
         num_spare = min(budget // 2, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
-        told_rows: list[tuple[Request, RowPlan]] = []  # whose tokens the host sends
+        host_token_rows: list[tuple[Request, RowPlan]] = []  # whose tokens the host sends
         position = 0
         while position < len(running) and budget:  # preemption shortens `running` from its end
             request = running[position]
@@ -258,31 +268,55 @@ class Scheduler:
             if start < request.num_prefill_tokens or start + 1 >= request.max_num_tokens:
                 continue  # a chunk comes later; or the token in flight is the last one
             drafter = request.drafter
-            if drafter is not None and drafter.is_unverified(request, self.committed_step_id):
-                continue
+            if drafter is not None and request.is_drafted and request.last_step > self.committed_step_id:
+                continue  # where its next row starts is known once the drafts are verified
             row = RowPlan(request.req_index, start, 1)
             if start == len(request.block_ids) * block_size:
                 if not self._make_room(request):
                     continue
                 row.new_block_ids = [self.blocks.grow(request)]
             if drafter is not None:
-                drafter.extend(row, request, self.blocks, step_id=step_id, most=num_spare, num_reserved=len(running))
+                self._add_drafts(row, request, drafter, most=num_spare)
                 num_spare -= row.num_drafts
-            (told_rows if row.token_ids else rows).append((request, row))
+            (host_token_rows if row.token_ids else rows).append((request, row))
             request.num_computed_tokens = start + row.num_tokens
             request.num_pending_tokens += row.num_tokens
             request.last_step = step_id
+            if row.num_drafts:
+                request.drafted_step = step_id
             budget -= row.num_tokens
-        rows += told_rows
+        rows += host_token_rows
         return budget
+
+    def _add_drafts(self, row: RowPlan, request: Request, drafter: Drafter, *, most: int) -> None:
+        """Add up to `most` drafts to a decode row that is about to be planned, and blocks for them.
+
+        Blocks are taken only while more are free than requests run, so drafts preempt no request.
+        """
+        if request.is_drafted:
+            row.token_ids = [request.output_token_ids[-1]]
+        most = min(most, request.max_num_tokens - row.start - 2)  # the request's last place is sampled, never computed
+        drafts = drafter.drafts(
+            request.prompt_token_ids, request.output_token_ids, num_pending=request.num_pending_tokens, most=most
+        )
+        wanted, num_reserved = row.start + 1 + len(drafts), len(self.running)
+        while (
+            room := len(request.block_ids) * self.blocks.block_size
+        ) < wanted and self.blocks.num_free > num_reserved:
+            row.new_block_ids = [*row.new_block_ids, self.blocks.grow(request)]
+        drafts = drafts[: room - row.start - 1]
+        if drafts:
+            row.token_ids = [*(row.token_ids or [NEWEST]), *drafts]
+            row.num_drafts = len(drafts)
+            row.num_tokens = 1 + len(drafts)
 
     def _plan_chunk(self, step: PlannedStep, request: Request, budget: int, new_block_ids: list[int]) -> int:
         """Plan the next tokens of a request that the host still sends; return their number."""
         start = request.num_computed_tokens
         end = min(start + budget, request.num_prefill_tokens)
-        samples = end == request.num_prefill_tokens and request.pooled is None
+        samples = end == request.num_prefill_tokens and request.embedding is None
         row = RowPlan(request.req_index, start, end - start, request.token_ids(start, end), new_block_ids, samples)
-        row.scores, row.pools = request.score_span(start, end), request.pool_span(start, end)
+        row.prompt_logprobs, row.pool_span = request.prompt_logprobs_span(start, end), request.pool_span(start, end)
         step.rows.append((request, row))
         request.num_computed_tokens = end
         request.num_pending_tokens += samples

@@ -9,7 +9,7 @@ and never published.
 Where a drafted row ends is known at its commit alone. Until then the request has no row; the next one starts where the
 host says, with the token the host sends, since the device's idea of both is wrong. A row without drafts goes on as
 ever, one step ahead of its commit, and may be followed by a drafted one: the guess then includes the token that is
-still on the device.
+still on the device. The scheduler plans all this (engine/core/scheduler.py); here are the guesses and their check.
 
 NgramIndex: where a text has stood before, so that it can be guessed how it goes on. Plain Python; imports nothing.
 
@@ -24,10 +24,8 @@ from __future__ import annotations
 from array import array
 from typing import Protocol
 
-from engine.core.block_manager import BlockManager
-from engine.core.request import Request
-from engine.core.step import NEWEST, RowPlan
 from engine.interface.config import SpeculativeConfig
+from engine.interface.protocol import SamplingParams
 
 _MAX_CANDIDATES = 16  # occurrences compared, the latest ones
 _MAX_INDEXED = 1024  # tokens per call, of which there is one for each row of a step: about a quarter of a millisecond
@@ -112,8 +110,8 @@ _MAX_PAUSE = 64  # tokens
 class Proposer(Protocol):
     """Guesses how one request goes on."""
 
-    def propose(self, request: Request, count: int) -> list[int]:
-        """Return up to `count` tokens that may follow the committed ones. Cheap: it runs before every step."""
+    def propose(self, prompt_token_ids: list[int], output_token_ids: list[int], count: int) -> list[int]:
+        """Return up to `count` tokens that may follow the output. Cheap: it runs before every step."""
         ...
 
 
@@ -123,81 +121,62 @@ class NgramProposer:
     def __init__(self, *, shortest: int, longest: int) -> None:
         self._index = NgramIndex(shortest=shortest, longest=longest)
 
-    def propose(self, request: Request, count: int) -> list[int]:
-        """See Proposer.propose."""
-        num_prompt, num_known = len(request.prompt_token_ids), self._index.num_tokens
+    def propose(self, prompt_token_ids: list[int], output_token_ids: list[int], count: int) -> list[int]:
+        """See Proposer.propose. The tokens of earlier calls must be those of this one, as far as they go."""
+        num_prompt, num_known = len(prompt_token_ids), self._index.num_tokens
         if not num_known:
-            self._index.extend(request.prompt_token_ids)
+            self._index.extend(prompt_token_ids)
             num_known = num_prompt
-        self._index.extend(request.output_token_ids[num_known - num_prompt :])
+        self._index.extend(output_token_ids[num_known - num_prompt :])
         return self._index.continuation(count)
 
 
 class Drafter:
-    """What speculating on one request needs, from its arrival to its end. Lives in the Request.
+    """The drafts of one request, from its arrival to its end. Lives in the Request, and knows its tokens only.
 
     A row that has none of its drafts accepted has cost more than it gave, so the next drafts wait for 2, 4, 8 … tokens.
     """
 
-    def __init__(self, proposer: Proposer, *, num_tokens: int) -> None:
+    def __init__(self, proposer: Proposer, *, num_tokens: int, min_tokens: int = 0) -> None:
+        """num_tokens: drafts of a row, at most. min_tokens: output before which there are none."""
         self._proposer = proposer
         self._num_tokens = num_tokens
-        self._drafted_step: int | None = None  # the newest with drafts of it
+        self._min_tokens = min_tokens
         self._num_misses = 0  # drafted rows in a row with nothing accepted
         self._paused_until = 0  # output tokens
 
-    def is_unverified(self, request: Request, committed_step_id: int) -> bool:
-        """True while nobody knows where the request's next row starts. A step that was given up counts as committed."""
-        return request.last_step == self._drafted_step and request.last_step > committed_step_id
+    def drafts(
+        self, prompt_token_ids: list[int], output_token_ids: list[int], *, num_pending: int, most: int
+    ) -> list[int]:
+        """Return up to `most` guesses of the tokens behind the output and its num_pending tokens in flight."""
+        most = min(most, self._num_tokens)
+        num_output = len(output_token_ids)
+        if most < 1 or num_output < self._paused_until or num_output < self._min_tokens:
+            return []
+        return self._proposer.propose(prompt_token_ids, output_token_ids, num_pending + most)[num_pending:]
 
-    def extend(
-        self, row: RowPlan, request: Request, blocks: BlockManager, *, step_id: int, most: int, num_reserved: int
-    ) -> None:
-        """Add up to `most` drafts to a decode row that is about to be planned for step_id, and blocks for them.
+    def verify(self, drafts: list[int], sampled: list[int], *, num_output: int) -> list[int]:
+        """Return what was sampled up to the first wrong draft.
 
-        Blocks are taken only while more than num_reserved are free, so drafts preempt nobody.
+        sampled: the token after the row's own token and after each draft. num_output: tokens before these.
         """
-        if request.last_step == self._drafted_step:
-            row.token_ids = [request.output_token_ids[-1]]
-        # the last place of the request is sampled, never computed
-        most = min(most, self._num_tokens, request.max_num_tokens - row.start - 2)
-        num_output = len(request.output_token_ids)
-        if most < 1 or num_output < self._paused_until or num_output < request.params.min_tokens:
-            return
-        num_pending = request.num_pending_tokens
-        drafts = self._proposer.propose(request, num_pending + most)[num_pending:]
-        wanted = row.start + 1 + len(drafts)
-        while (room := len(request.block_ids) * blocks.block_size) < wanted and blocks.num_free > num_reserved:
-            row.new_block_ids = [*row.new_block_ids, blocks.grow(request)]
-        drafts = drafts[: room - row.start - 1]
-        if not drafts:
-            return
-        row.token_ids = [*(row.token_ids or [NEWEST]), *drafts]
-        row.num_drafts = len(drafts)
-        row.num_tokens = 1 + len(drafts)
-        self._drafted_step = step_id
-
-    def verify(self, request: Request, row: RowPlan, sampled: list[int]) -> list[int]:
-        """Return what was sampled up to the first wrong draft; what was planned past that counts as never planned."""
         num_accepted = 0
-        while num_accepted < row.num_drafts and sampled[num_accepted] == row.token_ids[num_accepted + 1]:
+        while num_accepted < len(drafts) and sampled[num_accepted] == drafts[num_accepted]:
             num_accepted += 1
         if num_accepted:
             self._num_misses = 0
         else:
             self._num_misses += 1
-            self._paused_until = len(request.output_token_ids) + 1 + min(2**self._num_misses, _MAX_PAUSE)
-        num_rejected = row.num_drafts - num_accepted
-        request.num_computed_tokens -= num_rejected
-        request.num_pending_tokens -= num_rejected
+            self._paused_until = num_output + 1 + min(2**self._num_misses, _MAX_PAUSE)
         return sampled[: num_accepted + 1]
 
 
-def make_drafter(config: SpeculativeConfig, request: Request) -> Drafter | None:
+def make_drafter(config: SpeculativeConfig, params: SamplingParams) -> Drafter | None:
     """Return a drafter for a request that arrives; None if it is served token by token.
 
     Penalties and grammars change a place's logits by the tokens before it, which are drafts that may be wrong.
     """
-    if request.params.has_penalties:
+    if params.has_penalties:
         return None
-    return Drafter(NgramProposer(shortest=config.ngram_min, longest=config.ngram_max), num_tokens=config.num_tokens)
+    proposer = NgramProposer(shortest=config.ngram_min, longest=config.ngram_max)
+    return Drafter(proposer, num_tokens=config.num_tokens, min_tokens=params.min_tokens)

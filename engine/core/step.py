@@ -21,7 +21,7 @@ class RequestInit(msgspec.Struct, omit_defaults=True):
     lora_index: int = 0  # its adapter; 0: none
 
 
-class ScoreSpan(msgspec.Struct):
+class PromptLogprobsSpan(msgspec.Struct):
     """Wanted: the log-probability of token_ids[i] after position start + i of a row's tokens."""
 
     start: int
@@ -50,14 +50,14 @@ class RowPlan(msgspec.Struct, omit_defaults=True):
     token_ids: list[int] = []
     new_block_ids: list[int] = []  # appended to the request's block table before this step
     samples: bool = True
-    scores: ScoreSpan | None = None  # of a prompt chunk whose request asked for prompt_logprobs
-    pools: PoolSpan | None = None  # of a prompt chunk whose request asked for an embedding, and never samples
+    prompt_logprobs: PromptLogprobsSpan | None = None  # of a prompt chunk whose request asked for prompt_logprobs
+    pool_span: PoolSpan | None = None  # of a prompt chunk whose request asked for an embedding, and never samples
     num_drafts: int = 0
 
     @property
     def needs_hidden(self) -> bool:
         """True if hidden states other than those of tokens that sample are wanted."""
-        return self.scores is not None or self.pools is not None
+        return self.prompt_logprobs is not None or self.pool_span is not None
 
     @property
     def num_samples(self) -> int:
@@ -87,7 +87,7 @@ class StepResult(msgspec.Struct):
     step_id: int
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = {}  # index into token_ids → logprobs, for rows that asked
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # index into the plan's rows → one entry per scored token
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # index into the plan's rows → one entry per prompt token
     pooled: dict[int, bytes] = {}  # index into the plan's rows → the sum over its PoolSpan, as float32s
 
 

@@ -32,25 +32,25 @@ class PlannedStep(NamedTuple):
     rows: list[tuple[Request, RowPlan]]
     freed: list[int]  # req_indices named in its plan
 
-    def take_in(self, result: StepResult, now: float) -> tuple[list[Request], list[Request]]:
-        """Give its requests what came of their prompts; return those with scores, and those whose vector is whole."""
-        scored: list[Request] = []
+    def apply_prompt_outputs(self, result: StepResult, now: float) -> tuple[list[Request], list[Request]]:
+        """Give requests their prompts' outputs; return those with log-probabilities, and those with an embedding."""
+        with_prompt_logprobs: list[Request] = []
         embedded: list[Request] = []
-        for place, scores in result.prompt_logprobs.items():
+        for place, prompt_logprobs in result.prompt_logprobs.items():
             request, _ = self.rows[place]
-            request.add_scores(scores)
-            scored.append(request)
+            request.add_prompt_logprobs(prompt_logprobs)
+            with_prompt_logprobs.append(request)
         for place, total in result.pooled.items():
             request, row = self.rows[place]
-            assert request.pooled is not None
-            assert row.pools is not None
-            request.pooled.add(row.pools, total)
-            if request.pooled.is_whole and request.finish_reason is None:
+            assert request.embedding is not None
+            assert row.pool_span is not None
+            request.embedding.add(row.pool_span, total)
+            if request.embedding.is_whole and request.finish_reason is None:
                 request.first_token_s = now
                 embedded.append(request)
-        return scored, embedded
+        return with_prompt_logprobs, embedded
 
-    def give_up(self) -> list[Request]:
+    def oom_victims(self) -> list[Request]:
         """Return the requests that made it too large: prompt chunks that ask for more than a token, else prompt chunks.
 
         Without any: nobody if rows have drafts, which need not be; else decode rows that ask for more than a token;
@@ -68,7 +68,7 @@ class PlannedStep(NamedTuple):
         return joining or with_chunks or with_extras or [request for request, _ in live]
 
 
-def take_drafted(
+def apply_verified(
     request: Request, row: RowPlan, result: StepResult, *, first: int, now: float, counts: DraftCounts
 ) -> tuple[RowOutput, str | None]:
     """Add what a row with drafts gave to the request's output; return it, and why the request ends now, if it does.
@@ -77,7 +77,12 @@ def take_drafted(
     """
     assert request.drafter is not None
     token_ids, logprobs, reason = [], result.logprobs, None
-    for token_id in request.drafter.verify(request, row, result.token_ids[first : first + row.num_samples]):
+    sampled = result.token_ids[first : first + row.num_samples]
+    verified = request.drafter.verify(row.token_ids[1:], sampled, num_output=len(request.output_token_ids))
+    num_rejected = len(sampled) - len(verified)  # what was planned past a wrong draft counts as never planned
+    request.num_computed_tokens -= num_rejected
+    request.num_pending_tokens -= num_rejected
+    for token_id in verified:
         token_ids.append(token_id)
         reason = request.append(token_id, now)
         if reason is not None:
@@ -85,5 +90,5 @@ def take_drafted(
     counts.num_rows += 1
     counts.num_tokens += row.num_drafts
     counts.num_accepted += len(token_ids) - 1
-    scores = [logprobs[i] for i in range(first, first + len(token_ids))] if first in logprobs else None
-    return RowOutput(request, token_ids, scores), reason
+    row_logprobs = [logprobs[i] for i in range(first, first + len(token_ids))] if first in logprobs else None
+    return RowOutput(request, token_ids, row_logprobs), reason

@@ -3,7 +3,7 @@
 DecodeGraphs: one token per row, by padded number of rows. A graph reads DeviceState by the req_index values in one
 fixed buffer, so a replay needs nothing from the host but, when the set of decoding requests changed, that buffer. Rows
 past the real ones point at the state's padding row.
-MixedGraphs: rows of any length, by padded number of tokens and of rows, from what InputBatchBuilder.send_mixed shipped.
+MixedGraphs: rows of any length, by padded number of tokens and of rows, from what InputBatchBuilder.pack() sent.
 Both end at the last hidden states: logits are a hundred times larger, and each graph would keep its own. Captured
 largest first into one memory pool, so that all sizes share the largest one's activations.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.device.input_batch import MixedShape
+from engine.device.input_batch import MixedShape, PackedStep
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE as GraphPool  # the only name that torch has for it
@@ -157,13 +157,20 @@ class MixedGraphs:
     @property
     def efficient_tokens(self) -> int:
         """The smallest padded number of tokens that are computed at nearly the best rate."""
-        rates = {num_tokens: num_tokens / seconds for num_tokens, seconds in self._seconds.items()}
+        rates = self._rates()
         return min(num_tokens for num_tokens, rate in rates.items() if rate >= _NEARLY * max(rates.values()))
 
-    def replay(self, shape: MixedShape) -> torch.Tensor:
+    def tokens_at_best_rate(self, seconds: float) -> int:
+        """How many tokens would be computed in `seconds`, were a step as large as it likes."""
+        return int(seconds * max(self._rates().values()))
+
+    def _rates(self) -> dict[int, float]:
+        return {num_tokens: num_tokens / seconds for num_tokens, seconds in self._seconds.items()}
+
+    def replay(self, packed: PackedStep) -> torch.Tensor:
         """Launch a step; return hidden [R, hidden_size] of the rows that sample, valid until the next replay."""
-        self._graphs[shape].replay()
-        return self._hidden[shape]
+        self._graphs[packed.shape].replay()
+        return self._hidden[packed.shape]
 
     def _measure(self) -> None:
         """Time the graphs of most rows, and how long the host takes to launch a step without one. Blocks."""

@@ -3,6 +3,9 @@
 Decode rows take token, position and table from DeviceState: while the same requests decode, no tensor is made from a
 Python list. A step with prompt chunks brings all that only the host knows in one packed copy. Three index spaces:
 req_index (row of DeviceState), row (place in this step), slot (block_id * block_size + offset).
+
+A step begins with pack() or pack_decodes(). Each brings the plan into DeviceState and returns what later calls
+take.
 """
 
 from __future__ import annotations
@@ -17,14 +20,14 @@ import torch
 from engine.core.step import NEWEST, RowPlan, StepPlan
 from engine.device.device_state import DeviceState, Staging
 from kernels.attention.base import AttentionMetadata
-from kernels.inputs.reference import DecodeInputs, MixedInputs, MixedPlan
+from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
 from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
 
 _NEWEST = [NEWEST]  # token ids of a decode row
 
 
 @dataclass
-class SampleRows:
+class SamplingMetadata:
     """The S positions of a step that are sampled: the host's view and the device's."""
 
     # of each position
@@ -65,6 +68,18 @@ class InputBatch:
     last_tokens: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class PackedStep:
+    """A mixed step whose host values are sent to the device. Valid until the next step is packed."""
+
+    shape: MixedShape
+    # in plan order; empty: a step of nothing but padding
+    rows: list[RowPlan]
+    inputs: PackedInputs
+    # its tensors have their values once the step's inputs are gathered
+    sampling: SamplingMetadata
+
+
 class InputBatchBuilder:
     """Builds InputBatch after InputBatch over one DeviceState. Each lives in buffers that the next one fills again."""
 
@@ -90,21 +105,13 @@ class InputBatchBuilder:
         self._mixed = MixedInputs.allocate(
             max_tokens=max_mixed.num_tokens, max_rows=max_mixed.num_rows, max_blocks=max_blocks, device=device
         )
-        num_values = MixedPlan.num_values(max_mixed.num_tokens, max_mixed.num_rows)
+        num_values = PackedInputs.num_values(max_mixed.num_tokens, max_mixed.num_rows)
         self._packed = torch.zeros(num_values, dtype=torch.int32, device=device)
 
-    def apply(self, plan: StepPlan) -> None:
-        """Bring joins and table growth into the state; first thing of every step."""
-        self._staging.begin_step()
-        if plan.inits:
-            self._state.init(plan.inits)
-            for init in plan.inits:
-                self._num_blocks[init.req_index] = 0
-        self._append_blocks(plan.rows)
-
-    def decode_req_index(self, rows: list[RowPlan]) -> torch.Tensor:
-        """Return the req_index [R] int64 of decode rows: the same tensor while the rows are the same."""
-        key = [row.req_index for row in rows]
+    def pack_decodes(self, plan: StepPlan) -> torch.Tensor:
+        """Begin a step of decode rows. Return their req_index [R] int64: one tensor while the rows are the same."""
+        self._begin_step(plan)
+        key = [row.req_index for row in plan.rows]
         if key != self._decode_key:
             self._decode_req_index = self._staging.send(np.array(key))
             self._decode_key = key  # only now: sending may fail
@@ -134,12 +141,72 @@ class InputBatchBuilder:
         )
         return InputBatch(inputs.input_ids[:num_rows], inputs.positions[:num_rows], metadata, None)
 
-    def send_mixed(self, rows: list[RowPlan], shape: MixedShape) -> None:
-        """Ship what mixed_batch(shape) needs of a plan's rows.
+    def pack(self, plan: StepPlan, shape: MixedShape) -> PackedStep:
+        """Begin a mixed step: send all that only the host knows of its rows, padded to `shape`.
 
         Prompt chunks come first, then decode rows. A shape with more rows than these begins with a row of padding, to
         which the tokens belong that are none.
         """
+        self._begin_step(plan)
+        self._send(plan.rows, shape)
+        return self._packed_step(shape, plan.rows)
+
+    def blank_step(self, shape: MixedShape) -> PackedStep:
+        """Return a step without rows at the addresses where pack() puts one of `shape`: a graph is captured with it."""
+        return self._packed_step(shape, [])
+
+    def mixed_batch(
+        self, packed: PackedStep, *, max_query_len: int, max_seq_len: int, num_attended: int | None = None
+    ) -> InputBatch:
+        """Gather a packed step. Graph-safe: needs nothing of the host but the bounds.
+
+        num_attended: the first rows, all that have tokens; None: any row may have some.
+        """
+        state, inputs, host = self._state, self._mixed, packed.inputs
+        num_tokens, num_rows, num_prefills = packed.shape
+        attended = num_rows if num_attended is None else num_attended
+        gather_mixed_inputs(
+            host,
+            last_token=state.last_token,
+            num_computed=state.num_computed,
+            block_table=state.block_table,
+            block_size=self._block_size,
+            out=inputs,
+        )
+        self._gather_loras(host.req_index, host.token_rows)
+        metadata = AttentionMetadata(
+            query_start_loc=host.query_start_loc[: attended + 1],
+            seq_lens=host.seq_lens[:attended],
+            block_table=inputs.block_table[:attended, : self._table_width(max_seq_len)],
+            slot_mapping=inputs.slot_mapping[:num_tokens],
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            num_decodes=None,
+            max_prefills=num_prefills,
+        )
+        return InputBatch(
+            inputs.input_ids[:num_tokens], inputs.positions[:num_tokens], metadata, inputs.sample_tokens[:num_rows]
+        )
+
+    def _begin_step(self, plan: StepPlan) -> None:
+        """Bring joins and table growth into the state."""
+        self._staging.begin_step()
+        if plan.inits:
+            self._state.init(plan.inits)
+            for init in plan.inits:
+                self._num_blocks[init.req_index] = 0
+        self._append_blocks(plan.rows)
+
+    def _packed_step(self, shape: MixedShape, rows: list[RowPlan]) -> PackedStep:
+        """Return the step of these rows whose values are in, or on their way to, the packed buffer."""
+        inputs = PackedInputs.view(self._packed, shape.num_tokens, shape.num_rows)
+        sampling = [row for row in rows for _ in range(row.num_samples)]
+        count = len(sampling)
+        samples = SamplingMetadata(sampling, self._mixed.sample_req_index[:count], self._mixed.sample_positions[:count])
+        return PackedStep(shape, rows, inputs, samples)
+
+    def _send(self, rows: list[RowPlan], shape: MixedShape) -> None:
+        """Fill the packed buffer with a plan's rows."""
         num_decodes = sum(1 for row in rows if not row.token_ids)
         order = rows[num_decodes:] + rows[:num_decodes]
         req_index = [row.req_index for row in order]
@@ -152,63 +219,24 @@ class InputBatchBuilder:
             seq_lens.insert(0, 0)
             lengths.insert(0, shape.num_tokens - sum(lengths))
             chunks.insert(0, [0] * lengths[0])
-        packed = np.zeros(MixedPlan.num_values(shape.num_tokens, shape.num_rows), dtype=np.int32)
-        plan = MixedPlan.view(torch.from_numpy(packed), shape.num_tokens, shape.num_rows)
+        packed = np.zeros(PackedInputs.num_values(shape.num_tokens, shape.num_rows), dtype=np.int32)
+        inputs = PackedInputs.view(torch.from_numpy(packed), shape.num_tokens, shape.num_rows)
         num_rows = len(lengths)
-        plan.token_ids.numpy()[:] = list(itertools.chain.from_iterable(chunks))
-        plan.token_rows.numpy()[:] = np.repeat(np.arange(num_rows), lengths)
-        plan.req_index.numpy()[:] = self._state.padding_row
-        plan.req_index.numpy()[:num_rows] = req_index
-        plan.seq_lens.numpy()[:num_rows] = seq_lens
-        plan.query_start_loc.numpy()[1:] = shape.num_tokens
-        plan.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)
+        inputs.token_ids.numpy()[:] = list(itertools.chain.from_iterable(chunks))
+        inputs.token_rows.numpy()[:] = np.repeat(np.arange(num_rows), lengths)
+        inputs.req_index.numpy()[:] = self._state.padding_row
+        inputs.req_index.numpy()[:num_rows] = req_index
+        inputs.seq_lens.numpy()[:num_rows] = seq_lens
+        inputs.query_start_loc.numpy()[1:] = shape.num_tokens
+        inputs.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)
         # in plan order, which begins with the decode rows
         places = (np.arange(len(rows)) - num_decodes) % len(rows) + num_paddings
         counts = np.array([row.num_samples for row in rows])
         sampling = np.repeat(places, counts)
         before_end = np.repeat(np.cumsum(counts), counts) - np.arange(len(sampling))
-        plan.sample_rows.numpy()[: len(sampling)] = sampling
-        plan.sample_tokens.numpy()[: len(sampling)] = plan.query_start_loc.numpy()[1:][sampling] - before_end
+        inputs.sample_rows.numpy()[: len(sampling)] = sampling
+        inputs.sample_tokens.numpy()[: len(sampling)] = inputs.query_start_loc.numpy()[1:][sampling] - before_end
         self._staging.send(packed, self._packed)
-
-    def mixed_batch(
-        self, shape: MixedShape, *, max_query_len: int, max_seq_len: int, num_attended: int | None = None
-    ) -> InputBatch:
-        """Gather what send_mixed shipped for the same shape. Graph-safe: needs nothing of the host but the bounds.
-
-        num_attended: the first rows, all that have tokens; None: any row may have some.
-        """
-        state, inputs, (num_tokens, num_rows, num_prefills) = self._state, self._mixed, shape
-        attended = num_rows if num_attended is None else num_attended
-        plan = MixedPlan.view(self._packed, num_tokens, num_rows)
-        gather_mixed_inputs(
-            plan,
-            last_token=state.last_token,
-            num_computed=state.num_computed,
-            block_table=state.block_table,
-            block_size=self._block_size,
-            out=inputs,
-        )
-        self._gather_loras(plan.req_index, plan.token_rows)
-        metadata = AttentionMetadata(
-            query_start_loc=plan.query_start_loc[: attended + 1],
-            seq_lens=plan.seq_lens[:attended],
-            block_table=inputs.block_table[:attended, : self._table_width(max_seq_len)],
-            slot_mapping=inputs.slot_mapping[:num_tokens],
-            max_query_len=max_query_len,
-            max_seq_len=max_seq_len,
-            num_decodes=None,
-            max_prefills=num_prefills,
-        )
-        return InputBatch(
-            inputs.input_ids[:num_tokens], inputs.positions[:num_tokens], metadata, inputs.sample_tokens[:num_rows]
-        )
-
-    def mixed_samples(self, rows: list[RowPlan]) -> SampleRows:
-        """The positions of the mixed step gathered last that are sampled, in plan order."""
-        sampling = [row for row in rows for _ in range(row.num_samples)]
-        count = len(sampling)
-        return SampleRows(sampling, self._mixed.sample_req_index[:count], self._mixed.sample_positions[:count])
 
     def _gather_loras(self, req_index: torch.Tensor, token_rows: torch.Tensor | None) -> None:
         """Say which adapter each token has. Graph-safe."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.core.step import RowPlan, StepPlan, StepResult, TokenMasks
+from engine.core.step import StepPlan, StepResult, TokenMasks
 from engine.device.cuda_graph import DecodeGraphs, MixedGraphs, max_step_tokens, mixed_shapes
 from engine.device.device_state import DeviceState, Staging
-from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, SampleRows, shape_of
+from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, PackedStep, SamplingMetadata, shape_of
 from engine.device.kv_cache import KVCachePlan
-from engine.device.prompt_outputs import PoolSums, PromptScorer, PromptScores, pool
+from engine.device.prompt_outputs import PoolSums, PromptLogprobs, PromptLogprobsComputer, pool
 from engine.device.sampler import Sampled, Sampler
 from engine.tensor_parallel.process_group import agree
 from kernels.attention.base import AttentionBackend
@@ -76,7 +76,7 @@ class ModelRunner:
             self._state, staging, block_size=plan.block_size, max_mixed=max_mixed, lora_tokens=lora_tokens
         )
         self._sampler = Sampler(self._state, max_rows=max_rows, tp=tp)
-        self._scorer = PromptScorer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
+        self._prompt_logprobs = PromptLogprobsComputer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
         self._decode_graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
 
@@ -105,6 +105,10 @@ class ModelRunner:
         """How many tokens a step of `seconds` has here, as measured when graphs were captured; None: they were not."""
         return None if self._mixed_graphs is None else self._mixed_graphs.fitting_tokens(seconds)
 
+    def tokens_at_best_rate(self, seconds: float) -> int | None:
+        """How many tokens without context are computed in `seconds` at best; None: nothing was captured."""
+        return None if self._mixed_graphs is None else self._mixed_graphs.tokens_at_best_rate(seconds)
+
     @property
     def efficient_tokens(self) -> int | None:
         """The fewest tokens of a step that are computed at nearly the best rate; None: nothing was captured."""
@@ -121,24 +125,23 @@ class ModelRunner:
         with torch.inference_mode():
             if plan.inits:
                 self._sampler.init(plan.inits)
-                self._scorer.init(plan.inits)
-            self._builder.apply(plan)
+                self._prompt_logprobs.init(plan.inits)
             num_decodes = sum(1 for row in plan.rows if not row.token_ids)
             if num_decodes == len(plan.rows):
-                req_index = self._builder.decode_req_index(plan.rows)
+                req_index = self._builder.pack_decodes(plan)
                 if self._decode_graphs is not None:
                     hidden = self._decode_graphs.replay(req_index)
                 else:
                     hidden = self._run_decode(req_index, max(row.start + 1 for row in plan.rows))
-                sampling = SampleRows(plan.rows, req_index, self._state.num_computed[req_index])
+                sampling = SamplingMetadata(plan.rows, req_index, self._state.num_computed[req_index])
             elif any(row.needs_hidden for row in plan.rows[num_decodes:]):
-                hidden, sampling, of_prompts = self._forward_whole(plan.rows, num_decodes)
+                hidden, sampling, of_prompts = self._forward_whole(plan, num_decodes)
             else:
-                hidden, sampling = self._forward_mixed(plan.rows, num_decodes)
+                hidden, sampling = self._forward_mixed(plan, num_decodes)
             logits = self._model.compute_logits(hidden) if sampling.rows else hidden
         return _Step(plan.step_id, sampling, logits, self._sampler, self.device, of_prompts)
 
-    def rehearse_masks(self) -> None:
+    def run_masks(self) -> None:
         """Launch what no request without a grammar does."""
         with torch.inference_mode():
             logits = torch.zeros(1, self._state.vocab_size, device=self.device)
@@ -155,48 +158,48 @@ class ModelRunner:
         """One token of each row; req_index: [R] int64 → hidden [R, hidden_size]."""
         return self._last_hidden(self._builder.decode_batch(req_index, max_seq_len=max_seq_len))
 
-    def _forward_mixed(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows]:
+    def _forward_mixed(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SamplingMetadata]:
         """Rows of any kind → (hidden [S, hidden_size] of those that sample, S possibly 0, and what they are)."""
+        rows = plan.rows
         exact, shape = shape_of(rows, num_decodes), None
         if self._mixed_graphs is not None:  # a row more than these, for padding
             needed = MixedShape(exact.num_tokens, max(exact.num_rows, len(rows) + 1), len(rows) - num_decodes + 1)
             shape = self._mixed_graphs.fitting_shape(needed)
+        packed = self._builder.pack(plan, shape or exact)
         if self._mixed_graphs is not None and shape is not None:
-            self._builder.send_mixed(rows, shape)
-            hidden = self._mixed_graphs.replay(shape)
+            hidden = self._mixed_graphs.replay(packed)
         else:
-            shape = exact
-            self._builder.send_mixed(rows, shape)
-            hidden = self._last_hidden(self._exact_batch(shape, rows))
-        sampling = self._builder.mixed_samples(rows)
-        return hidden[: len(sampling.rows)], sampling
+            hidden = self._last_hidden(self._exact_batch(packed))
+        return hidden[: len(packed.sampling.rows)], packed.sampling
 
-    def _forward_whole(self, rows: list[RowPlan], num_decodes: int) -> tuple[torch.Tensor, SampleRows, _OfPrompts]:
+    def _forward_whole(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SamplingMetadata, _OfPrompts]:
         """As _forward_mixed, with what rows ask of prompts. Never a graph: those end at the last hidden states."""
-        shape = shape_of(rows, num_decodes)
-        self._builder.send_mixed(rows, shape)
-        batch = self._exact_batch(shape, rows)
+        rows = plan.rows
+        packed = self._builder.pack(plan, shape_of(rows, num_decodes))
+        batch = self._exact_batch(packed)
         hidden = self._run_layers(batch)
         of_prompts = _OfPrompts()
-        if any(row.scores is not None for row in rows):
-            of_prompts.scores = self._scorer.score(rows, hidden, self._model.compute_logits)
-        if any(row.pools is not None for row in rows):
+        if any(row.prompt_logprobs is not None for row in rows):
+            of_prompts.logprobs = self._prompt_logprobs.compute(rows, hidden, self._model.compute_logits)
+        if any(row.pool_span is not None for row in rows):
             of_prompts.sums = pool(rows, hidden, self._state.staging)
-        sampling = self._builder.mixed_samples(rows)
-        return hidden[batch.last_tokens][: len(sampling.rows)], sampling, of_prompts
+        return hidden[batch.last_tokens][: len(packed.sampling.rows)], packed.sampling, of_prompts
 
-    def _exact_batch(self, shape: MixedShape, rows: list[RowPlan]) -> InputBatch:
-        """Gather what send_mixed shipped last of these rows, with the bounds they need and no more."""
+    def _exact_batch(self, packed: PackedStep) -> InputBatch:
+        """Gather a packed step with the bounds that its rows need and no more."""
         return self._builder.mixed_batch(
-            shape,
-            max_query_len=max(row.num_tokens for row in rows),
-            max_seq_len=max(row.start + row.num_tokens for row in rows),
-            num_attended=min(len(rows) + 1, shape.num_rows),
+            packed,
+            max_query_len=max(row.num_tokens for row in packed.rows),
+            max_seq_len=max(row.start + row.num_tokens for row in packed.rows),
+            num_attended=min(len(packed.rows) + 1, packed.shape.num_rows),
         )
 
     def _run_mixed(self, shape: MixedShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
-        """What send_mixed shipped last → hidden [R, hidden_size], first the rows that sample."""
-        return self._last_hidden(self._builder.mixed_batch(shape, max_query_len=max_query_len, max_seq_len=max_seq_len))
+        """The step of this shape in the packed buffer → hidden [R, hidden_size], first the rows that sample."""
+        packed = self._builder.blank_step(shape)
+        return self._last_hidden(
+            self._builder.mixed_batch(packed, max_query_len=max_query_len, max_seq_len=max_seq_len)
+        )
 
     def _last_hidden(self, batch: InputBatch) -> torch.Tensor:
         """Run the layers; returns the hidden states [R, hidden_size] of the batch's last tokens."""
@@ -205,6 +208,7 @@ class ModelRunner:
 
     def _run_layers(self, batch: InputBatch) -> torch.Tensor:
         """Return the hidden states [T, hidden_size] of all tokens of a batch."""
+        self._backend.prepare(batch.attention)
         ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_caches)
         return self._model(batch.input_ids, ctx)
 
@@ -213,7 +217,7 @@ class ModelRunner:
 class _OfPrompts:
     """What rows of a step ask of their prompts, beside the next token."""
 
-    scores: PromptScores | None = None
+    logprobs: PromptLogprobs | None = None
     sums: PoolSums | None = None
 
 
@@ -223,7 +227,7 @@ class _Step:
     def __init__(
         self,
         step_id: int,
-        sampling: SampleRows,
+        sampling: SamplingMetadata,
         logits: torch.Tensor,
         sampler: Sampler,
         device: torch.device,
@@ -258,8 +262,8 @@ class _Step:
         result = StepResult(self._step_id, [])
         if self._sampled is not None:
             result.token_ids, result.logprobs = self._sampled.to_lists(self._sampling.rows, self._num_logprobs)
-        if self._of_prompts.scores is not None:
-            result.prompt_logprobs = self._of_prompts.scores.to_lists()
+        if self._of_prompts.logprobs is not None:
+            result.prompt_logprobs = self._of_prompts.logprobs.to_lists()
         if self._of_prompts.sums is not None:
             result.pooled = self._of_prompts.sums.to_bytes()
         return result

@@ -1,11 +1,11 @@
 """Log-probabilities of prompt tokens: from all hidden states of a step, a bounded piece at a time. Imports torch.
 
-Only steps with a row that asks come here (RowPlan.scores). The logits of a whole chunk would be a hundred times its
-hidden states, so they are made for some positions at once, and only what was asked for is kept.
+Only steps with a row that asks come here (RowPlan.prompt_logprobs). The logits of a whole chunk would be a hundred
+times its hidden states, so they are made for some positions at once, and only what was asked for is kept.
 
 Sums of hidden states over spans of a step's tokens, for embeddings. Imports torch.
 
-Only steps with a row that asks come here (RowPlan.pools). Every sum is in float32 and over its own row alone.
+Only steps with a row that asks come here (RowPlan.pool_span). Every sum is in float32 and over its own row alone.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MIN_PIECE_ROWS = 16
 
 
 @dataclass
-class PromptScores:
-    """One step's scores on the host, complete once the stream is. N positions of all rows, in plan order."""
+class PromptLogprobs:
+    """One step's prompt log-probabilities on the host, complete once the stream is. N positions, in plan order."""
 
     rows: list[tuple[int, int, int]]  # place in the plan, number of positions, how many of the most likely are wanted
     # per piece: [n] float32, [n] int64, [n, k] int64, [n, k] float32: logprob, rank, most likely ids, their logprobs
@@ -47,8 +47,8 @@ class PromptScores:
         }
 
 
-class PromptScorer:
-    """Scores step after step. Owns how many of the most likely tokens each running request wants."""
+class PromptLogprobsComputer:
+    """Computes prompt log-probabilities. Owns how many of the most likely tokens each running request wants."""
 
     def __init__(self, staging: Staging, *, vocab_size: int, max_num_seqs: int) -> None:
         self._staging = staging
@@ -62,10 +62,10 @@ class PromptScorer:
             if init.params.prompt_logprobs is not None:
                 self._counts[init.req_index] = init.params.prompt_logprobs
 
-    def score(
+    def compute(
         self, rows: list[RowPlan], hidden: torch.Tensor, compute_logits: Callable[[torch.Tensor], torch.Tensor]
-    ) -> PromptScores:
-        """Launch the scores of a step and their copy to the host. Does not sync.
+    ) -> PromptLogprobs:
+        """Launch the log-probabilities of a step and their copy to the host. Does not sync.
 
         hidden: [T, hidden_size] of all tokens, those of prompt chunks first, as InputBatchBuilder lays them out.
         """
@@ -74,23 +74,23 @@ class PromptScorer:
         shares: list[tuple[int, int, int]] = []
         offset = 0
         for index, row in enumerate(rows):
-            if row.scores is not None:
-                first = offset + row.scores.start - row.start
-                places += range(first, first + len(row.scores.token_ids))
-                token_ids += row.scores.token_ids
-                shares.append((index, len(row.scores.token_ids), self._counts[row.req_index]))
+            if row.prompt_logprobs is not None:
+                first = offset + row.prompt_logprobs.start - row.start
+                places += range(first, first + len(row.prompt_logprobs.token_ids))
+                token_ids += row.prompt_logprobs.token_ids
+                shares.append((index, len(row.prompt_logprobs.token_ids), self._counts[row.req_index]))
             offset += len(row.token_ids)  # decode rows have none here, and their hidden states come last
         where, targets = self._staging.send(np.array([places, token_ids]))
         count = max(count for _, _, count in shares)
         pieces = []
         for start in range(0, len(places), self._piece_rows):
             piece = slice(start, start + self._piece_rows)
-            scored = score_tokens(compute_logits(hidden[where[piece]]), targets[piece], count)
-            pieces.append(tuple(to_host(tensor) for tensor in scored))
-        return PromptScores(shares, pieces)
+            computed = token_logprobs(compute_logits(hidden[where[piece]]), targets[piece], count)
+            pieces.append(tuple(to_host(tensor) for tensor in computed))
+        return PromptLogprobs(shares, pieces)
 
 
-def score_tokens(
+def token_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (logprob [N], rank [N] int64 from 1, the `count` most likely ids [N, count], their logprobs).
@@ -126,10 +126,10 @@ def pool(rows: list[RowPlan], hidden: torch.Tensor, staging: Staging) -> PoolSum
     spans: list[tuple[int, int]] = []
     offset = 0
     for index, row in enumerate(rows):
-        if row.pools is not None:
-            first = offset + row.pools.start - row.start
+        if row.pool_span is not None:
+            first = offset + row.pool_span.start - row.start
             places.append(index)
-            spans.append((first, first + row.pools.num_tokens))
+            spans.append((first, first + row.pool_span.num_tokens))
         offset += len(row.token_ids)  # decode rows have none here, and their hidden states come last
     if all(end - first == 1 for first, end in spans):
         sums = hidden[staging.send(np.array([first for first, _ in spans]))].float()

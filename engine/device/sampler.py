@@ -15,7 +15,7 @@ import torch
 
 from engine.core.step import RequestInit, RowPlan, TokenMasks
 from engine.device.device_state import DeviceState
-from engine.device.input_batch import SampleRows
+from engine.device.input_batch import SamplingMetadata
 from engine.interface.protocol import TokenLogprobs
 from kernels.ops import HAS_TRITON, TokenSampler, allow_only, penalize
 from kernels.sampling.reference import Truncation, add_bias, sample, top_logprobs
@@ -115,7 +115,9 @@ class Sampler:
         """Return how many logprobs each row's request asked for, by req_index, as of now."""
         return {row.req_index: self._inits[row.req_index].params.logprobs for row in rows}
 
-    def sample(self, logits: torch.Tensor, sampling: SampleRows, masks: TokenMasks | None = None) -> Sampled | None:
+    def sample(
+        self, logits: torch.Tensor, sampling: SamplingMetadata, masks: TokenMasks | None = None
+    ) -> Sampled | None:
         """Choose a token for each row of logits [S, V], and record it in the state. Does not sync.
 
         Of several ranks only the first chooses, so that they cannot differ; the others are told, and return None.
@@ -124,7 +126,7 @@ class Sampler:
         self._tp.broadcast(self._state.last_token)
         return sampled
 
-    def _sample(self, logits: torch.Tensor, sampling: SampleRows, masks: TokenMasks | None) -> Sampled:
+    def _sample(self, logits: torch.Tensor, sampling: SamplingMetadata, masks: TokenMasks | None) -> Sampled:
         layout, req_index = self._layout_of(sampling.rows, masks.req_indices if masks else []), sampling.req_index
         adjusted = layout.adjusted
         if adjusted is None:
@@ -166,7 +168,7 @@ class Sampler:
         return token_ids
 
     def _adjust(
-        self, logits: torch.Tensor, sampling: SampleRows, layout: _Layout, masks: TokenMasks | None
+        self, logits: torch.Tensor, sampling: SamplingMetadata, layout: _Layout, masks: TokenMasks | None
     ) -> torch.Tensor:
         """Apply bias, bans, penalties and masks to logits [A, V] float32, in place; returns them."""
         for bias in (layout.bias, self._banned_until_min_tokens(sampling.rows, layout)):

@@ -285,7 +285,7 @@ class _Mailbox:
 
 def _merge(first: Delta, second: Delta) -> None:
     """Append `second` to `first` in place. Only the first delta with a token has the start facts."""
-    if not first.token_ids and second.queue_s is not None:  # only scores were there so far
+    if not first.token_ids and second.queue_s is not None:  # only prompt log-probabilities came so far
         first.num_cached_tokens, first.queue_s, first.prefill_s = (
             second.num_cached_tokens,
             second.queue_s,

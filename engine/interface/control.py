@@ -3,7 +3,7 @@
 Imports msgspec only; never torch. One unix socket in the launcher, one connection per child, frames of
 engine/interface/transport.py. The end of the connection is the end of the launcher: a child then exits by itself.
     child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed,
-                       Scrape, Cancel, Cancelled (worker), Stage, Facts, EngineFailed, Heartbeat (engine)
+                       Scrape, Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat (engine)
     launcher → child   State (workers: stage, drain), Keys, Flush, Page, Cancel, Cancelled (worker), Drain
 """
 
@@ -48,7 +48,7 @@ class EngineFailed(msgspec.Struct, tag=True):
     exit_code: int
 
 
-class Facts(msgspec.Struct, tag=True):
+class EngineInfo(msgspec.Struct, tag=True):
     """What the closing panel shows, measured by the engine: label → text ("KV cache" → "65,536 tokens = ...").
 
     build: labels of quire_build_info: torch, cuda, device, dtype.
@@ -138,7 +138,9 @@ class Keys(msgspec.Struct, tag=True):
     hashes: list[str]
 
 
-ToLauncher = Hello | Stage | EngineFailed | Facts | Heartbeat | MetricsDelta | Flushed | Scrape | Cancel | Cancelled
+ToLauncher = (
+    Hello | Stage | EngineFailed | EngineInfo | Heartbeat | MetricsDelta | Flushed | Scrape | Cancel | Cancelled
+)
 FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys
 
 

@@ -32,7 +32,7 @@ from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
 from models.registry import find_architecture
-from models.weights.folder_stats import stored_weights
+from models.weights.checkpoint import folder_stats
 
 # Tokens of a request whose number at once is told, as far as the context goes, which is told as well
 _TYPICAL_LENS = (512, 2048, 8192, 32_768, 131_072)
@@ -149,11 +149,11 @@ def _stored(folder: Path, model: ModelConfig | None) -> Stored | None:
     """What the folder holds; of a model that is not understood all tensors, if they can be read."""
     try:
         if model is None:
-            found = stored_weights(folder)
+            found = folder_stats(folder)
         else:
-            unserved = find_architecture(model.architecture).unserved
+            ignored_prefixes = find_architecture(model.architecture).ignored_prefixes
             needs_head = model.has_lm_head and not model.tie_word_embeddings
-            found = stored_weights(folder, needs_head=needs_head, unserved=unserved)
+            found = folder_stats(folder, needs_head=needs_head, ignored_prefixes=ignored_prefixes)
     except ModelError:
         if model is not None:
             raise

@@ -29,9 +29,9 @@ from engine.interface.control import Stage
 from engine.interface.errors import StartupError
 from engine.startup.adapters import open_adapters
 from engine.startup.device_choice import describe_device, resolve_device, resolve_dtype, resolve_kv_dtype
-from engine.startup.precompile import rehearse
+from engine.startup.precompile import precompile
 from engine.startup.setup import LoadedEngine, Setup, choose_limits
-from engine.tensor_parallel.process_group import least, leave_ranks, rehearsed_small_sums
+from engine.tensor_parallel.process_group import least, leave_ranks, unconnected_one_shot_all_reduce
 from engine.tensor_parallel.ranks import RankConfig, RankHost, Ranks
 from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.flash import FlashAttention
@@ -73,7 +73,7 @@ def describe_setup(
         facts["Quantization"] = quantization.describe()
     if size > 1 and setup.device.type == "cuda":
         facts["Sums"] = (
-            "by NCCL" if setup.tp.small_sums is None else "small ones in one kernel with the norm, else NCCL"
+            "by NCCL" if setup.tp.one_shot_all_reduce is None else "small ones in one kernel with the norm, else NCCL"
         )
     if setup.adapters is not None:
         facts["Adapters"] = setup.adapters.describe()
@@ -154,7 +154,11 @@ def load_rank(told: RankConfig) -> ModelRunner:
     """Load the share of a rank after the first, beside load_engine in the first's process. Raises StartupError."""
     config, stages = told.engine, [Stage("config")]
     with _in_sentences(config, stages):
-        setup = _decide(config, rank=told.rank).limited_to(told.max_model_len).joined(told.rendezvous, told.rank)
+        setup = (
+            _decide(config, rank=told.rank)
+            .with_max_model_len(told.max_model_len)
+            .after_join(told.rendezvous, told.rank)
+        )
         started = time.monotonic()
         model = _load_weights(setup, stages.append, "")
         logger.info("weights loaded after_s=%.1f", time.monotonic() - started)  # else nobody knows which rank hangs
@@ -180,7 +184,7 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: Ra
     setup = _decide(config, rank=0)
     plan, key = setup.plan_pool(has_weights=False), repr(setup)
     # The model is built for the requests that fit: its rotary tables end there, and longrope is chosen by it
-    whole, setup = setup.model_config, setup.limited_to(plan.max_model_len)
+    whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
     with _start_ranks(config, host, max_model_len=plan.max_model_len) as ranks:
         return _load_beside(ranks, setup, whole, plan, key, on_stage, serve)
 
@@ -223,14 +227,14 @@ def _load_beside(
         on_stage(Stage("kernels"))
         # Without graphs, too, since a step that fits none is launched kernel by kernel, and its kernels may differ
         eager = dataclasses.replace(setup, config=msgspec.structs.replace(config, enforce_eager=True))
-        performances = [lambda: _serve_small(setup, plan, None), lambda: _serve_small(eager, plan, serve)]
-        compilation = rehearse(performances, key=key)
-    setup.compiler_loader.start()  # beside the weights, and after the rehearsal, which forks
+        workloads = [lambda: _serve_small(setup, plan, None), lambda: _serve_small(eager, plan, serve)]
+        compilation = precompile(workloads, key=key)
+    setup.compiler_loader.start()  # beside the weights, and after precompile(), which forks
     dtype = str(setup.dtype).removeprefix("torch.")
     detail = f"{whole.architecture}, {whole.num_layers} layers, {dtype} on {device.type}"
     if ranks is not None:
         on_stage(Stage("ranks", detail=f"{config.tensor_parallel_size} processes"))
-        setup = setup.joined(ranks.rendezvous, 0)
+        setup = setup.after_join(ranks.rendezvous, 0)
     started = time.monotonic()
     model = _load_weights(setup, on_stage, detail)
     weights_s = time.monotonic() - started
@@ -284,9 +288,9 @@ def _serve_small(setup: Setup, plan: KVCachePlan, serve: Serve | None) -> None:
     small = dataclasses.replace(setup, model_config=model_config, backend=type(setup.backend)())
     adapters = None if setup.adapters is None else setup.adapters.stack(is_partial=True)
     weights = Weights.dummy(device=setup.device, dtype=setup.dtype, adapters=adapters)
-    sums = rehearsed_small_sums(setup.tp.size, setup.device, width=model_config.hidden_size)
+    sums = unconnected_one_shot_all_reduce(setup.tp.size, setup.device, width=model_config.hidden_size)
     with torch.inference_mode():
-        model = build(model_config, weights, dataclasses.replace(setup.tp, small_sums=sums))
+        model = build(model_config, weights, dataclasses.replace(setup.tp, one_shot_all_reduce=sums))
     loaded = small.assemble(model, plan, lambda done, total: None, {})
     if serve is not None:
         serve(loaded)

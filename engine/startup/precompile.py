@@ -1,4 +1,4 @@
-"""A rehearsal of serving, in which Triton's kernels are noted instead of launched, so that they compile side by side.
+"""Compiles Triton's kernels side by side, before serving: workloads run with launches recorded instead of executed.
 
 Else each compiles at its first launch, one after another. It happens once per model, limits and machine: then a file in
 Triton's cache says that the cache has all kernels. Whatever fails here costs no more than time. Imports torch.
@@ -18,7 +18,7 @@ try:
     import triton
 
     from kernels.precompile import Compilation, collect_kernels
-except ImportError:  # the caller asks for no rehearsal then
+except ImportError:  # the caller asks for no precompilation then
     pass
 
 logger = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ _ROOT = Path(__file__).resolve().parent.parent.parent
 _SOURCES = ("engine", "kernels", "models")
 
 
-class Rehearsal:
-    """The kernels of one rehearsal, being compiled. Life: rehearse() → wait."""
+class Precompilation:
+    """Kernels that are being compiled. Life: precompile() → wait."""
 
     def __init__(self, compilation: Compilation, done: Path) -> None:
         self._compilation = compilation
@@ -40,23 +40,23 @@ class Rehearsal:
             self._done.touch()
 
 
-def rehearse(performances: Sequence[Callable[[], None]], *, key: str) -> Rehearsal | None:
-    """Call each performance, which launches what serving launches, and start to compile those kernels.
+def precompile(workloads: Sequence[Callable[[], None]], *, key: str) -> Precompilation | None:
+    """Run each workload with kernel launches recorded instead of executed, and start to compile those kernels.
 
     key: whatever decides which kernels these are, beside the code and the versions. Returns None if the same was
-    rehearsed before, or cannot be.
+    compiled before, or cannot be.
     """
     try:
         done = _done_file(key)
         if done.exists():
             return None
         with collect_kernels() as kernels:
-            for perform in performances:
-                perform()
+            for run in workloads:
+                run()
                 _free_memory()
-        return Rehearsal(Compilation(kernels), done)
+        return Precompilation(Compilation(kernels), done)
     except Exception as error:  # what stands in the way of serving itself comes again there
-        logger.warning("kernels compile one by one, since their rehearsal failed: %s", _first_line(error))
+        logger.warning("kernels compile one by one, since their precompilation failed: %s", _first_line(error))
     _free_memory()
     return None
 

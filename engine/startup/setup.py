@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 import torch
 
-from engine.core.engine import Engine
+from engine.core.engine import Engine, EngineParts
 from engine.core.grammars import Grammars
 from engine.core.outbox import Transport
 from engine.core.scheduler import Scheduler
@@ -79,7 +79,7 @@ class LoadedEngine:
 
     runner: ModelRunner
     scheduler_config: SchedulerConfig
-    depth: int
+    overlap_depth: int
     vocab_size: int
     facts: dict[str, str]
     compiler_loader: CompilerLoader
@@ -97,19 +97,19 @@ class LoadedEngine:
         transport: Transport,
         metrics: Metrics,
         *,
-        depth: int | None = None,
+        overlap_depth: int | None = None,
         max_waiting: int = 2048,
         max_queued_tokens: int | None = None,
     ) -> Engine:
         """Return an engine over the runner, with a scheduler and a prefix cache of its own."""
-        return Engine(
+        parts = EngineParts(
             executor=self.runner if self.ranks is None else RankedExecutor(self.runner, self.ranks),
             scheduler=Scheduler(self.scheduler_config),
             transport=transport,
             metrics=metrics,
             clock=time.monotonic,
             vocab_size=self.vocab_size,
-            depth=depth or self.depth,
+            overlap_depth=overlap_depth or self.overlap_depth,
             max_waiting=max_waiting,
             max_queued_tokens=max_queued_tokens,
             # several ranks cannot give up a step that one of them has begun
@@ -121,6 +121,7 @@ class LoadedEngine:
             make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
             bytes_per_block=self.bytes_per_block,
         )
+        return Engine(parts)
 
     @property
     def build(self) -> dict[str, str]:
@@ -169,7 +170,7 @@ class Setup:
     tp: TensorParallel = field(default=ALONE, repr=False)
 
     @property
-    def share(self) -> ModelConfig:
+    def rank_share(self) -> ModelConfig:
         """The model as large as what one rank holds of it."""
         return self.model_config.share_of_rank(self.tp.size)
 
@@ -181,20 +182,20 @@ class Setup:
     @property
     def weight_bytes(self) -> int:
         """What the weights take on each device."""
-        return self.share.weight_bytes(self.dtype)
+        return self.rank_share.weight_bytes(self.dtype)
 
     @property
     def step_bytes(self) -> int:
         """What a step holds beside weights and pool; on the CPU nothing worth counting."""
         if self.device.type == "cpu":
             return 0
-        return _step_bytes(self.share, self.limits, self.dtype, vocab_size=self.model_config.vocab_size)
+        return _step_bytes(self.rank_share, self.limits, self.dtype, vocab_size=self.model_config.vocab_size)
 
-    def limited_to(self, max_model_len: int) -> Setup:
+    def with_max_model_len(self, max_model_len: int) -> Setup:
         """This, for requests of at most so many tokens."""
-        return dataclasses.replace(self, model_config=self.model_config.limited_to(max_model_len))
+        return dataclasses.replace(self, model_config=self.model_config.with_max_model_len(max_model_len))
 
-    def joined(self, rendezvous: str, rank: int) -> Setup:
+    def after_join(self, rendezvous: str, rank: int) -> Setup:
         """This, once all ranks are there: see join_ranks. Blocks."""
         tp = join_ranks(
             rank=rank,
@@ -217,7 +218,7 @@ class Setup:
 
         Raises StartupError.
         """
-        config, model, dtype = self.config, self.share, self.dtype
+        config, model, dtype = self.config, self.rank_share, self.dtype
         memory = memory or self.measure_memory()
         block_size = config.block_size or max(16, self.backend.block_size_multiple)
         step_bytes = self.step_bytes
@@ -249,7 +250,7 @@ class Setup:
         config, limits, device = self.config, self.limits, self.device
         runner = ModelRunner(
             model,
-            kv_caches=allocate_kv_cache(plan, self.share, dtype=self.kv_dtype, device=device),
+            kv_caches=allocate_kv_cache(plan, self.rank_share, dtype=self.kv_dtype, device=device),
             plan=plan,
             backend=self.backend,
             max_num_seqs=limits.max_num_seqs,
@@ -265,14 +266,17 @@ class Setup:
         if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
             runner.capture_graphs(on_graph)
         longest = _longest_step(runner, limits, config)
+        least = longest if config.is_offline else min(runner.efficient_tokens or longest, longest)
         scheduler_config = SchedulerConfig(
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
-            min_num_mixed_tokens=min(runner.efficient_tokens or longest, longest),
+            min_num_mixed_tokens=least,
             max_num_mixed_tokens=longest,
             step_sizes=runner.padded_tokens,
+            max_mixed_cost=config.max_num_mixed_tokens or runner.tokens_at_best_rate(_LONG_STEP_S),
+            costly_context=_costly_context(self.model_config),
             max_model_len=plan.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
         )
@@ -280,11 +284,11 @@ class Setup:
             # past the size that is computed at nearly the best rate a draft costs as much as a token
             most = min(limits.max_num_samples, runner.efficient_tokens or longest, longest)
             scheduler_config = msgspec.structs.replace(scheduler_config, max_num_samples=most)
-        depth = config.depth or (2 if device.type == "cuda" else 1)
+        overlap_depth = config.overlap_depth or (2 if device.type == "cuda" else 1)
         return LoadedEngine(
             runner=runner,
             scheduler_config=scheduler_config,
-            depth=depth,
+            overlap_depth=overlap_depth,
             vocab_size=self.model_config.vocab_size,
             facts=facts,
             compiler_loader=self.compiler_loader,
@@ -303,8 +307,16 @@ def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> 
     """How many tokens a step may have while requests decode, as measured here, unless the user says."""
     if config.max_num_mixed_tokens:
         return config.max_num_mixed_tokens
-    fitting = runner.fitting_tokens(_LONG_STEP_S) or limits.max_num_batched_tokens
+    fitting = None if config.is_offline else runner.fitting_tokens(_LONG_STEP_S)
+    fitting = fitting or limits.max_num_batched_tokens
     return min(max(fitting, 2 * limits.max_num_seqs), limits.max_num_batched_tokens)
+
+
+def _costly_context(model: ModelConfig) -> int:
+    """Return the tokens of context whose attention takes a token as many operations as its linear layers."""
+    num_whole = sum(window is None for window in model.sliding_windows)
+    linear = 2 * (model.num_active_parameters - model.vocab_size * model.hidden_size)
+    return max(linear, 1) // max(4 * model.num_heads * model.head_dim * num_whole, 1)
 
 
 def _step_bytes(share: ModelConfig, limits: Limits, dtype: torch.dtype, *, vocab_size: int) -> int:

@@ -19,10 +19,10 @@ import torch
 from torch import distributed
 
 from kernels.ops import HAS_TRITON, has_pdl
-from models.parallel import SmallSums, TensorParallel
+from models.parallel import OneShotAllReduce, TensorParallel
 
 if HAS_TRITON:
-    from kernels.all_reduce.triton import MAX_PUSHED_BYTES, PushSum, clear_inbox, inbox_shape
+    from kernels.all_reduce.triton import MAX_PUSHED_BYTES, TritonOneShotAllReduce, clear_inbox, inbox_shape
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +39,9 @@ def least_of(group: distributed.ProcessGroup, number: int, device: torch.device)
     return int(x.item())
 
 
-def share_small_sums(
+def share_one_shot_all_reduce(
     group: distributed.ProcessGroup, device: torch.device, *, width: int, max_pushed_bytes: int | None = None
-) -> SmallSums | None:
+) -> OneShotAllReduce | None:
     """Map an inbox of every rank in every other's memory; None, on all ranks, if some cannot. Blocks and syncs.
 
     width: columns of the widest rows. max_pushed_bytes: of one sum, from one rank; None: where NCCL becomes faster.
@@ -51,21 +51,21 @@ def share_small_sums(
     num_programs = torch.cuda.get_device_properties(device).multi_processor_count if can_share else 0
     num_programs = least_of(group, num_programs, device)
     if num_programs == 0:
-        logger.info("small_sums=nccl")
+        logger.info("one_shot_all_reduce=nccl")
         return None
     shape = inbox_shape(num_ranks=size, width=width)
     own = _allocate(math.prod(shape), device)
     if least_of(group, int(own is not None), device) == 0 or own is None:  # before some wait for others to share theirs
-        logger.info("small_sums=nccl")
+        logger.info("one_shot_all_reduce=nccl")
         return None
     shared = _share_inboxes(group, own, shape)
     is_shared = least_of(group, int(shared is not None), device) == 1  # and now all inboxes are clear
     if shared is None or not is_shared:
-        logger.info("small_sums=nccl")
+        logger.info("one_shot_all_reduce=nccl")
         return None
     memory, inboxes = shared
-    logger.info("small_sums=push_sum ranks=%d width=%d programs=%d", size, width, num_programs)
-    return PushSum(
+    logger.info("one_shot_all_reduce=triton ranks=%d width=%d programs=%d", size, width, num_programs)
+    return TritonOneShotAllReduce(
         inboxes,
         memory=memory,
         rank=distributed.get_rank(group),
@@ -77,12 +77,14 @@ def share_small_sums(
     )
 
 
-def rehearsed_small_sums(size: int, device: torch.device, *, width: int) -> SmallSums | None:
-    """What share_small_sums will probably return, for kernels that are noted and not launched: it shares nothing."""
+def unconnected_one_shot_all_reduce(size: int, device: torch.device, *, width: int) -> OneShotAllReduce | None:
+    """Return the likely result of share_one_shot_all_reduce, without peers: for kernels that are only precompiled."""
     if not _can_share(size, device) or width % _ALIGNED != 0:
         return None
     inboxes = [torch.empty(_ALIGNED, dtype=torch.int16, device=device) for _ in range(size)]
-    return PushSum(inboxes, memory=None, rank=0, width=width, num_programs=1, device=device, pdl=has_pdl(device))
+    return TritonOneShotAllReduce(
+        inboxes, memory=None, rank=0, width=width, num_programs=1, device=device, pdl=has_pdl(device)
+    )
 
 
 def _can_share(size: int, device: torch.device) -> bool:
@@ -129,7 +131,7 @@ def _share_inboxes(
 
 
 def _log_refusal(error: Exception) -> None:
-    logger.info("small_sums=nccl reason=%r", str(error).strip().partition("\n")[0])
+    logger.info("one_shot_all_reduce=nccl reason=%r", str(error).strip().partition("\n")[0])
 
 
 # Loading a share of the weights may take one rank longer than another: from one disk, after a download
@@ -163,8 +165,8 @@ def join_ranks(
     tp = TensorParallel(rank, size, group)
     if not is_cuda or hidden_size is None:
         return tp
-    small_sums = share_small_sums(group, device, width=hidden_size)
-    return dataclasses.replace(tp, small_sums=small_sums)
+    one_shot_all_reduce = share_one_shot_all_reduce(group, device, width=hidden_size)
+    return dataclasses.replace(tp, one_shot_all_reduce=one_shot_all_reduce)
 
 
 def leave_ranks() -> None:

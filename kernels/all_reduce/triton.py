@@ -50,7 +50,7 @@ def clear_inbox(inbox: torch.Tensor) -> None:
     inbox.fill_(_EMPTY.value)
 
 
-class PushSum:
+class TritonOneShotAllReduce:
     """This rank's end of the sums over ranks. Owns the counts of turns.
 
     inboxes: every rank's, as this one can address it, in rank order; see inbox_shape, clear_inbox. memory: whatever
@@ -97,14 +97,14 @@ class PushSum:
         )
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Equal push_sum.sum_parts of every rank's x, in place; return x. takes(x). Does not sync; graph-safe."""
+        """Equal reference.sum_parts of every rank's x, in place; return x. takes(x). Does not sync; graph-safe."""
         self._launch(x, None, None, 0.0, x, None)
         return x
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Equal push_sum.sum_add_rms_norm of every rank's x, which takes(x): (normed, new_residual), both new.
+        """Equal reference.sum_add_rms_norm of every rank's x, which takes(x): (normed, new_residual), both new.
 
         residual: [T, D] of x's dtype, last dimension dense. Does not sync; graph-safe.
         """
@@ -123,7 +123,7 @@ class PushSum:
     ) -> None:
         num_rows, size = x.shape
         block = triton.next_power_of_2(size)
-        _push_sum_kernel[(min(num_rows, self._num_programs),)](
+        _one_shot_kernel[(min(num_rows, self._num_programs),)](
             x.view(torch.int16), residual, weight, out, new_residual,
             self._inboxes[self._rank], self._steps, self._turns, self._rank,
             num_rows, 0 if residual is None else residual.stride(0), eps,
@@ -135,7 +135,7 @@ class PushSum:
 
 
 @triton.jit(do_not_specialize=["rank", "num_rows"])  # one kernel for all ranks and row counts
-def _push_sum_kernel(
+def _one_shot_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, inbox_ptr, steps_ptr, turns_ptr,
     rank, num_rows, stride_residual, eps,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, MAX_ROWS: tl.constexpr, NUM_RANKS: tl.constexpr,

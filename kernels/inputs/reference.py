@@ -64,7 +64,7 @@ def gather_decode_inputs(
 
 
 @dataclass(frozen=True)
-class MixedPlan:
+class PackedInputs:
     """What the host knows of a step of T tokens in R rows, as views of one int32 buffer that one copy fills."""
 
     # [T] token ids; -1: the newest token of the row's request, which only the device knows
@@ -87,7 +87,7 @@ class MixedPlan:
         return sum(_mixed_sections(num_tokens, num_rows))
 
     @classmethod
-    def view(cls, buffer: torch.Tensor, num_tokens: int, num_rows: int) -> MixedPlan:
+    def view(cls, buffer: torch.Tensor, num_tokens: int, num_rows: int) -> PackedInputs:
         """The sections of buffer, at least [num_values(T, R)] int32."""
         sections = buffer[: cls.num_values(num_tokens, num_rows)].split(_mixed_sections(num_tokens, num_rows))
         token_ids, token_rows, req_index, seq_lens, sample_rows, sample_tokens, starts = sections
@@ -109,7 +109,7 @@ def _mixed_sections(num_tokens: int, num_rows: int) -> list[int]:
 
 @dataclass(frozen=True)
 class MixedInputs:
-    """The tensors of a step of any rows that are not in its MixedPlan as they stand."""
+    """The tensors of a step of any rows that are not in its PackedInputs as they stand."""
 
     # [max_tokens] int64
     input_ids: torch.Tensor
@@ -139,7 +139,7 @@ class MixedInputs:
 
 
 def gather_mixed_inputs(
-    plan: MixedPlan,
+    packed: PackedInputs,
     *,
     last_token: torch.Tensor,
     num_computed: torch.Tensor,
@@ -147,25 +147,25 @@ def gather_mixed_inputs(
     block_size: int,
     out: MixedInputs,
 ) -> None:
-    """Fill the first T tokens and R rows of out, and set num_computed of the plan's requests to their seq_lens.
+    """Fill the first T tokens and R rows of out, and set num_computed of the requests in packed to their seq_lens.
 
     State tensors as in gather_decode_inputs. Tokens of padding stand at position 0 and go to slot 0.
     """
-    num_tokens, num_rows = plan.token_ids.shape[0], plan.req_index.shape[0]
-    token_rows, req_index, seq_lens = plan.token_rows.long(), plan.req_index.long(), plan.seq_lens.long()
+    num_tokens, num_rows = packed.token_ids.shape[0], packed.req_index.shape[0]
+    token_rows, req_index, seq_lens = packed.token_rows.long(), packed.req_index.long(), packed.seq_lens.long()
     token_requests = req_index[token_rows]
-    before_end = plan.query_start_loc[1:][token_rows] - torch.arange(num_tokens, device=token_rows.device)
+    before_end = packed.query_start_loc[1:][token_rows] - torch.arange(num_tokens, device=token_rows.device)
     token_lens = seq_lens[token_rows]
     positions = torch.where(token_lens > 0, token_lens - before_end, 0)
     blocks = block_table[token_requests, positions // block_size].long()
-    is_known = plan.token_ids >= 0
-    out.input_ids[:num_tokens] = torch.where(is_known, plan.token_ids.long(), last_token[token_requests])
+    is_known = packed.token_ids >= 0
+    out.input_ids[:num_tokens] = torch.where(is_known, packed.token_ids.long(), last_token[token_requests])
     out.positions[:num_tokens] = positions
     out.slot_mapping[:num_tokens] = blocks * block_size + positions % block_size
     out.block_table[:num_rows] = block_table[req_index]
-    sample_rows = plan.sample_rows.long()
+    sample_rows = packed.sample_rows.long()
     out.sample_req_index[:num_rows] = req_index[sample_rows]
-    num_after = plan.query_start_loc[1:][sample_rows] - 1 - plan.sample_tokens
+    num_after = packed.query_start_loc[1:][sample_rows] - 1 - packed.sample_tokens
     out.sample_positions[:num_rows] = seq_lens[sample_rows] - num_after
-    out.sample_tokens[:num_rows] = plan.sample_tokens
+    out.sample_tokens[:num_rows] = packed.sample_tokens
     num_computed[req_index] = seq_lens

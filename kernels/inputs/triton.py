@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.inputs.reference import DecodeInputs, MixedInputs, MixedPlan
+from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
 
 
 def gather_decode_inputs(
@@ -63,7 +63,7 @@ _TOKENS = 256  # of one program
 
 
 def gather_mixed_inputs(
-    plan: MixedPlan,
+    packed: PackedInputs,
     *,
     last_token: torch.Tensor,
     num_computed: torch.Tensor,
@@ -72,10 +72,10 @@ def gather_mixed_inputs(
     out: MixedInputs,
 ) -> None:
     """Equal batch_inputs.gather_mixed_inputs, but copy only the columns of block_table that a row's length needs."""
-    num_tokens, num_rows = plan.token_ids.shape[0], plan.req_index.shape[0]
+    num_tokens, num_rows = packed.token_ids.shape[0], packed.req_index.shape[0]
     _gather_mixed_kernel[(num_rows + triton.cdiv(num_tokens, _TOKENS),)](
-        plan.token_ids, plan.token_rows, plan.req_index, plan.seq_lens, plan.sample_rows, plan.sample_tokens,
-        plan.query_start_loc, last_token, num_computed, block_table,
+        packed.token_ids, packed.token_rows, packed.req_index, packed.seq_lens,
+        packed.sample_rows, packed.sample_tokens, packed.query_start_loc, last_token, num_computed, block_table,
         out.input_ids, out.positions, out.slot_mapping, out.block_table,
         out.sample_req_index, out.sample_positions, out.sample_tokens,
         num_tokens, num_rows, block_table.stride(0), out.block_table.stride(0),

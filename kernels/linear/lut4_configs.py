@@ -25,7 +25,7 @@ _STAGES = {8: 6, 16: 6, 32: 4, 64: 3}
 
 
 @dataclass(frozen=True)
-class CodesGemmConfig:
+class Lut4GemmConfig:
     """How a shape is cut."""
 
     block_m: int  # rows of x per program, padded
@@ -37,15 +37,15 @@ class CodesGemmConfig:
     is_shared: bool = True  # codes are looked up in shared memory, in PTX; else by Triton's loads
 
 
-def codes_gemm_config(*, num_rows: int, n: int, k: int, is_shared: bool) -> CodesGemmConfig | None:
-    """The cut of a shape; None: the matrix should be made dense. is_shared: see CodesGemmConfig, for Hopper alone."""
+def lut4_gemm_config(*, num_rows: int, n: int, k: int, is_shared: bool) -> Lut4GemmConfig | None:
+    """The cut of a shape; None: the matrix should be made dense. is_shared: see Lut4GemmConfig, for Hopper alone."""
     if num_rows > (MAX_ROWS if is_shared else MAX_ROWS_LOADED):
         return None
     # Tensor cores want a power of two, and 8 at least
     block_m = min(_MAX_BLOCK_M, max(8, 1 << (num_rows - 1).bit_length()))
     block_n, num_stages = (128, _STAGES[block_m]) if is_shared else (64, 4)
     splits = num_splits(num_rows=num_rows, n=n, k=k, block_m=block_m, block_n=block_n)
-    return CodesGemmConfig(block_m, block_n, splits, 4, num_stages, 2 if block_m <= 16 else 0, is_shared)
+    return Lut4GemmConfig(block_m, block_n, splits, 4, num_stages, 2 if block_m <= 16 else 0, is_shared)
 
 
 def num_splits(*, num_rows: int, n: int, k: int, block_m: int, block_n: int, programs: int = _PROGRAMS) -> int:

@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
 from kernels.linear import reference
-from kernels.linear.lut4_configs import codes_gemm_config
-from kernels.linear.reference import CodeWeight, IntWeight
+from kernels.linear.lut4_configs import lut4_gemm_config
+from kernels.linear.reference import IntWeight, Lut4Weight
 
 if HAS_TRITON:
     from kernels.linear import triton_bitsandbytes, triton_fp8, triton_int, triton_lut4
@@ -132,26 +132,26 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 class Linear4Bit:
-    """See kernels.linear.reference.codes_linear. Looks codes up on the way, or once for cuBLAS. Owns scratch: one
+    """See kernels.linear.reference.lut4_linear. Looks codes up on the way, or once for cuBLAS. Owns scratch: one
     stream."""
 
     def __init__(self) -> None:
         self._scratch: SplitKScratch | None = None
 
-    def __call__(self, x: torch.Tensor, weight: CodeWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, weight: Lut4Weight, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; bias: [N] or None; returns [T, N]."""
         if not on_triton(x):
-            return reference.codes_linear(x, weight, bias)
+            return reference.lut4_linear(x, weight, bias)
         config = None
-        if triton_lut4.can_codes_gemm(x, weight):
-            config = codes_gemm_config(
+        if triton_lut4.can_lut4_gemm(x, weight):
+            config = lut4_gemm_config(
                 num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=_is_hopper(x.device)
             )
         if config is None:
             return functional.linear(x, triton_lut4.dequantize(weight, x.dtype), bias)
         if self._scratch is None:
             self._scratch = triton_lut4.allocate_scratch(x.device)
-        return triton_lut4.codes_gemm(x, weight, bias, self._scratch, config=config, pdl=has_pdl(x.device))
+        return triton_lut4.lut4_gemm(x, weight, bias, self._scratch, config=config, pdl=has_pdl(x.device))
 
 
 def linear_int8(

@@ -266,7 +266,7 @@ _BYTES = 256
 
 
 @dataclass(frozen=True)
-class CodeWeight:
+class Lut4Weight:
     """An [N, K] matrix, K a multiple of 64."""
 
     # [num_tiles, N, 64] uint8: byte 4c + p of tile t has inputs (t * 4 + p) * 32 + 2c, in its upper half, and
@@ -291,13 +291,13 @@ class CodeWeight:
         return self.packed.shape[1]
 
 
-def make_code_weight(packed: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> CodeWeight:
+def make_lut4_weight(packed: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> Lut4Weight:
     """Repack what kernels.linear.reference.quantize_nf4 returns, or a checkpoint holds. dtype: of x, for `pairs`."""
     n, half = packed.shape
     assert half * 2 == BLOCK * scales.shape[1]
     planes = functional.pad(packed, (0, -half % (LUT_TILE // 2))).view(n, -1, LUT_PLANES, LUT_PLANE // 2)
     index = torch.arange(_BYTES, device=table.device)
-    return CodeWeight(
+    return Lut4Weight(
         packed=planes.permute(1, 0, 3, 2).reshape(-1, n, LUT_TILE // 2).contiguous(),
         scales=scales.T.contiguous(),
         table=table,
@@ -306,22 +306,22 @@ def make_code_weight(packed: torch.Tensor, scales: torch.Tensor, table: torch.Te
     )
 
 
-def code_weight_bytes(n: int, k: int) -> int:
+def lut4_weight_bytes(n: int, k: int) -> int:
     """Bytes of a matrix, without its table."""
     return -(-k // LUT_TILE) * n * (LUT_TILE // 2) + 4 * n * k // BLOCK
 
 
-def unpack_lut4(weight: CodeWeight) -> torch.Tensor:
-    """[N, K / 2] uint8, as make_code_weight took it."""
+def unpack_lut4(weight: Lut4Weight) -> torch.Tensor:
+    """[N, K / 2] uint8, as make_lut4_weight took it."""
     planes = weight.packed.view(-1, weight.out_features, LUT_PLANE // 2, LUT_PLANES).permute(1, 0, 3, 2)
     return planes.flatten(1)[:, : weight.in_features // 2]
 
 
-def dequantize_lut4(weight: CodeWeight, dtype: torch.dtype) -> torch.Tensor:
+def dequantize_lut4(weight: Lut4Weight, dtype: torch.dtype) -> torch.Tensor:
     """[N, K]: table[code] * scale, rounded once to dtype."""
     return dequantize_4bit(unpack_lut4(weight), weight.scales.T.contiguous(), weight.table, dtype)
 
 
-def codes_linear(x: torch.Tensor, weight: CodeWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def lut4_linear(x: torch.Tensor, weight: Lut4Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ weight.T + bias. x: [M, K]; bias: [N] or None; returns [M, N], of x's dtype."""
     return functional.linear(x, dequantize_lut4(weight, x.dtype), bias)

@@ -6,7 +6,7 @@ each lane of a warp has a table of its own, of two values per byte, in a bank of
 PTX of that was not tried, by loads from L1. A block's sum is scaled in fp32. Capturable in a CUDA graph.
 
 The PTX takes two neighbours of a row at once, so it relies on Triton handing over neighbours: it does in the layouts in
-which tensor cores take 16-bit operands. tests/gpu/test_quant_codes_cuda.py would show if it did not any more.
+which tensor cores take 16-bit operands. tests/gpu/test_lut4_cuda.py would show if it did not any more.
 
 Codes (kernels/linear/reference.py) as a dense matrix: for products of so many rows that cuBLAS pays for it.
 """
@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
-from kernels.linear.lut4_configs import SCRATCH_SUMS, CodesGemmConfig
-from kernels.linear.reference import BLOCK, LUT_PLANE, LUT_TILE, CodeWeight
+from kernels.linear.lut4_configs import SCRATCH_SUMS, Lut4GemmConfig
+from kernels.linear.reference import BLOCK, LUT_PLANE, LUT_TILE, Lut4Weight
 from kernels.linear.triton_split_k import SplitKScratch, store_split
 
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
@@ -30,8 +30,8 @@ _PLANE = tl.constexpr(LUT_PLANE)
 _ALIGNMENT = 16  # of rows of x: else Triton would not load them ahead
 
 
-def can_codes_gemm(x: torch.Tensor, weight: CodeWeight) -> bool:
-    """Whether codes_gemm takes this product. Host-side facts only."""
+def can_lut4_gemm(x: torch.Tensor, weight: Lut4Weight) -> bool:
+    """Whether lut4_gemm takes this product. Host-side facts only."""
     return (
         x.dtype == weight.pairs.dtype
         and x.dtype in (torch.bfloat16, torch.float16)
@@ -48,13 +48,13 @@ def allocate_scratch(device: torch.device) -> SplitKScratch:
     return SplitKScratch.allocate(device, capacity=SCRATCH_SUMS)
 
 
-def codes_gemm(
+def lut4_gemm(
     x: torch.Tensor,
-    weight: CodeWeight,
+    weight: Lut4Weight,
     bias: torch.Tensor | None,
     scratch: SplitKScratch,
     *,
-    config: CodesGemmConfig,
+    config: Lut4GemmConfig,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Return x @ weight.T + bias. x: [M, K], of the weight's dtype; bias: [N]; returns [M, N]."""
@@ -69,7 +69,7 @@ def codes_gemm(
     if config.is_shared:
         packed, pairs = packed.view(torch.int16), pairs.view(torch.int32)
     # row tiles first: those that read the same weights run at the same time, and L2 holds them
-    _codes_gemm_kernel[grid](
+    _lut4_gemm_kernel[grid](
         x, packed, weight.scales, pairs, bias, out, scratch.partial, scratch.arrivals,
         num_rows, n, k, num_tiles, triton.cdiv(num_tiles, config.splits), x.stride(0),
         M_PAD=config.block_m, BLOCK_N=config.block_n, SPLITS=config.splits, IS_SHARED=config.is_shared,
@@ -80,7 +80,7 @@ def codes_gemm(
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles", "tiles_per_split"])
-def _codes_gemm_kernel(
+def _lut4_gemm_kernel(
     x_ptr, packed_ptr, scales_ptr, pairs_ptr, bias_ptr, out_ptr, partial_ptr, arrivals_ptr,
     num_rows, n, k, num_tiles, tiles_per_split, stride_x,
     M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, IS_SHARED: tl.constexpr,
@@ -199,7 +199,7 @@ _LOOK_UP = tl.constexpr(tuple(look_up_asm(index) for index in range(4)))
 _BLOCK_N = 32
 
 
-def dequantize(weight: CodeWeight, dtype: torch.dtype) -> torch.Tensor:
+def dequantize(weight: Lut4Weight, dtype: torch.dtype) -> torch.Tensor:
     """See kernels.linear.reference.dequantize."""
     n, k = weight.out_features, weight.in_features
     out = torch.empty(n, k, dtype=dtype, device=weight.packed.device)

@@ -35,7 +35,7 @@ def run_experts(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, expe
     return out
 
 
-def mix_experts(
+def fused_moe(
     x: torch.Tensor,
     logits: torch.Tensor,
     gate_up: torch.Tensor,

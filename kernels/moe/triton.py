@@ -21,7 +21,7 @@ from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_route import lay_out, route
 
 
-def mix_experts(
+def fused_moe(
     x: torch.Tensor,
     logits: torch.Tensor,
     gate_up: torch.Tensor,
@@ -34,7 +34,7 @@ def mix_experts(
     config: GroupedConfig | PairsConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Equal kernels.moe.reference.mix_experts. All tensors dense in their last dimension, gate_up and down
+    """Equal kernels.moe.reference.fused_moe. All tensors dense in their last dimension, gate_up and down
     contiguous."""
     num_tokens, num_experts = x.shape[0], gate_up.shape[0]
     num_pairs = num_tokens * top_k
@@ -73,7 +73,7 @@ def combine(
 ) -> torch.Tensor:
     """Sum each token's pairs by their weights. outputs: [T * top_k, H]; weights: [T, top_k]; returns [T, H].
 
-    shared, shared_gate: see kernels.moe.reference.mix_experts; the gate is [T], before its sigmoid.
+    shared, shared_gate: see kernels.moe.reference.fused_moe; the gate is [T], before its sigmoid.
     """
     num_tokens, top_k = weights.shape
     size = outputs.shape[1]

@@ -153,7 +153,7 @@ def pairs_down(
 ) -> torch.Tensor:
     """Return [T, H], each token's experts summed by their weights. inner: [T * top_k, I]; down: [E, H, I].
 
-    shared: see kernels.moe.reference.mix_experts; shared_gate: [T], before its sigmoid.
+    shared: see kernels.moe.reference.fused_moe; shared_gate: [T], before its sigmoid.
     """
     num_tokens, top_k = routing.experts.shape
     n, k = down.shape[1:]

@@ -149,7 +149,7 @@ class ModelConfig:
         """This model as the flag --quantization wants it. Raises ModelError if its checkpoint cannot be so."""
         return dataclasses.replace(self, quantization=choose_quantization(self.quantization, wanted))
 
-    def limited_to(self, max_model_len: int | None) -> ModelConfig:
+    def with_max_model_len(self, max_model_len: int | None) -> ModelConfig:
         """This model for requests of at most so many tokens (None: as many as it can). Never longer than it was.
 
         longrope turns by its short factors if that is no more than the original length, else by its long ones.

@@ -13,7 +13,7 @@ from torch import nn
 
 from models.config.model_config import ModelConfig
 from models.lora.linear import with_adapters
-from models.parallel import Branch, TensorParallel
+from models.parallel import LayerOutput, TensorParallel
 from models.quantization.linear_method import LinearMethod, LinearPart
 from models.quantization.schemes import PerLayer
 from models.quantization.unquantized import Unquantized
@@ -104,7 +104,7 @@ class RowLinear(nn.Module):
         # The sum over ranks must contain the bias once
         self.bias = bias if tp.rank == 0 else None
 
-    def forward(self, x: torch.Tensor) -> Branch:
+    def forward(self, x: torch.Tensor) -> LayerOutput:
         """x: [T, inputs of this rank] → [T, out_features], the same on every rank unless it is partial."""
         out = self.method.apply(self.params, x, self.bias)
         return out if self.is_partial else self.tp.sum_late(out)

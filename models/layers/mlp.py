@@ -8,7 +8,7 @@ from torch import nn
 from kernels.ops import gelu_tanh_and_mul, silu_and_mul
 from models.config.model_config import ModelConfig
 from models.layers.linear import MergedColumnLinear, RowLinear
-from models.parallel import Branch, TensorParallel
+from models.parallel import LayerOutput, TensorParallel
 from models.quantization.linear_method import LinearMethod
 from models.weights.weights import Weights
 
@@ -54,6 +54,6 @@ class GatedMLP(nn.Module):
             is_partial=is_partial,
         )
 
-    def forward(self, hidden: torch.Tensor) -> Branch:
+    def forward(self, hidden: torch.Tensor) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
         return self.down_proj(self.activate_and_mul(self.gate_up_proj(hidden)))

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from kernels.ops import mix_experts
+from kernels.ops import fused_moe
 from models.config.layers import ExpertsConfig
 from models.config.model_config import ModelConfig
 from models.layers.linear import ColumnLinear
 from models.layers.mlp import GatedMLP
-from models.parallel import Branch, TensorParallel
+from models.parallel import LayerOutput, TensorParallel
 from models.quantization.linear_method import LinearMethod, LinearPart
 from models.quantization.unquantized import Unquantized
 from models.weights.weights import Weights
@@ -66,9 +66,9 @@ class SparseMLP(nn.Module):
         self.router = ColumnLinear(w, parts, has_bias=False, method=Unquantized())
         self.gate_up, self.down = _load_experts(w / "experts", experts, config.hidden_size, tp, names)
 
-    def forward(self, hidden: torch.Tensor) -> Branch:
+    def forward(self, hidden: torch.Tensor) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
-        mixed = mix_experts(
+        mixed = fused_moe(
             hidden,
             self.router(hidden),
             self.gate_up,

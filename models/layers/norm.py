@@ -11,7 +11,7 @@ from torch import nn
 
 from kernels.ops import add_rms_norm, rms_norm
 from models.config.model_config import ModelConfig
-from models.parallel import Branch, TensorParallel, Unsummed
+from models.parallel import LayerOutput, PartialSum, TensorParallel
 from models.weights.weights import Weights
 
 
@@ -27,9 +27,9 @@ class RMSNorm(nn.Module):
         """x: [..., size] → normed, of the same shape."""
         return rms_norm(x, self.weight, self.eps)
 
-    def add(self, x: Branch, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def add(self, x: LayerOutput, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x to the residual stream and norm the sum: (normed, new residual), each [..., size]."""
-        if isinstance(x, Unsummed):
+        if isinstance(x, PartialSum):
             return x.add_rms_norm(residual, self.weight, self.eps)
         return add_rms_norm(x, residual, self.weight, self.eps)
 

@@ -160,5 +160,5 @@ class ShapeReader:
         """Nothing optional is there."""
         return None
 
-    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
+    def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """Nothing is open, and nothing can be left over."""

@@ -20,9 +20,9 @@ from kernels.linear.ops import Linear4Bit, linear_int8
 from kernels.linear.reference import (
     BLOCK,
     NF4_TABLE,
-    CodeWeight,
-    code_weight_bytes,
-    make_code_weight,
+    Lut4Weight,
+    lut4_weight_bytes,
+    make_lut4_weight,
     quantize_int8,
     quantize_nf4,
 )
@@ -59,7 +59,7 @@ class Bnb4Bit:
 
     def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
         """See Scheme.matrix_bytes."""
-        return code_weight_bytes(out_features, in_features)
+        return lut4_weight_bytes(out_features, in_features)
 
     def make_method(self) -> Bnb4BitLinear:
         """See Scheme.make_method."""
@@ -92,7 +92,7 @@ INT8_ON_LOAD = BnbInt8(is_stored=False)
 
 
 @dataclass(frozen=True)
-class Codes:
+class Lut4Codes:
     """This rank's share of a 4-bit matrix, as bitsandbytes has it."""
 
     # [out, in / 2] uint8: two neighbours of a row, the first in the upper half
@@ -120,23 +120,23 @@ class Bnb4BitLinear:
         self._scheme = scheme
         self._linear = Linear4Bit()
 
-    def load(self, w: Weights, parts: Sequence[LinearPart]) -> CodeWeight:
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> Lut4Weight:
         """See LinearMethod.load."""
         if not self._scheme.is_stored or w.is_random:
             table = torch.tensor(NF4_TABLE, device=w.device)
-            codes = [Codes(*quantize_nf4(_checked(w, part)), table) for part in parts]
+            codes = [Lut4Codes(*quantize_nf4(_checked(w, part)), table) for part in parts]
         else:
             codes = [self._read(StoredPart.locate(w, part)) for part in parts]
         if not all(torch.equal(part.table, codes[0].table) for part in codes):
             raise ModelError(f"{w.full_name(parts[0].name)}: the quant_map of {parts[-1].name} is another")
         packed, scales = merge_outputs([part.packed for part in codes]), merge_outputs([part.scales for part in codes])
-        return make_code_weight(packed, scales, codes[0].table, w.dtype)
+        return make_lut4_weight(packed, scales, codes[0].table, w.dtype)
 
-    def apply(self, params: CodeWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def apply(self, params: Lut4Weight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
         return self._linear(x, params, bias)
 
-    def _read(self, part: StoredPart) -> Codes:
+    def _read(self, part: StoredPart) -> Lut4Codes:
         scheme = self._scheme
         state = _read_state(part, scheme.kind)
         if part.num_columns % BLOCK != 0:
@@ -154,7 +154,7 @@ class Bnb4BitLinear:
         packed = flat.flatten().view(torch.uint8).view(len(part.rows), -1)
         scales = _read_scales(part, state)
         first, last = part.columns.start, part.columns.stop
-        return Codes(
+        return Lut4Codes(
             packed=packed[:, first // 2 : last // 2],
             scales=scales[:, first // BLOCK : last // BLOCK],
             table=part.w.stored(part.need("weight.quant_map"), (16,), (torch.float32,)),

@@ -84,9 +84,9 @@ class SplitReader:
         """See TensorReader.optional; under its own name alone."""
         return self._reader.optional(name)
 
-    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
+    def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """See TensorReader.finish."""
-        self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)
+        self._reader.finish(has_tied_embeddings=has_tied_embeddings, ignored_prefixes=ignored_prefixes)
 
 
 class TensorReader(Protocol):
@@ -127,8 +127,8 @@ class TensorReader(Protocol):
         """A small tensor of any shape in fp32 on the CPU; None if there is none of that name. Raises ModelError."""
         ...
 
-    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
-        """Close what is open. Raises ModelError if tensors were left unread, but for those whose prefix is unserved."""
+    def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
+        """Close what is open. Raises ModelError if tensors were left unread, but for those whose prefix is ignored."""
         ...
 
 
@@ -235,8 +235,8 @@ class Weights:
         stored, first, total = self._reader.projection(self._prefix + name)
         return Projection(Weights(self._reader, f"{stored}."), stored, first, total or num_outputs)
 
-    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
+    def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """Say that the model is built. Raises ModelError naming tensors that it did not read, or of its adapters."""
-        self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)
+        self._reader.finish(has_tied_embeddings=has_tied_embeddings, ignored_prefixes=ignored_prefixes)
         if self.adapters is not None:
             self.adapters.finish()

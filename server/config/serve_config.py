@@ -110,7 +110,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         enable_prefix_caching=not arguments.no_prefix_caching,
         enforce_eager=arguments.enforce_eager,
-        depth=num_steps_in_flight(arguments.overlap),
+        overlap_depth=num_steps_in_flight(arguments.overlap),
         max_waiting=arguments.max_queued_requests,
         max_queued_tokens=arguments.max_queued_tokens,
         speculative=speculative_of(arguments),

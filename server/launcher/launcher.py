@@ -19,7 +19,7 @@ from typing import Any
 
 from engine.interface.child_process import describe_exit
 from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
-from engine.interface.control import Drain, EngineFailed, Facts, Heartbeat, Hello, Stage
+from engine.interface.control import Drain, EngineFailed, EngineInfo, Heartbeat, Hello, Stage
 from engine.interface.errors import StartupError
 from engine.interface.logs import configure_logging
 from server.config.version import package_version
@@ -218,7 +218,7 @@ class Launcher:
                 self._enter(message)
             case Heartbeat() if child == _ENGINE:
                 self._watch.beat(message)
-            case Facts(rows, build):
+            case EngineInfo(rows, build):
                 self._banner.add_facts(rows)
                 self._registry.set_build(build)
             case EngineFailed():

@@ -2,17 +2,55 @@
 
 Each *_grammar function writes one kind of constraint in llguidance's Lark; server/structured_output/tool_grammar.py
 adds the reasoning before it. Only server/structured_output/compile_check.py finds out if a grammar compiles.
+
+The pydantic models below are the request fields, strict like server/api/schemas.py.
 """
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from pydantic import BaseModel, ConfigDict, Field
 
 from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import GrammarSpec
-from server.structured_output.schema import ResponseFormat, StructuredOutputs
+
+Json = Any
+
+_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class JsonSchemaFormat(BaseModel):
+    """response_format.json_schema of OpenAI's API. The schema is enforced for every value of `strict`."""
+
+    model_config = _STRICT
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    schema_: Annotated[Json, Field(alias="schema")]
+    strict: bool | None = None
+    description: Annotated[str, Field(max_length=65_536)] | None = None
+
+
+class ResponseFormat(BaseModel):
+    """response_format: text, json_object, json_schema or a grammar of an extension."""
+
+    model_config = _STRICT
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """structured_outputs, vLLM's extension."""
+
+    model_config = _STRICT
+
+    json_: Annotated[Json, Field(alias="json")] = None  # a schema, or one as a string
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
 
 MAX_SOURCE_BYTES = 128 * 1024  # of a schema as JSON, of all choices, of a grammar
 MAX_SCHEMA_DEPTH = 48

@@ -56,8 +56,8 @@ class Upcast:
     def optional(self, name: str) -> torch.Tensor | None:
         return self._reader.optional(name)
 
-    def finish(self, *, has_tied_embeddings: bool, unserved: tuple[str, ...] = ()) -> None:
-        self._reader.finish(has_tied_embeddings=has_tied_embeddings, unserved=unserved)
+    def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
+        self._reader.finish(has_tied_embeddings=has_tied_embeddings, ignored_prefixes=ignored_prefixes)
 
 
 def dummy_reader(device: torch.device) -> RandomReader:

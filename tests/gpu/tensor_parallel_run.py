@@ -12,7 +12,7 @@ import torch
 
 from engine.interface.config import EngineConfig
 from engine.offline import OfflineEngine
-from engine.tensor_parallel import process_group as small_sums
+from engine.tensor_parallel import process_group
 from tests.unit.engine.test_real_model import mixed_params, prompts, tokens
 
 _PATIENCE_S = 90
@@ -24,14 +24,14 @@ def main(
 ) -> None:
     faulthandler.dump_traceback_later(_PATIENCE_S, exit=True)  # a rank that waits says where
     torch.backends.cuda.matmul.allow_tf32 = False
-    small_sums.IS_ENABLED = not has_nccl_only  # one rank's word is enough
+    process_group.IS_ENABLED = not has_nccl_only  # one rank's word is enough
     offline = OfflineEngine.load(
         EngineConfig(
             model=checkpoint,
             tensor_parallel_size=size,
             dtype=dtype,
             block_size=16,
-            depth=depth,
+            overlap_depth=depth,
             enforce_eager=is_eager,
             max_num_batched_tokens=48,
             max_num_seqs=8,

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead are those that serving launches: after a rehearsal nothing compiles any more."""
+"""Kernels compiled ahead are those that serving launches: after precompile() nothing compiles any more."""
 
 import json
 from collections.abc import Iterator

@@ -34,7 +34,9 @@ def test_cuda_gives_the_cpus_embeddings_and_tokens(
     folder, inputs = save(tmp_path, "llama"), prompts(*LENGTHS)
     cpu = load(folder, block_size=16)
     expected = generate(cpu.engine, cpu.transport, inputs, PARAMS, KINDS)
-    cuda = on_cuda(folder, depth=depth, enforce_eager=enforce_eager, max_num_batched_tokens=budget, max_num_seqs=8)
+    cuda = on_cuda(
+        folder, overlap_depth=depth, enforce_eager=enforce_eager, max_num_batched_tokens=budget, max_num_seqs=8
+    )
     for _ in range(2):
         found = generate(cuda.engine, cuda.transport, inputs, PARAMS, KINDS)
         for one, other, kind in zip(found, expected, KINDS, strict=True):

@@ -148,7 +148,8 @@ def test_the_engines_greedy_tokens_are_the_references(checkpoint, enforce_eager)
     runs = []
     for depth in (1, 2):
         engine, transport = make_engine(
-            checkpoint, device="cuda", dtype="bfloat16", attention_backend="flash-attn", block_size=None, depth=depth,
+            checkpoint, device="cuda", dtype="bfloat16", attention_backend="flash-attn", block_size=None,
+            overlap_depth=depth,
             enforce_eager=enforce_eager, max_num_batched_tokens=200, kv_cache_memory_bytes=64 * 1024**2,
         )  # fmt: skip
         for _ in range(2):  # the second time with prefix hits

@@ -234,7 +234,7 @@ def test_cuda_gives_nearly_the_cpus_tokens(
         checkpoint,
         device="cuda",
         dtype="float32",
-        depth=depth,
+        overlap_depth=depth,
         enforce_eager=enforce_eager,
         attention_backend=attention_backend,
         **settings,

@@ -66,7 +66,7 @@ def _exact(problem: Problem) -> torch.Tensor:
 def test_mixtures_in_bf16_are_exact_to_its_rounding(shape, num_tokens):
     for skew in (0.0, 3.0):
         problem = _problem(shape, num_tokens, torch.bfloat16, skew=skew)
-        out = problem.call(ops.mix_experts)
+        out = problem.call(ops.fused_moe)
         assert relative_error(out, _exact(problem)) < TOLERANCE[torch.bfloat16]
 
 
@@ -75,21 +75,21 @@ def test_mixtures_in_bf16_are_exact_to_its_rounding(shape, num_tokens):
 @pytest.mark.parametrize("shape", ["qwen1.5-moe", "uneven"])
 def test_mixtures_in_other_dtypes(shape, num_tokens, dtype):
     problem = _problem(shape, num_tokens, dtype)
-    assert relative_error(problem.call(ops.mix_experts), _exact(problem)) < TOLERANCE[dtype]
+    assert relative_error(problem.call(ops.fused_moe), _exact(problem)) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("shape", ["qwen1.5-moe", "mixtral-rank", "uneven"])
 def test_every_cut_gives_the_specification(shape):
-    from kernels.moe.triton import mix_experts
+    from kernels.moe.triton import fused_moe
 
     problem = _problem(shape, 300, torch.bfloat16)
     few = _problem(shape, 6, torch.bfloat16)
     for pdl in (False, True):
         for config in grouped_configs():
-            out = problem.call(mix_experts, config=config, pdl=pdl)
+            out = problem.call(fused_moe, config=config, pdl=pdl)
             assert relative_error(out, _exact(problem)) < TOLERANCE[torch.bfloat16], config
         for intermediate_size in (128, 4096):
-            out = few.call(mix_experts, config=pairs_config(intermediate_size=intermediate_size), pdl=pdl)
+            out = few.call(fused_moe, config=pairs_config(intermediate_size=intermediate_size), pdl=pdl)
             assert relative_error(out, _exact(few)) < TOLERANCE[torch.bfloat16], intermediate_size
 
 
@@ -141,38 +141,38 @@ def test_a_graph_of_it_follows_its_inputs(shape, num_tokens):
         first.x.clone(), first.logits.clone(), first.gate_up, first.down, None,
         first.top_k, first.renormalize, first.round_weights,
     )  # fmt: skip
-    problem.call(ops.mix_experts)
+    problem.call(ops.fused_moe)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = problem.call(ops.mix_experts)
+        out = problem.call(ops.fused_moe)
     for inputs in (first, second, first):
         problem.x.copy_(inputs.x)
         problem.logits.copy_(inputs.logits)
         graph.replay()
-        assert torch.equal(out, problem.call(ops.mix_experts))
+        assert torch.equal(out, problem.call(ops.fused_moe))
     assert relative_error(out, _exact(problem)) < TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize("num_tokens", [4, 100, 3000])
 def test_results_are_equal_from_run_to_run_and_in_any_order(num_tokens):
     problem = _problem("qwen3-30b", num_tokens, torch.bfloat16, skew=2.0)
-    out = problem.call(ops.mix_experts)
-    assert all(torch.equal(problem.call(ops.mix_experts), out) for _ in range(20))
+    out = problem.call(ops.fused_moe)
+    assert all(torch.equal(problem.call(ops.fused_moe), out) for _ in range(20))
     order = torch.randperm(num_tokens, device="cuda")
     moved = Problem(
         problem.x[order], problem.logits[order], problem.gate_up, problem.down, None,
         problem.top_k, problem.renormalize, problem.round_weights,
     )  # fmt: skip
-    assert torch.equal(moved.call(ops.mix_experts), out[order])
+    assert torch.equal(moved.call(ops.fused_moe), out[order])
 
 
 def test_tokens_that_are_no_numbers_harm_no_others():
     for num_tokens in (5, 400):
         problem = _problem("qwen3-30b", num_tokens, torch.bfloat16)
-        expected = problem.call(ops.mix_experts)
+        expected = problem.call(ops.fused_moe)
         problem.x[3], problem.logits[3] = float("nan"), float("nan")
-        out = problem.call(ops.mix_experts)
+        out = problem.call(ops.fused_moe)
         assert bool(out[3].isnan().all())
         others = [token for token in range(num_tokens) if token != 3]
         assert torch.equal(out[others], expected[others])
@@ -181,11 +181,11 @@ def test_tokens_that_are_no_numbers_harm_no_others():
 def test_it_never_waits_for_the_device():
     problems = [_problem("qwen3-30b", num_tokens, torch.bfloat16) for num_tokens in (1, 8, 64, 700)]
     for problem in problems:
-        problem.call(ops.mix_experts)
+        problem.call(ops.fused_moe)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for problem, _ in itertools.product(problems, range(2)):
-            problem.call(ops.mix_experts)
+            problem.call(ops.fused_moe)
     finally:
         torch.cuda.set_sync_debug_mode("default")

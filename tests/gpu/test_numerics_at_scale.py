@@ -144,7 +144,7 @@ def test_512_concurrent_requests_with_random_aborts_leave_every_block_free() -> 
     loaded = _load("qwen3-0.6b", enforce_eager=False)
     # blocks for about a third of what the running requests grow to
     scheduler_config = msgspec.structs.replace(loaded.scheduler_config, num_blocks=1200)
-    offline = OfflineEngine(dataclasses.replace(loaded, scheduler_config=scheduler_config), depth=2)
+    offline = OfflineEngine(dataclasses.replace(loaded, scheduler_config=scheduler_config), overlap_depth=2)
     engine, draw = offline.engine, random.Random(1)
     shared = [draw.randrange(10_000) for _ in range(64)]
     prompts = [shared[: draw.randrange(64)] + [draw.randrange(10_000) for _ in range(draw.randint(1, 40))]
@@ -201,7 +201,7 @@ def _run(loaded: LoadedEngine, shape: Shape, case: Case, *, depth: int, name: st
         SamplingParams(max_tokens=shape.num_steps + i % 13, temperature=0.0, logprobs=case.num_logprobs)
         for i in range(case.num_requests)
     ]
-    generations = OfflineEngine(loaded, depth=depth).generate(prompts, params)
+    generations = OfflineEngine(loaded, overlap_depth=depth).generate(prompts, params)
     assert [len(generation.token_ids) for generation in generations] == [wanted.max_tokens for wanted in params]
     return Run(name, prompts, generations)
 

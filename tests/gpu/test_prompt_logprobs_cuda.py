@@ -34,7 +34,7 @@ def test_cuda_gives_the_cpus_scores(checkpoint: Path, enforce_eager: bool, depth
         device="cuda",
         dtype="float32",
         block_size=16,
-        depth=depth,
+        overlap_depth=depth,
         enforce_eager=enforce_eager,
         kv_cache_memory_bytes=64 * 1024**2,
     )

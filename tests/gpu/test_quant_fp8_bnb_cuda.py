@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from kernels.linear import reference
 from kernels.linear.ops import Linear4Bit, linear_int8
-from kernels.linear.reference import make_code_weight
+from kernels.linear.reference import make_lut4_weight
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.weights.weights import Weights
@@ -113,10 +113,10 @@ def test_8bit_products(n, k, num_rows, dtype):
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
 def test_8bit_matrices_unpack_as_specified(dtype):
-    from kernels.linear import triton_bitsandbytes as triton_quant_bnb
+    from kernels.linear import triton_bitsandbytes
 
     integers = reference.quantize_int8(_randn(300, 4032))
-    out = triton_quant_bnb.dequantize_int8(*integers, dtype)
+    out = triton_bitsandbytes.dequantize_int8(*integers, dtype)
     torch.testing.assert_close(out, reference.dequantize_int8(*integers, dtype), rtol=1e-2, atol=0)
 
 
@@ -127,7 +127,7 @@ def test_products_are_captured_in_graphs(num_rows):
     n, k = 1024, 2048
     x, w, table = _randn(num_rows, k).bfloat16(), _randn(n, k), torch.tensor(reference.NF4_TABLE, device="cuda")
     by_row, by_block = reference.quantize_rows(w), reference.quantize_blocks(w, 128, 128)
-    codes, integers = make_code_weight(*reference.quantize_nf4(w), table, x.dtype), reference.quantize_int8(w)
+    codes, integers = make_lut4_weight(*reference.quantize_nf4(w), table, x.dtype), reference.quantize_int8(w)
     linear_4bit = Linear4Bit()
     products = [
         lambda: fp8_ops.rows_linear(*fp8_ops.quantize_rows(x), *by_row, None, x.dtype),
@@ -180,7 +180,7 @@ def test_graphs_and_depth_do_not_change_the_tokens(name):
             device="cuda",
             quantization=name,
             block_size=16,
-            depth=depth,
+            overlap_depth=depth,
             enforce_eager=enforce_eager,
             kv_cache_memory_bytes=64 * 1024**2,
         )

@@ -55,7 +55,7 @@ def test_cuda_gives_the_cpus_tokens(
         checkpoint,
         device="cuda",
         dtype="float32",
-        depth=depth,
+        overlap_depth=depth,
         enforce_eager=enforce_eager,
         attention_backend=attention_backend,
         kv_cache_memory_bytes=64 * 1024**2,
@@ -71,7 +71,12 @@ def test_many_drafted_rows_give_what_they_give_without(checkpoint: Path) -> None
     """More than FEW_ROWS rows of several tokens each; the same loaded engine with drafts and without."""
     torch.backends.cuda.matmul.allow_tf32 = False
     offline = load(
-        checkpoint, device="cuda", dtype="float32", max_num_seqs=64, kv_cache_memory_bytes=256 * 1024**2, depth=2
+        checkpoint,
+        device="cuda",
+        dtype="float32",
+        max_num_seqs=64,
+        kv_cache_memory_bytes=256 * 1024**2,
+        overlap_depth=2,
     )
     inputs = [[7, 5, 5, 5 + i % 9] * 5 for i in range(64)]
     params = [SamplingParams(max_tokens=40, temperature=0.0, logit_bias={5 + i % 9: 100.0}) for i in range(64)]

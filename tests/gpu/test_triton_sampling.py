@@ -125,15 +125,15 @@ def test_gathered_inputs_equal_the_specification():
 @pytest.mark.parametrize("vocab_size", [1000, 151_936])
 def test_penalties_and_bitmasks_equal_the_specification(vocab_size):
     from kernels.sampling import reference as sampling
-    from kernels.sampling import triton_logits as triton_adjust
+    from kernels.sampling import triton_logits
 
     logits, rows, req_index, state = penalty_problem(vocab_size, device="cuda")
     expected, result = logits.clone(), logits.clone()
     sampling.penalize(expected, rows, req_index, **state)
-    triton_adjust.penalize(result, rows, req_index, **state)
+    triton_logits.penalize(result, rows, req_index, **state)
     assert result.equal(expected)
     logits, rows, bitmask = bitmask_problem(vocab_size, device="cuda")
     expected, result = logits.clone(), logits.clone()
     sampling.allow_only(expected, rows, bitmask)
-    triton_adjust.allow_only(result, rows, bitmask)
+    triton_logits.allow_only(result, rows, bitmask)
     assert result.equal(expected)

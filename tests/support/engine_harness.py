@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from engine.core.engine import Engine
+from engine.core.engine import Engine, EngineParts
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.local_client import LocalTransport
-from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.step import StepPlan
@@ -27,7 +26,7 @@ from engine.interface.protocol import (
     StepEvents,
     TokenLogprobs,
 )
-from tests.support.fakes import FakeExecutor, FakeProposer, expected_embedding, expected_tokens, fake_score
+from tests.support.fakes import FakeExecutor, FakeProposer, expected_embedding, expected_tokens, fake_prompt_logprob
 
 VOCAB_SIZE = 50
 
@@ -37,11 +36,16 @@ def decode_plan(encoded: bytes) -> StepPlan:
     return msgspec.json.decode(encoded, type=StepPlan)
 
 
-def drafters(num_tokens: int) -> Callable[[Request], Drafter | None] | None:
+def drafters(num_tokens: int) -> Callable[[SamplingParams], Drafter | None] | None:
     """What an engine makes drafters with that guess up to num_tokens; 0: no speculation."""
     if not num_tokens:
         return None
-    return lambda request: None if request.params.has_penalties else Drafter(FakeProposer(), num_tokens=num_tokens)
+
+    def make(params: SamplingParams) -> Drafter | None:
+        drafter = Drafter(FakeProposer(), num_tokens=num_tokens, min_tokens=params.min_tokens)
+        return None if params.has_penalties else drafter
+
+    return make
 
 
 class Clock:
@@ -113,7 +117,7 @@ class Harness:
         max_queued_tokens: int | None = None,
         executor: type[CheckedExecutor] = CheckedExecutor,
         get_compiler: Callable[[], GrammarCompiler] = no_compiler,
-        make_drafter: Callable[[Request], Drafter | None] | None = None,
+        make_drafter: Callable[[SamplingParams], Drafter | None] | None = None,
         max_num_samples: int | None = None,
     ) -> None:
         config = SchedulerConfig(
@@ -131,20 +135,21 @@ class Harness:
         self.transport = LocalTransport()
         self.metrics = Metrics()
         self.clock = Clock()
-        self.engine = Engine(
+        parts = EngineParts(
             executor=self.executor,
             scheduler=self.scheduler,
             transport=self.transport,
             metrics=self.metrics,
             clock=self.clock,
             vocab_size=VOCAB_SIZE,
-            depth=depth,
+            overlap_depth=depth,
             max_waiting=max_waiting,
             grammars=Grammars(get_compiler, vocab_size=VOCAB_SIZE),
             max_queued_tokens=max_queued_tokens,
             num_loras=2,
             make_drafter=make_drafter,
         )
+        self.engine = Engine(parts)
         self.seen: dict[str, Seen] = {}
         self.messages: list[tuple[int, FromEngine]] = []
         self.transport.send = self._receive_at_client
@@ -184,7 +189,7 @@ class Harness:
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
-            nothing_in_flight = self.engine._in_flight is None or self.engine.depth == 1
+            nothing_in_flight = self.engine._in_flight is None or self.engine.overlap_depth == 1
             num_failures = self.executor.num_failures
             self.engine.run_once(0)
             self.scheduler.check()
@@ -214,7 +219,7 @@ class Harness:
         return {request_id: seen.token_ids for request_id, seen in self.seen.items()}
 
     def _check_seen(self, request_id: str, seen: Seen) -> None:
-        if seen.grammar is not None:
+        if seen.grammar is not None or seen.params.has_filter:
             assert len(seen.ends) == 1, f"{request_id} ended {seen.ends}"
             assert seen.num_started == bool(seen.token_ids)
             return
@@ -236,7 +241,7 @@ class Harness:
         assert seen.num_started == bool(seen.token_ids)
         if seen.params.logprobs is not None:
             assert seen.num_logprobs == len(seen.token_ids)
-        scores = [fake_score(position, token_id) for position, token_id in enumerate(seen.prompt)][1:]
+        scores = [fake_prompt_logprob(position, token_id) for position, token_id in enumerate(seen.prompt)][1:]
         asked = seen.params.prompt_logprobs is not None
         assert seen.prompt_logprobs == (scores[: len(seen.prompt_logprobs)] if asked else [])
 
@@ -272,7 +277,9 @@ class Harness:
             seen.prompt_logprobs += events.prompt_logprobs.get(row, [])
             seen.embedding += events.embeddings.get(row, b"")
             if events.num_tokens[row] and seen.params.prompt_logprobs is not None:
-                assert len(seen.prompt_logprobs) == len(seen.prompt) - 1, "a token came before the prompt's scores"
+                assert len(seen.prompt_logprobs) == len(seen.prompt) - 1, (
+                    "a token came before the prompt's log-probabilities"
+                )
             start += events.num_tokens[row]
         assert start == len(events.token_ids)
         for started in events.started:
@@ -284,5 +291,5 @@ class Harness:
         for finished in events.finished:
             seen = self.seen[events.request_ids[finished.row]]
             seen.ends.append(finished.reason)
-            if seen.grammar is None and seen.pooling is None:
+            if seen.grammar is None and seen.pooling is None and not seen.params.has_filter:
                 assert (finished.reason == "stop") == (finished.stop_token_id is not None)

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 import msgspec
 import numpy as np
 
-from engine.core.request import Request
 from engine.core.step import NEWEST, RowPlan, StepPlan, StepResult, TokenMasks
 from engine.interface.client import Delta
 from engine.interface.control import Stage, State
@@ -260,17 +259,17 @@ class FakeExecutor:
             self._write(row, self._rows[row.req_index])
         result = StepResult(plan.step_id, [])
         for place, row in enumerate(plan.rows):
-            if row.scores is not None:
-                assert row.start <= row.scores.start
-                assert row.scores.start + len(row.scores.token_ids) <= row.start + row.num_tokens
+            if row.prompt_logprobs is not None:
+                assert row.start <= row.prompt_logprobs.start
+                assert row.prompt_logprobs.start + len(row.prompt_logprobs.token_ids) <= row.start + row.num_tokens
                 result.prompt_logprobs[place] = [
-                    fake_score(position, token_id)
-                    for position, token_id in enumerate(row.scores.token_ids, row.scores.start + 1)
+                    fake_prompt_logprob(position, token_id)
+                    for position, token_id in enumerate(row.prompt_logprobs.token_ids, row.prompt_logprobs.start + 1)
                 ]
-            if row.pools is not None:
+            if row.pool_span is not None:
                 assert not row.samples
-                assert row.start <= row.pools.start
-                assert row.pools.start + row.pools.num_tokens <= row.start + row.num_tokens
+                assert row.start <= row.pool_span.start
+                assert row.pool_span.start + row.pool_span.num_tokens <= row.start + row.num_tokens
                 result.pooled[place] = self._pool_hidden(row, self._rows[row.req_index])
             if row.samples:
                 self._sample(row, self._rows[row.req_index], result, allowed.get(row.req_index))
@@ -289,10 +288,10 @@ class FakeExecutor:
             self._pool[self._slot(state, position)] = fake_kv(position, token_id, state.lora_index)
 
     def _pool_hidden(self, row: RowPlan, state: "_FakeRow") -> bytes:
-        assert row.pools is not None
-        end = row.pools.start + row.pools.num_tokens
+        assert row.pool_span is not None
+        end = row.pool_span.start + row.pool_span.num_tokens
         history = [self._pool[self._slot(state, position)] for position in range(end)]
-        return sum(fake_hidden(history[: p + 1]) for p in range(row.pools.start, end)).tobytes()
+        return sum(fake_hidden(history[: p + 1]) for p in range(row.pool_span.start, end)).tobytes()
 
     def _sample(self, row: RowPlan, state: "_FakeRow", result: StepResult, allowed: list[int] | None) -> None:
         assert allowed is None or not row.num_drafts, "a mask is for one position"
@@ -314,7 +313,7 @@ class FakeExecutor:
         return block_id * self.block_size + position % self.block_size
 
 
-def fake_score(position: int, token_id: int) -> TokenLogprobs:
+def fake_prompt_logprob(position: int, token_id: int) -> TokenLogprobs:
     """Return the score of a prompt token."""
     return TokenLogprobs(-float(position), [token_id], [-float(position)], 1)
 
@@ -348,12 +347,12 @@ class FakeProposer:
         self._errs = errs
         self._vocab_size = vocab_size
 
-    def propose(self, request: Request, count: int) -> list[int]:
+    def propose(self, prompt_token_ids: list[int], output_token_ids: list[int], count: int) -> list[int]:
         """See Proposer.propose."""
-        tokens = request.prompt_token_ids + request.output_token_ids
+        tokens = prompt_token_ids + output_token_ids
         num_known = len(tokens)
         for _ in range(count):
-            luck = zlib.crc32(f"{request.request_id} {num_known} {len(tokens)}".encode()) % 8
+            luck = zlib.crc32(f"{prompt_token_ids} {num_known} {len(tokens)}".encode()) % 8
             if self._errs and luck == 0:
                 break
             token_id = fake_token(list(enumerate(tokens)), self._vocab_size)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from engine.interface.config import EngineProcessConfig
-from engine.interface.control import EngineFailed, Facts, Hello, Stage
+from engine.interface.control import EngineFailed, EngineInfo, Hello, Stage
 from engine.interface.transport import encode_frame
 
 
@@ -37,7 +37,7 @@ def main() -> int:
             (Path(config.engine.model) / "mode").write_text("hang")
         if mode == "doom":
             (Path(config.engine.model) / "mode").write_text("crash")
-        control.sendall(encode_frame(Facts({"Device": "none"})) + encode_frame(Stage("ready")))
+        control.sendall(encode_frame(EngineInfo({"Device": "none"})) + encode_frame(Stage("ready")))
         time.sleep(600 if mode == "stay" else 0.2)
     return 1
 

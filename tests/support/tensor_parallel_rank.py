@@ -24,7 +24,7 @@ def run_rank(rank: int, size: int, store_file: Path, folders: list[Path]) -> Non
     tp = TensorParallel(rank, size, distributed.group.WORLD)
     check_collectives(tp)
     sums = GatheredSums(tp)
-    tp = dataclasses.replace(tp, small_sums=sums)
+    tp = dataclasses.replace(tp, one_shot_all_reduce=sums)
     for folder in folders:
         runner = PagedRunner(load(folder, tp), ModelConfig.from_folder(folder), tp_size=size, dtype=pool_dtype(folder))
         row = runner.add_row()
@@ -35,7 +35,7 @@ def run_rank(rank: int, size: int, store_file: Path, folders: list[Path]) -> Non
 
 
 class GatheredSums:
-    """SmallSums by its specification, from the parts of all."""
+    """OneShotAllReduce by its specification, from the parts of all."""
 
     def __init__(self, tp: TensorParallel) -> None:
         self._tp = tp

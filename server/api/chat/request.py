@@ -18,12 +18,13 @@ from engine.interface.protocol import EngineReady
 from server.api.as_chat import rename_fields
 from server.api.chat.template_messages import shorten_call_ids, template_messages
 from server.api.chat.tools import ToolPlan, check_tools, plan_tools
+from server.api.generation_spec import chat_spec, check_chat
 from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
 from server.api.reply_options import ReplyOptions, reply_options
 from server.api.request_record import record_of
-from server.api.sampling_fields import chat_spec, check_chat
-from server.api.schemas import MAX_TOKENS, ChatBody
+from server.api.sampling_fields import MAX_TOKENS, ModelFacts
+from server.api.schemas import ChatBody
 from server.api.service import Service
 from server.api.sse import ReplyHead
 from server.generation.chat_generation import ChatGeneration
@@ -90,8 +91,7 @@ async def prepare_chat(
     spec = chat_spec(
         body,
         prompt.token_ids,
-        limits=limits,
-        defaults=service.defaults,
+        model=ModelFacts(limits, service.defaults, tokenizer),
         moment=moment,
         grammar=grammar,
         shrinks_max_tokens=shrinks_max_tokens,

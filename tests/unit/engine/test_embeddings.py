@@ -97,7 +97,7 @@ def test_a_batch_has_the_embeddings_of_transformers(folder: Path, kind: str, bud
     inputs = prompts(*LENGTHS)
     expected = reference(folder, inputs, kind)
     for depth in (1, 2):
-        offline = load(folder, depth=depth, max_num_batched_tokens=budget)
+        offline = load(folder, overlap_depth=depth, max_num_batched_tokens=budget)
         offline.self_test()
         first = offline.embed(inputs, kind)
         check(vectors(first), expected)
@@ -110,7 +110,7 @@ def test_a_batch_has_the_embeddings_of_transformers(folder: Path, kind: str, bud
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_embeddings_and_answers_share_batches_and_cache(llama: Path, depth: int) -> None:
-    offline = load(llama, depth=depth, max_num_batched_tokens=16)
+    offline = load(llama, overlap_depth=depth, max_num_batched_tokens=16)
     inputs = prompts(*LENGTHS)
     params = [SamplingParams(max_tokens=9, temperature=0.0, prompt_logprobs=1 if i == 1 else None) for i in range(6)]
     alone = [offline.generate([prompt], [wanted])[0] for prompt, wanted in zip(inputs, params, strict=True)]
@@ -132,7 +132,7 @@ def test_preempted_prompts_are_pooled_once(llama: Path, kind: str) -> None:
     expected = reference(llama, inputs, kind)
     num_preemptions = 0
     for depth in (1, 2):
-        offline = load(llama, depth=depth, max_num_batched_tokens=8, **pool)
+        offline = load(llama, overlap_depth=depth, max_num_batched_tokens=8, **pool)
         params = [SamplingParams(max_tokens=50, temperature=0.0)] * 6
         kinds = [None, kind, None, kind, None, kind]
         mixed = generate(offline.engine, offline.transport, inputs, params, kinds)

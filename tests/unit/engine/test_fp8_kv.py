@@ -38,7 +38,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(checkpoint: Path) -> list[list[int]]:
     """Each request by itself, its prompt in one step, without a prefix cache."""
     engine, transport = make_engine(
-        checkpoint, kv_cache_dtype="fp8", enable_prefix_caching=False, depth=1, max_num_batched_tokens=512
+        checkpoint, kv_cache_dtype="fp8", enable_prefix_caching=False, overlap_depth=1, max_num_batched_tokens=512
     )
     pairs = zip(prompts(*LENGTHS), mixed_params(len(LENGTHS)), strict=True)
     return [tokens(generate(engine, transport, [prompt], [params]))[0] for prompt, params in pairs]
@@ -55,7 +55,7 @@ def test_prompts_in_chunks_and_prefix_hits_give_what_each_request_gives_alone(
     checkpoint: Path, alone: list[list[int]], depth: int, enable_prefix_caching: bool
 ) -> None:
     engine, transport = make_engine(
-        checkpoint, kv_cache_dtype="fp8", depth=depth, enable_prefix_caching=enable_prefix_caching
+        checkpoint, kv_cache_dtype="fp8", overlap_depth=depth, enable_prefix_caching=enable_prefix_caching
     )
     inputs = prompts(*LENGTHS)
     assert tokens(generate(engine, transport, inputs, mixed_params(len(LENGTHS)))) == alone
@@ -72,7 +72,7 @@ def test_preempted_requests_give_what_unpreempted_ones_give(
     engine, transport = make_engine(
         checkpoint,
         kv_cache_dtype="fp8",
-        depth=depth,
+        overlap_depth=depth,
         kv_cache_memory_bytes=30 * BYTES_PER_BLOCK,
         max_model_len=100,
     )
@@ -116,6 +116,7 @@ def demo_tokens(kv_cache_dtype: str, *, device: str = "cpu") -> list[list[int]]:
     return tokens(engine.generate(inputs, [params] * len(inputs)))
 
 
+@pytest.mark.full
 def test_the_demo_model_says_nearly_the_same() -> None:
     whole, fp8 = demo_tokens("auto"), demo_tokens("fp8")
     pairs = [pair for texts in zip(whole, fp8, strict=True) for pair in zip(*texts, strict=False)]

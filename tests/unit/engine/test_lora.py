@@ -67,7 +67,7 @@ def test_a_mixed_batch_gives_the_text_of_merged_weights(
     inputs = prompts(5, 17, 30, 40)
     expected = merged_texts(base, adapters, inputs)
     assert expected[0] != expected[1] != expected[2] != expected[0]
-    changes: dict[str, object] = {"depth": depth}
+    changes: dict[str, object] = {"overlap_depth": depth}
     if pool_blocks is not None:  # too few for all, so that some are preempted
         bytes_per_block = 2 * 2 * 2 * 16 * 4 * 4
         changes |= {"kv_cache_memory_bytes": pool_blocks * bytes_per_block, "max_model_len": 100}

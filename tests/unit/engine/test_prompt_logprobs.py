@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 
 from engine.core.local_client import Generation, generate
 from engine.device import prompt_outputs as prompt_logprobs
-from engine.device.prompt_outputs import score_tokens
+from engine.device.prompt_outputs import token_logprobs
 from engine.interface.protocol import SamplingParams, TokenLogprobs
 from tests.support.engine_harness import Harness
 from tests.unit.engine.test_real_model import (  # noqa: F401  (a fixture)
@@ -60,7 +60,7 @@ def test_a_mixed_batch_has_the_scores_of_transformers(
     depth: int,
     budget: int,
 ) -> None:
-    engine, transport = make_engine(checkpoint, depth=depth, max_num_batched_tokens=budget)
+    engine, transport = make_engine(checkpoint, overlap_depth=depth, max_num_batched_tokens=budget)
     inputs = prompts(*LENGTHS)
     for _ in range(2):  # the second time every prompt is in the prefix cache
         generations = generate(engine, transport, inputs, PARAMS)
@@ -85,7 +85,7 @@ def test_the_tokens_are_those_of_requests_that_do_not_ask(checkpoint: Path) -> N
 @pytest.mark.parametrize("depth", [1, 2])
 def test_preempted_prompts_are_scored_once(checkpoint: Path, expected: list[torch.Tensor], depth: int) -> None:  # noqa: F811
     engine, transport = make_engine(
-        checkpoint, depth=depth, kv_cache_memory_bytes=34 * KV_BYTES_PER_BLOCK, max_model_len=100
+        checkpoint, overlap_depth=depth, kv_cache_memory_bytes=34 * KV_BYTES_PER_BLOCK, max_model_len=100
     )
     params = [SamplingParams(max_tokens=30, temperature=0.0, prompt_logprobs=2)] * len(LENGTHS)
     inputs = prompts(*LENGTHS)
@@ -103,9 +103,9 @@ def test_a_chunk_is_scored_in_pieces(
     monkeypatch.setattr(prompt_logprobs, "_MIN_PIECE_ROWS", 7)
     monkeypatch.setattr(prompt_logprobs, "_MAX_PIECE_BYTES", 0)
     sizes = []
-    real = score_tokens
+    real = token_logprobs
     monkeypatch.setattr(
-        prompt_logprobs, "score_tokens", lambda logits, *rest: sizes.append(len(logits)) or real(logits, *rest)
+        prompt_logprobs, "token_logprobs", lambda logits, *rest: sizes.append(len(logits)) or real(logits, *rest)
     )
     engine, transport = make_engine(checkpoint, max_num_batched_tokens=200)
     inputs = prompts(*LENGTHS)
@@ -126,7 +126,7 @@ def test_a_prompt_of_one_token_has_nothing_to_score(checkpoint: Path) -> None:  
 def test_equal_logprobs_share_a_rank() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]])
     for token_id, rank in ((0, 3), (1, 1), (2, 1), (3, 4)):
-        assert score_tokens(logits, torch.tensor([token_id]), 0)[1].tolist() == [rank]
+        assert token_logprobs(logits, torch.tensor([token_id]), 0)[1].tolist() == [rank]
 
 
 @pytest.mark.parametrize("depth", [1, 2])

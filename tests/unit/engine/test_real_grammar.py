@@ -41,7 +41,7 @@ SCHEMA = {
 @pytest.fixture(scope="module", params=[1, 2])
 def offline(request: pytest.FixtureRequest) -> OfflineEngine:
     torch.manual_seed(0)
-    return OfflineEngine.load(EngineConfig(model=str(DEMO_FOLDER), device="cpu", depth=request.param))
+    return OfflineEngine.load(EngineConfig(model=str(DEMO_FOLDER), device="cpu", overlap_depth=request.param))
 
 
 def run(offline: OfflineEngine, requests: list[tuple[SamplingParams, GrammarSpec | None]]) -> list[Generation]:

@@ -59,7 +59,7 @@ def tokens(generations: list[Generation]) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(checkpoint: Path) -> list[list[int]]:
     """Each mixed request served by itself, without a prefix cache: what every other way must equal."""
-    engine, transport = make_engine(checkpoint, enable_prefix_caching=False, depth=1)
+    engine, transport = make_engine(checkpoint, enable_prefix_caching=False, overlap_depth=1)
     pairs = zip(prompts(5, 17, 30, 61, 12, 40, 23, 35), mixed_params(8), strict=True)
     return [tokens(generate(engine, transport, [prompt], [params]))[0] for prompt, params in pairs]
 
@@ -79,7 +79,7 @@ def test_greedy_text_equals_transformers(checkpoint: Path) -> None:
 def test_a_batch_gives_what_each_request_gives_alone(
     checkpoint: Path, alone: list[list[int]], depth: int, enable_prefix_caching: bool
 ) -> None:
-    engine, transport = make_engine(checkpoint, depth=depth, enable_prefix_caching=enable_prefix_caching)
+    engine, transport = make_engine(checkpoint, overlap_depth=depth, enable_prefix_caching=enable_prefix_caching)
     inputs = prompts(5, 17, 30, 61, 12, 40, 23, 35)
     assert tokens(generate(engine, transport, inputs, mixed_params(8))) == alone
     again = generate(engine, transport, inputs, mixed_params(8))
@@ -93,7 +93,7 @@ def test_preempted_requests_give_what_unpreempted_ones_give(
     checkpoint: Path, alone: list[list[int]], depth: int
 ) -> None:
     pool = 30 * KV_BYTES_PER_BLOCK
-    engine, transport = make_engine(checkpoint, depth=depth, kv_cache_memory_bytes=pool, max_model_len=100)
+    engine, transport = make_engine(checkpoint, overlap_depth=depth, kv_cache_memory_bytes=pool, max_model_len=100)
     assert tokens(generate(engine, transport, prompts(5, 17, 30, 61, 12, 40, 23, 35), mixed_params(8))) == alone
     assert engine.scheduler.num_preemptions > 0
     assert engine.scheduler.blocks.num_used == 0

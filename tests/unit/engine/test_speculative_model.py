@@ -62,9 +62,9 @@ def repeating_prompts(count: int) -> list[list[int]]:
 @pytest.mark.parametrize("num_tokens", [1, 4, 11])
 def test_greedy_tokens_are_equal_with_and_without(checkpoint: Path, depth: int, num_tokens: int) -> None:
     inputs, params = repeating_prompts(8), [SamplingParams(max_tokens=100, temperature=0.0)] * 8
-    plain, transport = make_engine(checkpoint, num_tokens=0, depth=depth)
+    plain, transport = make_engine(checkpoint, num_tokens=0, overlap_depth=depth)
     expected = generate(plain, transport, inputs, params)
-    engine, transport = make_engine(checkpoint, num_tokens=num_tokens, depth=depth)
+    engine, transport = make_engine(checkpoint, num_tokens=num_tokens, overlap_depth=depth)
     for _ in range(2):  # the second time over the prefix cache that drafts were written beside
         assert tokens(generate(engine, transport, inputs, params)) == tokens(expected)
     assert engine.scheduler.drafts.num_accepted > 100
@@ -80,9 +80,9 @@ def test_every_kind_of_request_gives_what_it_gives_without(checkpoint: Path, dep
     kinds += [SamplingParams(max_tokens=60, temperature=0.0, min_tokens=9, stop_token_ids=list(range(0, 40, 3)))]
     kinds += [SamplingParams(max_tokens=60, temperature=0.4, seed=i, prompt_logprobs=1, logprobs=0) for i in range(3)]
     inputs = repeating_prompts(len(kinds))
-    plain, transport = make_engine(checkpoint, num_tokens=0, depth=1)
+    plain, transport = make_engine(checkpoint, num_tokens=0, overlap_depth=1)
     expected = generate(plain, transport, inputs, kinds)
-    engine, transport = make_engine(checkpoint, depth=depth)
+    engine, transport = make_engine(checkpoint, overlap_depth=depth)
     answers = generate(engine, transport, inputs, kinds)
     assert tokens(answers) == tokens(expected)
     assert engine.scheduler.drafts.num_accepted > 0
@@ -104,7 +104,7 @@ def test_preempted_requests_give_the_same(checkpoint: Path, depth: int) -> None:
     plain, transport = make_engine(checkpoint, num_tokens=0)
     expected = tokens(generate(plain, transport, inputs, params))
     pool = {"kv_cache_memory_bytes": 40 * KV_BYTES_PER_BLOCK, "max_model_len": 120}
-    engine, transport = make_engine(checkpoint, depth=depth, **pool)
+    engine, transport = make_engine(checkpoint, overlap_depth=depth, **pool)
     assert tokens(generate(engine, transport, inputs, params)) == expected
     assert engine.scheduler.num_preemptions > 0
     assert engine.scheduler.drafts.num_accepted > 0
@@ -115,7 +115,7 @@ def test_preempted_requests_give_the_same(checkpoint: Path, depth: int) -> None:
 @pytest.mark.parametrize("max_num_seqs", [1, 8])
 def test_a_repeating_answer_takes_fewer_steps(checkpoint: Path, depth: int, max_num_seqs: int) -> None:
     params = [SamplingParams(max_tokens=201, temperature=0.0, logit_bias={5: 100.0})]
-    engine, transport = make_engine(checkpoint, depth=depth, max_num_seqs=max_num_seqs)
+    engine, transport = make_engine(checkpoint, overlap_depth=depth, max_num_seqs=max_num_seqs)
     (answer,) = generate(engine, transport, [[7, 5, 5, 5]], params)
     assert answer.token_ids == [5] * 201
     assert engine.scheduler.committed_step_id + 1 == 1 + 200 / 5  # four of five tokens were guessed
@@ -124,10 +124,11 @@ def test_a_repeating_answer_takes_fewer_steps(checkpoint: Path, depth: int, max_
 @pytest.mark.parametrize(
     "params",
     [
-        pytest.param(SamplingParams(max_tokens=4, temperature=1.0), marks=pytest.mark.full),
+        SamplingParams(max_tokens=4, temperature=1.0),
         SamplingParams(max_tokens=4, temperature=1.6, top_k=4, top_p=0.9, logit_bias={2: 1.0}),
     ],
 )
+@pytest.mark.full
 def test_drawn_tokens_are_distributed_as_the_model_says(tiny: Path, params: SamplingParams) -> None:
     """Pearson's chi-square over the second and third token, which drafts stood for; the seeds are fixed."""
     prompt, num_draws = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2], 6000

@@ -22,7 +22,7 @@ def test_a_mixture_is_the_weighted_sum_of_its_experts(num_tokens, num_experts, t
         has_shared=has_shared,
         renormalize=renormalize,
     )
-    out = problem.call(ops.mix_experts)
+    out = problem.call(ops.fused_moe)
     torch.testing.assert_close(out.double(), problem.exact(), rtol=0, atol=1e-5)
 
 
@@ -53,7 +53,7 @@ def test_weights_are_rounded_only_if_that_is_asked_for():
             num_tokens=40, num_experts=6, top_k=3, hidden_size=64, intermediate_size=32, dtype=torch.bfloat16,
             round_weights=round_weights,
         )  # fmt: skip
-        kinds.append(problem.call(ops.mix_experts))
+        kinds.append(problem.call(ops.fused_moe))
         assert kinds[-1].dtype == torch.bfloat16
     assert not torch.equal(*kinds)
     torch.testing.assert_close(*kinds, rtol=0.05, atol=0.05)
@@ -65,6 +65,6 @@ def test_an_expert_that_no_token_has_is_not_touched():
     )
     chosen = moe.route(problem.logits, top_k=2, renormalize=True)[1].unique()
     idle = torch.tensor([expert for expert in range(16) if expert not in chosen])
-    expected = problem.call(ops.mix_experts)
+    expected = problem.call(ops.fused_moe)
     problem.gate_up[idle], problem.down[idle] = float("nan"), float("nan")
-    assert torch.equal(problem.call(ops.mix_experts), expected)
+    assert torch.equal(problem.call(ops.fused_moe), expected)

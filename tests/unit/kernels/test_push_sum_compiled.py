@@ -27,14 +27,14 @@ driver.set_active(
 )
 
 from kernels.precompile import collect_kernels
-from kernels.all_reduce.triton import PushSum
+from kernels.all_reduce.triton import TritonOneShotAllReduce
 
 NUM_RANKS, WIDTH = 4, 1024
 inboxes = [torch.empty(64, dtype=torch.int16) for _ in range(NUM_RANKS)]
 weight = torch.ones(WIDTH, dtype=torch.bfloat16)
 with collect_kernels() as kernels:
     for rank in range(NUM_RANKS):
-        sums = PushSum(
+        sums = TritonOneShotAllReduce(
             inboxes, memory=None, rank=rank, width=WIDTH, num_programs=132, device=torch.device("cpu"), pdl=True
         )
         for rows in (1, 2, 16, 33, 256):

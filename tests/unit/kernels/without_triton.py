@@ -13,10 +13,10 @@ from types import ModuleType
 import torch
 
 from kernels import ops
-from kernels.inputs.reference import DecodeInputs, MixedInputs, MixedPlan
+from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
 from kernels.linear import ops as linear_ops
 from kernels.linear import reference
-from kernels.linear.reference import make_code_weight, make_int_weight
+from kernels.linear.reference import make_int_weight, make_lut4_weight
 from kernels.lora.reference import LoraWeights
 from models.build import build
 from models.config.model_config import ModelConfig
@@ -51,7 +51,7 @@ def gather_decode_inputs() -> None:
 
 
 def gather_mixed_inputs() -> None:
-    plan = MixedPlan.view(torch.zeros(MixedPlan.num_values(1, 1), dtype=torch.int32), 1, 1)
+    plan = PackedInputs.view(torch.zeros(PackedInputs.num_values(1, 1), dtype=torch.int32), 1, 1)
     plan.seq_lens.fill_(1)
     plan.query_start_loc[1] = 1
     ops.gather_mixed_inputs(
@@ -74,8 +74,8 @@ def add_loras() -> None:
     tokens.add(torch.zeros(1, 64), X[:1], LoraWeights(torch.randn(1, 1, 4, 128), torch.randn(1, 64, 4), (64,)))
 
 
-def mix_experts() -> None:
-    ops.mix_experts(
+def fused_moe() -> None:
+    ops.fused_moe(
         X, torch.randn(3, 4), torch.randn(4, 64, 128), torch.randn(4, 128, 32), top_k=2, renormalize=True,
         round_weights=False,
     )  # fmt: skip
@@ -88,7 +88,7 @@ def multiply_int() -> None:
 
 def multiply_4bit() -> None:
     packed, scales = reference.quantize_nf4(W)
-    weight = make_code_weight(packed, scales, torch.tensor(reference.NF4_TABLE), X.dtype)
+    weight = make_lut4_weight(packed, scales, torch.tensor(reference.NF4_TABLE), X.dtype)
     linear_ops.Linear4Bit()(X, weight, BIAS)
 
 
@@ -106,7 +106,7 @@ CASES: dict[str, Callable[[], object]] = {
     "add_rms_norm": lambda: ops.add_rms_norm(X, X, torch.ones(128), 1e-6),
     "silu_and_mul": lambda: ops.silu_and_mul(X),
     "gelu_tanh_and_mul": lambda: ops.gelu_tanh_and_mul(X),
-    "mix_experts": mix_experts,
+    "fused_moe": fused_moe,
     "norm_rope_write_kv": norm_rope_write_kv,
     "gather_decode_inputs": gather_decode_inputs,
     "gather_mixed_inputs": gather_mixed_inputs,

@@ -115,7 +115,7 @@ def test_any_config_is_understood_or_refused(architecture, changes, rope, spelli
     assert len(config.sliding_windows) == len(config.ropes) == len(config.sparse_layers) == config.num_layers
     assert config.max_context_len > 0
     with suppress(ModelError):
-        for table in make_cos_sin_caches(config.limited_to(70), device=CPU, dtype=torch.float32):
+        for table in make_cos_sin_caches(config.with_max_model_len(70), device=CPU, dtype=torch.float32):
             assert table.isfinite().all()
     assert 0 < config.num_active_parameters <= config.num_parameters
     assert config.one_layer_of_each_kind().num_layers <= config.num_layers

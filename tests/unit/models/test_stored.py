@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
-from models.weights.folder_stats import stored_weights
+from models.weights.checkpoint import folder_stats
 from tests.support.checkpoints import make_configs
 from tests.support.reference import save_checkpoint
 
@@ -22,7 +22,7 @@ CONFIGS = make_configs()
 def test_headers_hold_what_the_config_means(tmp_path: Path, kind: str, shard: str) -> None:
     save_checkpoint(tmp_path, CONFIGS[kind], max_shard_size=shard)
     config = ModelConfig.from_folder(tmp_path)
-    found = stored_weights(tmp_path, needs_head=not config.tie_word_embeddings)
+    found = folder_stats(tmp_path, needs_head=not config.tie_word_embeddings)
     tensors = [tensor for path in tmp_path.glob("*.safetensors") for tensor in load_file(path).values()]
     assert len(list(tmp_path.glob("*.safetensors"))) > 1 or shard == "1GB"
     assert found.num_parameters == sum(tensor.numel() for tensor in tensors) == config.num_parameters
@@ -41,15 +41,15 @@ def test_what_a_model_does_not_read_is_not_counted(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert len(file.keys()) == 5
-    found = stored_weights(tmp_path, needs_head=False, unserved=("vision_tower.",))
+    found = folder_stats(tmp_path, needs_head=False, ignored_prefixes=("vision_tower.",))
     assert (found.num_parameters, found.num_bytes, found.dtypes) == (10, 24, ("BF16", "F32"))
-    assert stored_weights(tmp_path).num_parameters == 10 + 64 + 16
+    assert folder_stats(tmp_path).num_parameters == 10 + 64 + 16
 
 
 def test_a_folder_without_weights_has_none(tmp_path: Path) -> None:
-    assert stored_weights(tmp_path) is None
+    assert folder_stats(tmp_path) is None
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))
-    assert stored_weights(tmp_path) is None
+    assert folder_stats(tmp_path) is None
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     index = {"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match=r"1 of its 2 files are missing, first y\.safetensors"):
-        stored_weights(tmp_path)
+        folder_stats(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(ModelError, match="not a readable safetensors file"):
-        stored_weights(tmp_path)
+        folder_stats(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"weight_map": 5}'])
 def test_a_broken_index_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ModelError, match="malformed index"):
-        stored_weights(tmp_path)
+        folder_stats(tmp_path)

@@ -7,8 +7,8 @@ from transformers import LlamaConfig, Olmo2Config, Qwen3Config
 
 from kernels.elementwise.reference import add_rms_norm
 from models.config.model_config import ModelConfig
-from models.layers.embedding import load_vocab_rows
-from models.parallel import TensorParallel, Unsummed, whole
+from models.layers.decoder import load_vocab_rows
+from models.parallel import PartialSum, TensorParallel, whole
 from models.weights.weights import Weights
 from tests.support.checkpoints import TINY, make_configs
 from tests.support.int_checkpoints import FORMATS, save_quantized, with_groups_of
@@ -39,6 +39,7 @@ FOUR_RANKS = {
 
 
 @pytest.mark.parametrize(("size", "configs"), [(2, TWO_RANKS), (4, FOUR_RANKS)])
+@pytest.mark.table(most=1)
 def test_split_model_gives_the_logits_of_the_whole(size, configs, tmp_path):
     folders = [tmp_path / name for name in configs]
     for folder, config in zip(folders, configs.values(), strict=True):
@@ -92,7 +93,7 @@ def test_one_rank_needs_no_process_group():
 
 
 class TwiceTheSmall:
-    """SmallSums over two ranks with equal parts; takes a single row."""
+    """OneShotAllReduce over two ranks with equal parts; takes a single row."""
 
     def takes(self, x):
         return x.shape[0] == 1
@@ -105,11 +106,11 @@ class TwiceTheSmall:
 
 
 def test_a_sum_that_small_sums_take_is_made_by_the_norm_behind_it():
-    tp = TensorParallel(0, 2, small_sums=TwiceTheSmall())
+    tp = TensorParallel(0, 2, one_shot_all_reduce=TwiceTheSmall())
     row, rows = torch.randn(1, 6), torch.randn(2, 6)
     late = tp.sum_late(row)
-    assert isinstance(late, Unsummed)
-    assert isinstance(late * 3.0, Unsummed)
+    assert isinstance(late, PartialSum)
+    assert isinstance(late * 3.0, PartialSum)
     assert torch.equal(whole(late * 3.0), row * 3.0 * 2)
     residual, weight = torch.randn(1, 6), torch.randn(6)
     for mine, expected in zip(

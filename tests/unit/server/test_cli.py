@@ -106,7 +106,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         kv_cache_dtype="fp8",
         gpu_memory_utilization=0.5,
         enable_prefix_caching=False,
-        depth=1,
+        overlap_depth=1,
         max_waiting=9,
         max_queued_tokens=99,
         speculative=SpeculativeConfig(method="ngram", num_tokens=7, ngram_min=3, ngram_max=4),

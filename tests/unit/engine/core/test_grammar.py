@@ -253,7 +253,7 @@ def test_the_tokens_of_who_waits_at_the_gate_are_queued_tokens():
     refused = [name for name, seen in harness.seen.items() if seen.ends == ["overloaded"]]
     assert refused == ["too_many", "free_too_many"]
     assert answer(harness, "a") == answer(harness, "large") == "ab"
-    assert harness.engine._grammars.num_held_tokens == 0
+    assert harness.engine._grammars.num_pending_prompt_tokens == 0
 
 
 def test_the_gate_has_a_deadline():

@@ -4,7 +4,6 @@ import logging
 
 import pytest
 
-from engine.core.request import Request
 from engine.core.speculative import Drafter, make_drafter
 from engine.core.step import NEWEST
 from engine.interface.config import SpeculativeConfig
@@ -23,12 +22,12 @@ class ScriptedProposer:
     def __init__(self, token_id):
         self.token_id = token_id
 
-    def propose(self, request, count):
+    def propose(self, prompt_token_ids, output_token_ids, count):
         return [] if self.token_id is None else [self.token_id] * count
 
 
-def always_right(request):
-    return Drafter(FakeProposer(errs=False), num_tokens=4)
+def always_right(params):
+    return Drafter(FakeProposer(errs=False), num_tokens=4, min_tokens=params.min_tokens)
 
 
 def plans_of(harness):
@@ -69,7 +68,7 @@ def test_a_stop_token_among_accepted_drafts_is_the_last(depth):
 @DEPTHS
 def test_answers_that_cannot_be_guessed_are_hardly_tried(depth):
     harness = Harness(
-        depth=depth, make_drafter=lambda request: Drafter(ScriptedProposer(50), num_tokens=4), max_num_samples=20
+        depth=depth, make_drafter=lambda params: Drafter(ScriptedProposer(50), num_tokens=4), max_num_samples=20
     )
     harness.add("r", [1, 2, 3], 60)
     harness.drain()
@@ -81,7 +80,7 @@ def test_answers_that_cannot_be_guessed_are_hardly_tried(depth):
 @DEPTHS
 def test_where_nothing_is_proposed_plans_are_those_without_speculation(depth):
     plans = []
-    for make in (None, lambda request: Drafter(ScriptedProposer(None), num_tokens=4)):
+    for make in (None, lambda params: Drafter(ScriptedProposer(None), num_tokens=4)):
         harness = Harness(depth=depth, num_blocks=14, max_num_seqs=6, make_drafter=make)
         for i in range(12):
             harness.add(f"r{i}", [i % 3] * (5 + i), 20, stop_token_ids=[1, 2, 3])
@@ -134,7 +133,7 @@ def test_drafts_take_no_block_that_a_running_request_may_need_next():
 def test_a_drafted_row_waits_for_its_commit_while_the_others_go_on():
     harness = Harness(
         depth=2,
-        make_drafter=lambda request: None if request.params.has_penalties else always_right(request),
+        make_drafter=lambda params: None if params.has_penalties else always_right(params),
         max_num_samples=100,
     )
     harness.add("guessed", [1, 2, 3], 40)
@@ -157,9 +156,9 @@ def test_constrained_and_penalized_requests_are_not_guessed_ahead():
     assert harness.seen["bound"].ends == ["stop"]
     assert not drafted_rows(harness)
     config = SpeculativeConfig()
-    assert make_drafter(config, Request("r", [1], SamplingParams(max_tokens=2, temperature=0.0))) is not None
+    assert make_drafter(config, SamplingParams(max_tokens=2, temperature=0.0)) is not None
     for params in (SamplingParams(max_tokens=2, presence_penalty=0.1), SamplingParams(2, repetition_penalty=1.1)):
-        assert make_drafter(config, Request("r", [1], params)) is None
+        assert make_drafter(config, params) is None
 
 
 def test_drafts_begin_once_min_tokens_are_out():

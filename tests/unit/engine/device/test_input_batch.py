@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine.core.step import NEWEST, RowPlan, StepPlan
 from engine.device.device_state import DeviceState, Staging
-from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, shape_of
+from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, PackedStep, shape_of
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, NUM_REQUESTS, MAX_BLOCKS = 4, 6, 16
@@ -41,11 +41,10 @@ def plans(draw: st.DrawFn) -> list[RowPlan]:
     return rows
 
 
-def make_batch(rows: list[RowPlan], shape: MixedShape) -> tuple[InputBatch, InputBatchBuilder, DeviceState]:
+def make_batch(rows: list[RowPlan], shape: MixedShape) -> tuple[InputBatch, PackedStep, DeviceState]:
     builder, state = make_builder()
-    builder.apply(StepPlan(0, rows))
-    builder.send_mixed(rows, shape)
-    return builder.mixed_batch(shape, max_query_len=shape.num_tokens, max_seq_len=64), builder, state
+    packed = builder.pack(StepPlan(0, rows), shape)
+    return builder.mixed_batch(packed, max_query_len=shape.num_tokens, max_seq_len=64), packed, state
 
 
 def exact_shape(rows: list[RowPlan]) -> MixedShape:
@@ -96,19 +95,19 @@ def test_every_row_arrives_whatever_the_padding(rows: list[RowPlan], extra_token
 def test_a_shape_for_which_nothing_was_sent_writes_to_the_padding_block_alone() -> None:
     """What a graph is captured with: more tokens than a request may have."""
     builder, _ = make_builder()
-    batch = builder.mixed_batch(MixedShape(128, 7, 3), max_query_len=128, max_seq_len=64)
+    batch = builder.mixed_batch(builder.blank_step(MixedShape(128, 7, 3)), max_query_len=128, max_seq_len=64)
     assert not batch.positions.any()
     assert int(batch.attention.slot_mapping.max()) < BLOCK_SIZE * 2  # of the first block of request 0, or of padding
 
 
 def test_rows_that_could_not_be_sent_are_sent_when_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     builder, _ = make_builder()
-    assert builder.decode_req_index([RowPlan(0, 5, 1), RowPlan(1, 5, 1)]).tolist() == [0, 1]
+    assert builder.pack_decodes(StepPlan(0, [RowPlan(0, 5, 1), RowPlan(1, 5, 1)])).tolist() == [0, 1]
     with monkeypatch.context() as patch:
         patch.setattr(Staging, "send", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
         with pytest.raises(torch.OutOfMemoryError):
-            builder.decode_req_index([RowPlan(2, 5, 1)])
-    assert builder.decode_req_index([RowPlan(2, 5, 1)]).tolist() == [2]
+            builder.pack_decodes(StepPlan(1, [RowPlan(2, 5, 1)]))
+    assert builder.pack_decodes(StepPlan(1, [RowPlan(2, 5, 1)])).tolist() == [2]
 
 
 @settings(deadline=None)
@@ -116,8 +115,8 @@ def test_rows_that_could_not_be_sent_are_sent_when_asked_for_again(monkeypatch: 
 def test_sampled_positions_come_first_in_plan_order(rows: list[RowPlan], extra_rows: int) -> None:
     exact = exact_shape(rows)
     for shape in (exact, MixedShape(exact.num_tokens + 5, exact.num_rows + 1 + extra_rows, exact.num_prefills + 1)):
-        batch, builder, _ = make_batch(rows, shape)
-        sampling = builder.mixed_samples(rows)
+        batch, packed, _ = make_batch(rows, shape)
+        sampling = packed.sampling
         places = [(row, place) for row in rows if row.samples for place in range(-1 - row.num_drafts, 0)]
         assert sampling.rows == [row for row, _ in places]
         assert sampling.req_index.tolist() == [row.req_index for row in sampling.rows]

@@ -43,7 +43,7 @@ def engines(
     """One rank, and two. At depth 2 with drafts as well."""
     depth: int = request.param
     speculative = SpeculativeConfig(ngram_min=1) if depth == 2 else None
-    made = config_of(base, adapters, depth=depth, speculative=speculative)
+    made = config_of(base, adapters, overlap_depth=depth, speculative=speculative)
     alone = OfflineEngine.load(msgspec.structs.replace(made, kv_cache_memory_bytes=40 * KV_BYTES_PER_BLOCK))
     # a rank holds one of the two KV heads, so half the bytes are as many blocks
     half = msgspec.structs.replace(made, tensor_parallel_size=2, kv_cache_memory_bytes=20 * KV_BYTES_PER_BLOCK)

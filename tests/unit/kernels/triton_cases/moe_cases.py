@@ -136,8 +136,8 @@ def test_mixtures_equal_their_specification(
         renormalize=num_experts != 6,
         round_weights=num_experts != 8,
     )
-    out = problem.call(triton_moe.mix_experts, config=config)
-    expected = problem.call(moe.mix_experts)
+    out = problem.call(triton_moe.fused_moe, config=config)
+    expected = problem.call(moe.fused_moe)
     assert out.dtype == expected.dtype == dtype
     torch.testing.assert_close(out, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     torch.testing.assert_close(expected.double(), problem.exact(), rtol=0, atol=10 * TOLERANCE[dtype])
@@ -153,13 +153,13 @@ def test_a_token_gives_the_same_in_any_batch_of_one_path():
         dtype=torch.float16,
         has_shared=True,
     )
-    whole = problem.call(triton_moe.mix_experts, config=SMALL)
+    whole = problem.call(triton_moe.fused_moe, config=SMALL)
     order = torch.randperm(21)
     moved = type(problem)(
         problem.x[order], problem.logits[order], problem.gate_up, problem.down, problem.shared[order],
         problem.top_k, problem.renormalize, problem.round_weights,
     )  # fmt: skip
-    assert torch.equal(moved.call(triton_moe.mix_experts, config=SMALL), whole[order])
+    assert torch.equal(moved.call(triton_moe.fused_moe, config=SMALL), whole[order])
 
 
 def test_a_model_with_them_gives_the_logits_of_one_without():
@@ -170,10 +170,10 @@ def test_a_model_with_them_gives_the_logits_of_one_without():
     config = ModelConfig.from_json(raw)
     model = build(config, Weights.dummy(device=CPU, dtype=torch.float32), TensorParallel())
     logits = []
-    for mix_experts in (moe.mix_experts, triton_moe.mix_experts):
+    for fused_moe in (moe.fused_moe, triton_moe.fused_moe):
         runner = PagedRunner(model, config)
         row = runner.add_row()
-        with mock.patch.object(moe_layer, "mix_experts", mix_experts):
+        with mock.patch.object(moe_layer, "fused_moe", fused_moe):
             logits.append(torch.cat(runner.step([(row, [1, 2, 3, 4, 5])]) + runner.step([(row, [6])])))
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
     assert logits[0].std() > 0.01

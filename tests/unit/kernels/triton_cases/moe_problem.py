@@ -11,7 +11,7 @@ from kernels.moe import reference as moe
 
 @dataclass(frozen=True)
 class Problem:
-    """The tensors of kernels.moe.reference.mix_experts, and how it routes."""
+    """The tensors of kernels.moe.reference.fused_moe, and how it routes."""
 
     x: torch.Tensor
     logits: torch.Tensor
@@ -23,7 +23,7 @@ class Problem:
     round_weights: bool
 
     def call(self, function, **options):
-        """function: kernels.moe.reference.mix_experts or its twin."""
+        """function: kernels.moe.reference.fused_moe or its twin."""
         return function(
             self.x, self.logits, self.gate_up, self.down, top_k=self.top_k, renormalize=self.renormalize,
             round_weights=self.round_weights, shared=self.shared, **options,

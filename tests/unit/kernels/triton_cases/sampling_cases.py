@@ -109,8 +109,8 @@ def test_gathered_mixed_inputs_equal_the_specification():
     """A row of padding, a chunk with context, a whole prompt, decode rows, and rows that are none."""
     lengths, seq_lens, requests = [6, 300, 40, 1, 1, 0, 0], [0, 520, 40, 77, 1, 0, 0], [4, 2, 0, 3, 1, 4, 4]
     num_tokens, num_rows, max_blocks = sum(lengths), len(lengths), 40
-    packed = torch.zeros(batch_inputs.MixedPlan.num_values(num_tokens, num_rows) + 3, dtype=torch.int32)
-    plan = batch_inputs.MixedPlan.view(packed, num_tokens, num_rows)
+    packed = torch.zeros(batch_inputs.PackedInputs.num_values(num_tokens, num_rows) + 3, dtype=torch.int32)
+    plan = batch_inputs.PackedInputs.view(packed, num_tokens, num_rows)
     plan.token_ids[:346] = torch.arange(346)
     plan.token_ids[346:] = -1
     plan.token_rows.copy_(torch.repeat_interleave(torch.arange(num_rows), torch.tensor(lengths)))

@@ -79,9 +79,9 @@ def test_context_reaches_as_far_as_positions_are_stretched(scaling, length):
 
 def test_table_is_as_long_as_what_is_served():
     config = our_config(their_config("yarn"))
-    limited = config.limited_to(100)
+    limited = config.with_max_model_len(100)
     assert limited.max_context_len == 100
-    assert config.limited_to(None) == config.limited_to(10**6) == config
+    assert config.with_max_model_len(None) == config.with_max_model_len(10**6) == config
     whole, part = (make_cos_sin_caches(c, device=CPU, dtype=torch.float32)[0] for c in (config, limited))
     assert torch.equal(part, whole[:100])
 

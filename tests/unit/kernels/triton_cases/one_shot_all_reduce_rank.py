@@ -1,4 +1,4 @@
-"""One rank of push_sum_cases: sums through Triton's interpreter, over inboxes in files that all ranks have mapped."""
+"""One rank of one_shot_all_reduce_cases: sums in Triton's interpreter, over inboxes in files that all ranks map."""
 
 import math
 import time
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 import tests.unit.kernels.triton_cases.conftest  # noqa: F401  (mends the interpreter)
-from kernels.all_reduce import triton as triton_push_sum
+from kernels.all_reduce import triton
 from kernels.all_reduce.reference import sum_add_rms_norm, sum_parts
-from kernels.all_reduce.triton import PushSum, inbox_shape
+from kernels.all_reduce.triton import TritonOneShotAllReduce, inbox_shape
 
 WIDTH = 48
 NUM_PROGRAMS = 3  # fewer than rows: a program has several
@@ -33,20 +33,22 @@ def receive_late(*arguments: Any) -> Any:
     return _receive(*arguments)
 
 
-_receive = triton_push_sum._receive
+_receive = triton._receive
 
 
 def run_rank(rank: int, num_ranks: int, folder: Path) -> None:
     """Make all the calls of a rank, in a process of its own. Raises AssertionError where a sum is not as specified."""
     torch.set_num_threads(1)
     if rank == 0:
-        triton_push_sum._receive = receive_late
+        triton._receive = receive_late
     shape = inbox_shape(num_ranks=num_ranks, width=WIDTH)
     inboxes = [
         torch.from_file(str(folder / str(peer)), shared=True, size=math.prod(shape), dtype=torch.int16).view(shape)
         for peer in range(num_ranks)
     ]
-    sums = PushSum(inboxes, memory=None, rank=rank, width=WIDTH, num_programs=NUM_PROGRAMS, device=torch.device("cpu"))
+    sums = TritonOneShotAllReduce(
+        inboxes, memory=None, rank=rank, width=WIDTH, num_programs=NUM_PROGRAMS, device=torch.device("cpu")
+    )
     outputs = []
     for call, (rows, size, has_norm) in enumerate(CALLS):
         parts = parts_of(call, rows, size, num_ranks)

@@ -7,15 +7,16 @@ import math
 import pytest
 import torch
 
-from kernels.all_reduce.triton import MAX_PUSHED_BYTES, MAX_ROWS, PushSum, clear_inbox, inbox_shape
+from kernels.all_reduce.triton import MAX_PUSHED_BYTES, MAX_ROWS, TritonOneShotAllReduce, clear_inbox, inbox_shape
 from tests.support.rank_group import run_ranks
-from tests.unit.kernels.triton_cases.push_sum_rank import WIDTH, run_rank
+from tests.unit.kernels.triton_cases.one_shot_all_reduce_rank import WIDTH, run_rank
 
 TIMEOUT_S = 100
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.full
 def test_every_rank_has_the_same_sums_turn_after_turn(num_ranks, tmp_path):
     shape = inbox_shape(num_ranks=num_ranks, width=WIDTH)
     inboxes = []
@@ -36,7 +37,7 @@ def test_every_rank_has_the_same_sums_turn_after_turn(num_ranks, tmp_path):
 
 def test_sums_that_do_not_fit_are_left_to_the_group():
     inboxes = [torch.empty(8, dtype=torch.int16) for _ in range(4)]
-    sums = PushSum(inboxes, memory=None, rank=0, width=4096, num_programs=1, device=CPU)
+    sums = TritonOneShotAllReduce(inboxes, memory=None, rank=0, width=4096, num_programs=1, device=CPU)
     row = torch.zeros(1, 4096, dtype=torch.bfloat16)
     assert sums.takes(row)
     assert sums.takes(row.half())

@@ -1,6 +1,6 @@
-"""One rank of test_small_sums_cuda: sums in kernels of our own are the specification's, in graphs and without.
+"""One rank of test_one_shot_all_reduce_cuda: sums in kernels of our own are the specification's, in graphs and without.
 
-Usage: python -m tests.gpu.small_sums_rank RANK SIZE RENDEZVOUS
+Usage: python -m tests.gpu.one_shot_all_reduce_rank RANK SIZE RENDEZVOUS
 """
 
 import faulthandler
@@ -13,7 +13,7 @@ import torch
 
 from engine.tensor_parallel.process_group import join_ranks
 from kernels.all_reduce.reference import sum_add_rms_norm, sum_parts
-from models.parallel import SmallSums, TensorParallel
+from models.parallel import OneShotAllReduce, TensorParallel
 
 WIDTH = 4096
 EPS = 1e-5
@@ -28,8 +28,8 @@ def main(rank: int, size: int, rendezvous: str) -> None:
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
     tp = join_ranks(rank=rank, size=size, rendezvous=rendezvous, device=device, hidden_size=WIDTH)
-    assert tp.small_sums is not None, "these GPUs do not reach each other"
-    Rank(tp, tp.small_sums, device).run()
+    assert tp.one_shot_all_reduce is not None, "these GPUs do not reach each other"
+    Rank(tp, tp.one_shot_all_reduce, device).run()
     torch.cuda.synchronize()
     tp.all_reduce(torch.zeros(1, device=device))
     torch.cuda.synchronize()
@@ -38,7 +38,7 @@ def main(rank: int, size: int, rendezvous: str) -> None:
 class Rank:
     """Makes the same calls as every other, with parts of its own."""
 
-    def __init__(self, tp: TensorParallel, sums: SmallSums, device: torch.device) -> None:
+    def __init__(self, tp: TensorParallel, sums: OneShotAllReduce, device: torch.device) -> None:
         self.tp = tp
         self.sums = sums
         self.device = device

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.linear import reference as quant_codes
-from kernels.linear.lut4_configs import codes_gemm_config
+from kernels.linear import reference
+from kernels.linear.lut4_configs import lut4_gemm_config
 from kernels.linear.ops import Linear4Bit
-from tests.unit.kernels.triton_cases.codes_problem import TABLES, codes_problem
+from tests.unit.kernels.triton_cases.lut4_problem import TABLES, lut4_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
 pytestmark = pytest.mark.gpu
@@ -24,25 +24,23 @@ PROBLEMS = [
 
 
 def _product(weight):
-    """As codes_gemm is called for serving, but with the lookup that is asked for."""
-    from kernels.linear.triton_lut4 import allocate_scratch, can_codes_gemm, codes_gemm
+    """As lut4_gemm is called for serving, but with the lookup that is asked for."""
+    from kernels.linear.triton_lut4 import allocate_scratch, can_lut4_gemm, lut4_gemm
 
     scratch = allocate_scratch(torch.device("cuda"))
     scratch.partial.fill_(float("nan"))
 
     def product(x, bias=None, *, is_shared=True, pdl=True):
-        assert can_codes_gemm(x, weight)
-        config = codes_gemm_config(
-            num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=is_shared
-        )
-        return codes_gemm(x, weight, bias, scratch, config=config, pdl=pdl)
+        assert can_lut4_gemm(x, weight)
+        config = lut4_gemm_config(num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=is_shared)
+        return lut4_gemm(x, weight, bias, scratch, config=config, pdl=pdl)
 
     return product
 
 
 @pytest.mark.parametrize(("n", "k", "dtype"), PROBLEMS)
 def test_products_of_every_size_of_tile(n, k, dtype):
-    weight, dense = codes_problem(n, k, dtype=dtype, device="cuda")
+    weight, dense = lut4_problem(n, k, dtype=dtype, device="cuda")
     product, bias = _product(weight), torch.randn(n, device="cuda").to(dtype)
     for num_rows in (1, 3, 8, 9, 16, 17, 32, 33, 64, 65, 128):
         x = torch.randn(num_rows, k, device="cuda").to(dtype)
@@ -55,7 +53,7 @@ def test_products_of_every_size_of_tile(n, k, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_table_gives_its_values(dtype, table):
     """Rows of the identity matrix as x: each weight stands alone, so a value in the wrong place shows."""
-    weight, dense = codes_problem(256, 512, dtype=dtype, table=table, device="cuda")
+    weight, dense = lut4_problem(256, 512, dtype=dtype, table=table, device="cuda")
     product, identity = _product(weight), torch.eye(512, device="cuda", dtype=dtype)
     expected = dense.T.float().to(dtype)
     for num_rows in (8, 16, 32, 64):
@@ -65,7 +63,7 @@ def test_every_table_gives_its_values(dtype, table):
 
 @pytest.mark.parametrize("num_rows", [1, 64, 128])
 def test_a_replayed_graph_gives_the_same_bits(num_rows):
-    weight, _ = codes_problem(1024, 2048, dtype=torch.bfloat16, device="cuda")
+    weight, _ = lut4_problem(1024, 2048, dtype=torch.bfloat16, device="cuda")
     product, x = _product(weight), torch.randn(num_rows, 2048, device="cuda").bfloat16()
     expected = product(x, pdl=False)
     product(x)  # compiled and loaded before the capture
@@ -80,7 +78,7 @@ def test_a_replayed_graph_gives_the_same_bits(num_rows):
 
 
 def test_what_no_kernel_takes_is_multiplied_all_the_same():
-    weight, dense = codes_problem(1000, 1088, dtype=torch.bfloat16, device="cuda")
+    weight, dense = lut4_problem(1000, 1088, dtype=torch.bfloat16, device="cuda")
     wide, many = torch.randn(4, 1100, device="cuda").bfloat16(), torch.randn(300, 1088, device="cuda").bfloat16()
     for x in (wide[:, :1088], wide[:, 5:1093], many):
         assert relative_error(Linear4Bit()(x, weight, None), x.double() @ dense.T) < 2 * TOLERANCE[torch.bfloat16]
@@ -90,5 +88,5 @@ def test_what_no_kernel_takes_is_multiplied_all_the_same():
 def test_matrices_unpack_to_the_bit(dtype):
     from kernels.linear.triton_lut4 import dequantize
 
-    weight, _ = codes_problem(300, 4032, dtype=torch.bfloat16, device="cuda")
-    assert torch.equal(dequantize(weight, dtype), quant_codes.dequantize_lut4(weight, dtype))
+    weight, _ = lut4_problem(300, 4032, dtype=torch.bfloat16, device="cuda")
+    assert torch.equal(dequantize(weight, dtype), reference.dequantize_lut4(weight, dtype))

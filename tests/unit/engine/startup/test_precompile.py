@@ -1,11 +1,11 @@
-"""A rehearsal happens once per key, and whatever goes wrong in it costs only time."""
+"""Kernels are precompiled once per key, and whatever goes wrong in it costs only time."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.startup import precompile as rehearsal
+from engine.startup import precompile
 
 pytest.importorskip("triton")
 
@@ -27,13 +27,13 @@ class FakeCompilation:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
-    monkeypatch.setattr(rehearsal, "Compilation", FakeCompilation)
+    monkeypatch.setattr(precompile, "Compilation", FakeCompilation)
 
 
 def test_the_same_is_rehearsed_once_and_another_again() -> None:
     served: list[str] = []
     for key in ("a", "a", "b"):
-        compiling = rehearsal.rehearse([lambda key=key: served.append(key)], key=key)
+        compiling = precompile.precompile([lambda key=key: served.append(key)], key=key)
         if compiling is not None:
             compiling.wait(lambda done, total: None)
     assert served == ["a", "b"]
@@ -43,7 +43,7 @@ def test_it_is_repeated_if_not_all_kernels_were_compiled(monkeypatch: pytest.Mon
     monkeypatch.setattr(FakeCompilation, "result", False)
     served: list[int] = []
     for _ in range(2):
-        compiling = rehearsal.rehearse([lambda: served.append(1)], key="a")
+        compiling = precompile.precompile([lambda: served.append(1)], key="a")
         assert compiling is not None
         compiling.wait(lambda done, total: None)
     assert len(served) == 2
@@ -53,6 +53,6 @@ def test_a_rehearsal_that_fails_is_told_in_one_line_and_the_start_goes_on(caplog
     def fail() -> None:
         raise RuntimeError("no memory\nmore words")
 
-    assert rehearsal.rehearse([fail], key="a") is None
+    assert precompile.precompile([fail], key="a") is None
     (message,) = caplog.messages
     assert message.endswith("RuntimeError: no memory")

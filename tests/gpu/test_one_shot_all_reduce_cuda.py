@@ -17,4 +17,4 @@ TIMEOUT_S = 90
 def test_every_rank_has_the_sums_of_the_specification_call_after_call(num_ranks: int) -> None:
     if torch.cuda.device_count() < num_ranks:
         pytest.skip(f"this machine has fewer than {num_ranks} GPUs")
-    assert run_ranks("tests.gpu.small_sums_rank", [], num_ranks=num_ranks, timeout_s=TIMEOUT_S) == 0
+    assert run_ranks("tests.gpu.one_shot_all_reduce_rank", [], num_ranks=num_ranks, timeout_s=TIMEOUT_S) == 0
