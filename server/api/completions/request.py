@@ -17,7 +17,7 @@ from server.api.sampling_fields import ModelFacts
 from server.api.schemas import CompletionBody
 from server.api.service import Service
 from server.api.sse import ReplyHead
-from server.generation.generation import Generation
+from server.generation.generation import CompletionStream
 from server.structured_output.grammar_spec import constraint_of
 from server.text.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ class PreparedCompletion(msgspec.Struct, frozen=True):
     """A checked completion request, not begun yet."""
 
     head: ReplyHead
-    generation: Generation
+    generation: CompletionStream
     options: ReplyOptions
     headers: dict[str, str]  # of the answer: names what was ignored
 
@@ -50,7 +50,7 @@ async def prepare_completion(service: Service, body: CompletionBody, request: Re
     lora_index = service.lora_index(model)
     spec = msgspec.structs.replace(spec, grammar_param=constraint and constraint.param, lora_index=lora_index)
     head = ReplyHead(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model)
-    generation = Generation(
+    generation = CompletionStream(
         spec, request_id=head.id, client=service.client, tokenizer=service.tokenizer, metrics=service.metrics
     )
     return PreparedCompletion(head, generation, reply_options(body, spec.params), headers)
