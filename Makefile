@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := tests/clients
 DEPLOY := tests/deploy $(addprefix tests/integration/test_,lifecycle.py launch.py under_fire.py service_manager.py healthcheck.py hosted.py access.py) $(addprefix tests/test_,deploy_files.py kubernetes.py locked.py scaling_page.py configuration_page.py)
-FUZZ := tests/fuzz $(addprefix tests/unit/server/test_,body.py detokenizer.py stop_strings.py validate.py)
+FUZZ := tests/fuzz $(addprefix tests/unit/server/,http/routes/test_body.py text/test_detokenizer.py text/test_stop_strings.py api/test_validate.py)
 TEMPLATES := .templates
 TEMPLATE_PACKAGES := trl==1.16.0 llama-cpp-python==0.3.36
 SUPPLY_CHAIN := .venv-supply-chain
@@ -21,9 +21,9 @@ PIP_ARGS ?=
 # a debugger works
 JOBS ?= 2
 SPREAD := -n $(JOBS) --dist worksteal
-# without optional packages: all that starts no server, and one test of each way to ask one
+# without optional packages: all that starts no server, and the core of what does
 BARE := .venv-bare
-BARE_TESTS := tests/unit $(addprefix tests/integration/test_,serving.py quantized.py metrics.py bench.py)
+BARE_TESTS := tests/unit $(addprefix tests/integration/test_,serving.py quantized.py structured.py)
 
 # packages that pass mypy --strict
 STRICT := engine.core engine.interface engine.grammar server.api
@@ -105,7 +105,7 @@ test-monitoring: $(STAMP)
 	$(BIN)/python -m pytest tests/monitoring $(ARGS)
 
 test-deploy: $(VENV)/.installed-deploy
-	$(BIN)/python -m pytest $(DEPLOY) -W ignore::DeprecationWarning:ray.serve._private.config $(ARGS)
+	$(BIN)/python -m pytest $(DEPLOY) -m "not gpu" -W ignore::DeprecationWarning:ray.serve._private.config $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)
@@ -171,7 +171,7 @@ $(VENV)/.installed-deploy: $(STAMP) deploy/requirements-supply-chain.txt
 $(BARE)/.installed: pyproject.toml constraints.txt | $(STAMP)
 	$(BIN)/python -m venv --without-pip $(@D)
 	$(BIN)/python -m pip --python $(@D)/bin/python install $(PIP_ARGS) -c constraints.txt -e . pytest pytest-xdist hypothesis openai anthropic trustme
-	$(BIN)/python -m pip --python $(@D)/bin/python uninstall --yes --quiet triton matplotlib opentelemetry-sdk opentelemetry-api
+	$(BIN)/python -m pip --python $(@D)/bin/python uninstall --yes --quiet triton matplotlib opentelemetry-sdk
 	touch $@
 
 .venv-clients/.installed: $(CLIENTS)/requirements.txt | $(STAMP)

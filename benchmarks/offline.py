@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 
 from benchmarks.report import (
@@ -32,7 +33,7 @@ from engine.startup.load import LoadedEngine, load_engine
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from server.config.model_source import resolve_model
-from server.config.serve_flags import speculative_of
+from server.config.serve_flags import num_steps_in_flight, speculative_of
 
 _SHAPES = Path(__file__).parent / "shapes"
 _DEFAULT_SHAPE = "qwen3-0.6b"
@@ -48,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     old = read_old(arguments.compare, "offline") if arguments.compare else None
     workloads = {name: _requests(name) for name in arguments.workloads}
     name, config = engine_config(arguments)
+    config = msgspec.structs.replace(config, is_offline=True)
     started_s = time.perf_counter()
     with contextlib.closing(load_engine(config, lambda stage: None)) as loaded:
         report: Report = {
@@ -159,7 +161,7 @@ def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
         kv_cache_dtype=arguments.kv_cache_dtype,
         enable_prefix_caching=False,
         enforce_eager=arguments.enforce_eager,
-        overlap_depth=arguments.depth,
+        overlap_depth=num_steps_in_flight(arguments.overlap),
         speculative=speculative_of(arguments),
     )
 

@@ -21,7 +21,7 @@ from engine.offline import OfflineEngine
 from engine.startup.load import load_engine
 from engine.startup.setup import LoadedEngine
 from server.config.model_source import resolve_model
-from server.config.serve_flags import add_speculative_flags, speculative_of
+from server.config.serve_flags import add_overlap_flag, add_speculative_flags, num_steps_in_flight, speculative_of
 
 _WORDS = "one two three four five six seven eight nine ten eleven twelve"
 _PROSE = (
@@ -38,8 +38,8 @@ def main() -> int:
     args.speculative = args.speculative or "ngram"
     folder, name = resolve_model(args.model)
     config = EngineConfig(
-        model=str(folder), device=args.device, overlap_depth=args.depth, enable_prefix_caching=False,
-        max_model_len=args.max_model_len, speculative=speculative_of(args),
+        model=str(folder), device=args.device, overlap_depth=num_steps_in_flight(args.overlap),
+        enable_prefix_caching=False, max_model_len=args.max_model_len, speculative=speculative_of(args),
     )  # fmt: skip
     loaded = load_engine(config, lambda stage: None)
     tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speculation", description=__doc__)
     parser.add_argument("--model", default=None, help="folder in Hugging Face layout, or hub id (the demo model)")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--depth", type=int, default=None)
+    add_overlap_flag(parser)
     parser.add_argument("--max-model-len", type=int, default=None)
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 16], help="at once")
     parser.add_argument("--output-len", type=int, default=160)

@@ -76,7 +76,7 @@ _GEMMA3_DEFAULTS = {
 }
 _MISTRAL = Architecture("models.llama:Llama", qkv_bias=False, sliding_layers="every", defaults={"sliding_window": 4096})
 _GEMMA3 = Architecture(
-    "models.gemma3:Gemma3",
+    "models.gemma:Gemma3",
     qkv_bias="config",
     has_output_bias=True,
     qk_norm="head",
@@ -122,7 +122,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"qkv_bias": True, "sliding_window": 4096},
     ),
     "Qwen3MoeForCausalLM": Architecture(
-        "models.qwen3_moe:Qwen3Moe",
+        "models.qwen3:Qwen3Moe",
         qkv_bias="config",
         has_output_bias=True,
         qk_norm="head",
@@ -167,7 +167,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"head_dim": 256, "tie_word_embeddings": True},
     ),
     "Gemma2ForCausalLM": Architecture(
-        "models.gemma2:Gemma2",
+        "models.gemma:Gemma2",
         qkv_bias="config",
         has_output_bias=True,
         norm="gemma",

@@ -1,9 +1,9 @@
-"""The `quire` command: reads flags, checks every value, hands frozen configurations to the launcher.
+"""The `quire` command: parses the flags and runs the subcommand.
 
-Imports argparse only, so that `quire --help` is instant; a subcommand imports what it needs.
-Exit codes: 0 done, 2 wrong usage, 3 the start failed, 141 nobody reads the output any more, as of `| head`.
-
-What the first process of a container must do for itself. Imports nothing of ours.
+`quire serve` checks every value and passes frozen configurations to the launcher.
+Imports argparse only, so that `quire --help` is instant; each subcommand imports its own modules when it runs.
+Exit codes: 0 done, 2 wrong usage, 3 the start failed, 141 the reader of standard output has closed it (`| head`).
+As process 1 of a container the command handles SIGTERM itself, because the kernel gives process 1 no default action.
 """
 
 import argparse
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from engine.interface.config import LaunchConfig
 
 
-def end_as_first_process() -> None:
-    """Let SIGTERM end process 1, as it ends any other: the kernel spares it a signal for which it has no handler.
+def handle_pid1_sigterm() -> None:
+    """Make SIGTERM end process 1 too: the kernel ignores signals for process 1 that have no handler.
 
-    Else a container could not be stopped while it downloads a model. The launcher puts its own handler in place.
+    Without it a container could not be stopped while it downloads a model. The launcher replaces the handler.
     """
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, _end)
@@ -59,7 +59,7 @@ EXIT_USAGE = 2
 EXIT_START_FAILED = 3
 EXIT_OUTPUT_GONE = 128 + 13  # as if by SIGPIPE
 
-_SEEN_KEY = "--api-key: other users of this machine see the key in ps: better --api-key-file, or QUIRE_API_KEY"
+_SEEN_KEY = "--api-key: other users of this machine can see the key in ps; use --api-key-file or QUIRE_API_KEY"
 _ROOT_EXAMPLES = """\
 examples:
   quire serve [MODEL]                  a hub id or a folder, else the demo model
@@ -81,7 +81,7 @@ _MOST_USED = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one `quire` command and return its exit code."""
-    end_as_first_process()
+    handle_pid1_sigterm()
     arguments = _parser().parse_args(argv)
     try:
         code = arguments.run(arguments)
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_output_gone() -> bool:
-    """Tell if standard output is a pipe that nobody reads; then throw away what waits for it."""
+    """Return True if standard output is a pipe without a reader, and discard the output that is still buffered."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     is_gone = bool(poll.poll(0))
@@ -180,7 +180,7 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
-    """Bind the port, find the model, launch. The port comes first: a taken one must not cost a download."""
+    """Bind the port, find the model, launch. The port comes first, so that a port in use costs no download."""
     if arguments.show_config:
         from server.config.settings_file import show_config
 
@@ -221,7 +221,7 @@ def _launch_config(arguments: argparse.Namespace, given_key_hashes: list[str]) -
 
 
 class _Version(argparse.Action):
-    """--version; looks the version up only when asked."""
+    """The flag --version, which reads the version only when it is given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from server.config.version import package_version

@@ -1,5 +1,5 @@
-"""The errors that exist only in HTTP, beside engine/interface/errors.py's tree; server/api/error_replies.py makes
-answers of both.
+"""HTTP-only errors, in addition to the tree of engine/interface/errors.py. server/api/error_replies.py makes replies
+of both.
 
 HttpError(ServiceError)
 ├── MissingKey            no API key, or an unknown one
@@ -8,9 +8,9 @@ HttpError(ServiceError)
 ├── MalformedHttp · HeadersTooLarge · SlowClient
 ├── BodyTooLarge · UnsupportedMediaType · MalformedBody
 ├── DeadlineExceeded      the request's own time is over
-├── NotReady · Draining   the daemon takes no work now
+├── NotReady · Draining   the daemon takes no requests now
 ├── TooManyConnections    no file descriptors for more
-└── ClientGone            nobody reads the answer any more
+└── ClientGone            the client closed the connection
 """
 
 from engine.interface.errors import ServiceError

@@ -17,29 +17,38 @@ def page() -> str:
     """Return what docs/reference/flags.md should be."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     start, end = lines.index(_START), lines.index(_END)
-    lines[start + 1 : end] = _tables(serve_parser({}).settings)
+    parser = serve_parser({})
+    lines[start + 1 : end] = _tables(parser.settings, parser.aliases)
     return "\n".join(lines) + "\n"
 
 
-def _tables(settings: list[Setting]) -> list[str]:
+def _tables(settings: list[Setting], aliases: list[Setting]) -> list[str]:
     groups: dict[str, list[Setting]] = {}
     for setting in settings:
         groups.setdefault(setting.group.partition(" (")[0], []).append(setting)
     lines: list[str] = []
     for title, members in groups.items():
-        lines += ["", f"### {_TITLES.get(title) or title.capitalize()}", "", *_HEAD, *map(_row, members)]
+        lines += [
+            "",
+            f"### {_TITLES.get(title) or title.capitalize()}",
+            "",
+            *_HEAD,
+            *(_row(setting, aliases) for setting in members),
+        ]
     return [*lines, ""]
 
 
-def _row(setting: Setting) -> str:
+def _row(setting: Setting, aliases: list[Setting]) -> str:
     key = "refused: use `api-key-file`" if setting.is_secret else f"`{setting.key}`"
     metavar = "" if setting.is_switch or setting.flag == setting.action.metavar else f" {_metavar(setting.action)}"
+    old = ", ".join(f"`{alias.flag}`" for alias in aliases if alias.action.dest == setting.action.dest)
+    flags = setting.action.option_strings or [setting.flag]
     cells = [
-        f"`{setting.flag}{metavar}`",
+        ", ".join(f"`{flag}{metavar}`" for flag in flags),
         f"`{setting.variable}`",
         key,
         setting.default_words,
-        setting.meaning,
+        f"{setting.meaning}; alias: {old}" if old else setting.meaning,
         setting.limits,
     ]
     return f"| {' | '.join((cell or '–').replace('|', chr(92) + '|') for cell in cells)} |"

@@ -6,8 +6,14 @@ Hypothesis tries a quarter of the examples in make test, and all of them in make
 """
 
 import contextlib
+import os
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # one thread suits tiny models, and those of several processes would wait for each other on cores that they share;
+    # torch reads it when it is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 with contextlib.suppress(ImportError):  # some environments of the clients are without it
     from hypothesis import HealthCheck, settings
@@ -30,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         kept = sorted(covering([row.callspec._idlist for row in rows]))  # one for each parametrize
         most = rows[0].get_closest_marker("table").kwargs.get("most", len(kept))
         if len(kept) > most:
-            kept = [kept[i * (len(kept) - 1) // (most - 1)] for i in range(most)]  # the first, the last, some between
+            kept = [kept[i * (len(kept) - 1) // max(most - 1, 1)] for i in range(most)]  # the first, the last, others
         for place, row in enumerate(rows):
             if place not in kept:
                 row.add_marker("full")

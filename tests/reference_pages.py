@@ -67,10 +67,13 @@ def metrics_page() -> str:
 
 def _metric_row(metric: Metric) -> str:
     labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+    meaning = metric.help.removesuffix(".")
     alias_labels = f"{{{','.join(metric.alias_label)}}}" if metric.alias_label else ""
     alias = f"`{metric.alias}{alias_labels}`" if metric.alias else ""
+    if metric.old_name:
+        alias, meaning = f"`quire_{metric.old_name}`", f"{meaning}; the old name is deprecated"
     unit = next(unit for pattern, unit in _UNITS.items() if re.search(pattern, metric.name))
-    cells = (f"`quire_{metric.name}{labels}`", metric.kind, unit, alias, metric.help.removesuffix("."))
+    cells = (f"`quire_{metric.name}{labels}`", metric.kind, unit, alias, meaning)
     return _row(cells)
 
 

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.grafana.alerts import RUNBOOK
 from engine.interface.metrics import METRICS, MetricsDelta
-from server.launcher.metrics_registry import Exposition
+from server.launcher.metrics_registry import MetricsRegistry
 
 Json = dict[str, Any]
 Exported = dict[str, frozenset[str]]  # name of a sample → its labels
@@ -32,7 +32,7 @@ _RATE = re.compile(r"\b(i?rate)\s*\([^\[]*\[([^\]]*)\]")
 
 def exported() -> Exported:
     """Return every sample of the metrics page of a server that is ready, from the code that renders it."""
-    page = Exposition(model_name="m", version="0")
+    page = MetricsRegistry(model_name="m", version="0")
     page.set_cache_config(block_size=1, num_blocks=1)
     routed = {(name, *metric.labels): 0.0 for name, metric in METRICS.items() if len(metric.labels) > 1}
     page.merge(MetricsDelta(counters=routed))

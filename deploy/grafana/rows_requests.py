@@ -204,7 +204,7 @@ THROUGHPUT = Row(
             "Requests per step",
             "Requests computed together in one step, on average: the batch.",
             "none",
-            (Query(mean("quire_iteration_rows"), "requests"),),
+            (Query(mean("quire_iteration_requests"), "requests"),),
         ),
         Panel(
             "timeseries",

@@ -11,6 +11,8 @@ import msgspec
 
 from server.hosted.daemon import parse_flags
 
+_HAS_OPPOSITE = ("overlap",)  # switches whose default is not false
+
 
 class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """How many replicas there are, what each may use, and how it ends."""
@@ -105,6 +107,8 @@ def _flag(name: str, value: Any) -> list[str]:
     flag = "--" + name.replace("_", "-")
     if isinstance(value, list | tuple):
         return [f"{flag}={item}" for item in value]
-    if value is None or value is False or value == "false":
+    if value is None or ((value is False or value == "false") and name not in _HAS_OPPOSITE):
         return []
+    if value is False or value == "false":
+        return ["--no-" + flag.removeprefix("--")]
     return [flag] if value is True or value == "true" else [f"{flag}={value}"]

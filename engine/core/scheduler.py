@@ -16,6 +16,7 @@ meanwhile, nor so many that a burst fills the batch late.
 WaitingQueue: the requests that wait for their turn, in order of service. Plain Python; imports request only.
 """
 
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
@@ -34,13 +35,18 @@ _TOKENS_PER_DECODE = 8
 _STEPS_PER_BURST = 32  # in which the prompts that could start now are computed
 
 
-def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending: int) -> int:
+def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending: int, context: int = 0) -> int:
     """Return the tokens of a step with prompt chunks beside num_decodes decode rows, these included.
 
-    num_pending: prompt tokens of the requests that could start now.
+    num_pending: prompt tokens of the requests that could start now, and of those whose prompts are not finished.
+    context: of the longest of these. A step is limited by its time, and a token takes longer after a longer context.
     """
     most = config.max_num_mixed_tokens or config.max_num_batched_tokens
     least = config.min_num_mixed_tokens or most
+    if config.costly_context and config.max_mixed_cost:
+        fitting = config.max_mixed_cost / (1 + context / config.costly_context)
+        sizes = [size for size in config.step_sizes if size <= most] or [most]
+        most = max(least, min(sizes, key=lambda size: abs(math.log(size / fitting))))
     wanted = max(least, _TOKENS_PER_DECODE * num_decodes, num_decodes + num_pending // _STEPS_PER_BURST)
     return min(next((size for size in config.step_sizes if size >= wanted), wanted), most)
 
@@ -165,13 +171,16 @@ class Scheduler:
         inits: list[RequestInit] = []
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
+        begun = [request for request in self.running if not request.is_decoding]
         if step.rows:  # prompts beside them make them wait
             num_decodes = len(step.rows)
             pending = self.waiting.num_tokens_of_first(self.num_free_rows)
-            most = mixed_step_tokens(self.config, num_decodes=num_decodes, num_pending=pending)
+            pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
+            context = max((request.num_computed_tokens for request in begun), default=0)
+            most = mixed_step_tokens(self.config, num_decodes=num_decodes, num_pending=pending, context=context)
             budget = max(min(budget, most - num_decodes), 0)
-        for request in self.running:
-            if budget and not request.is_decoding:
+        for request in begun:
+            if budget:
                 budget -= self._plan_chunk(step, request, budget, [])
         self._admit(step, inits, budget, now)
         if not step.rows:

@@ -70,7 +70,7 @@ class EngineStats:
         """Count one turn of the loop; log when it is time."""
         if plan is not None:
             self._metrics.observe("iteration_tokens", plan.num_tokens)
-            self._metrics.observe("iteration_rows", len(plan.rows))
+            self._metrics.observe("iteration_requests", len(plan.rows))
         if self._logged_s is None:
             self._logged_s = now
         elif now - self._logged_s >= _LOG_INTERVAL_S:

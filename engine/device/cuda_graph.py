@@ -157,8 +157,15 @@ class MixedGraphs:
     @property
     def efficient_tokens(self) -> int:
         """The smallest padded number of tokens that are computed at nearly the best rate."""
-        rates = {num_tokens: num_tokens / seconds for num_tokens, seconds in self._seconds.items()}
+        rates = self._rates()
         return min(num_tokens for num_tokens, rate in rates.items() if rate >= _NEARLY * max(rates.values()))
+
+    def tokens_at_best_rate(self, seconds: float) -> int:
+        """How many tokens would be computed in `seconds`, were a step as large as it likes."""
+        return int(seconds * max(self._rates().values()))
+
+    def _rates(self) -> dict[int, float]:
+        return {num_tokens: num_tokens / seconds for num_tokens, seconds in self._seconds.items()}
 
     def replay(self, packed: PackedStep) -> torch.Tensor:
         """Launch a step; return hidden [R, hidden_size] of the rows that sample, valid until the next replay."""

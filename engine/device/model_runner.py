@@ -105,6 +105,10 @@ class ModelRunner:
         """How many tokens a step of `seconds` has here, as measured when graphs were captured; None: they were not."""
         return None if self._mixed_graphs is None else self._mixed_graphs.fitting_tokens(seconds)
 
+    def tokens_at_best_rate(self, seconds: float) -> int | None:
+        """How many tokens without context are computed in `seconds` at best; None: nothing was captured."""
+        return None if self._mixed_graphs is None else self._mixed_graphs.tokens_at_best_rate(seconds)
+
     @property
     def efficient_tokens(self) -> int | None:
         """The fewest tokens of a step that are computed at nearly the best rate; None: nothing was captured."""
@@ -204,6 +208,7 @@ class ModelRunner:
 
     def _run_layers(self, batch: InputBatch) -> torch.Tensor:
         """Return the hidden states [T, hidden_size] of all tokens of a batch."""
+        self._backend.prepare(batch.attention)
         ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_caches)
         return self._model(batch.input_ids, ctx)
 

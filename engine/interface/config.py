@@ -41,6 +41,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int | None = None  # requests running at once
     max_num_batched_tokens: int | None = None  # tokens computed per step
     max_num_mixed_tokens: int | None = None  # the same while requests decode, which wait for the whole step
+    is_offline: bool = False  # nobody waits for single tokens: prompts are computed in full steps also beside those
     block_size: int | None = None  # tokens per KV block
     kv_cache_memory_bytes: int | None = None
     kv_cache_dtype: str = "auto"  # auto (as dtype) | fp8, or fp8_e4m3 (float8_e4m3fn)
@@ -65,6 +66,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     min_num_mixed_tokens: int | None = None
     max_num_mixed_tokens: int | None = None
     step_sizes: list[int] = []  # ascending: token numbers to which such steps are filled up, since they cost as much
+    # The same in time, that of so many tokens without context; and the context that costs a token as much again as all
+    # but attention. None: unknown
+    max_mixed_cost: int | None = None
+    costly_context: int | None = None
     max_model_len: int
     enable_prefix_caching: bool = True
     max_num_samples: int | None = None  # positions that a step with drafts samples at most; None: max_num_seqs

@@ -25,7 +25,10 @@ Key = tuple[str, ...]  # a metric's name and its label values, "" for none
 
 
 class Metric(NamedTuple):
-    """One row of the table. name: without the quire_ prefix; alias: the name other tools read, or ""."""
+    """One row of the table. name: without the quire_ prefix; alias: the name other tools read, or "".
+
+    old_name: Quire's previous name of the metric, without the prefix, or ""; /metrics shows it too, as deprecated.
+    """
 
     name: str
     kind: str  # counter | gauge | histogram
@@ -35,6 +38,7 @@ class Metric(NamedTuple):
     label_values: tuple[str, ...] = ()  # created at 0, if there is one label
     buckets: tuple[float, ...] = ()
     alias_label: tuple[str, ...] = ()  # where the alias has other names for the labels
+    old_name: str = ""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -55,7 +59,7 @@ METRICS: dict[str, Metric] = {
         Metric("inter_token_latency_seconds", "histogram", "Time between tokens of one request.", "vllm:inter_token_latency_seconds", buckets=_ITL_S),
         Metric("e2e_request_latency_seconds", "histogram", "Request received to last token.", "vllm:e2e_request_latency_seconds", buckets=_E2E_S),
         Metric("request_max_num_generation_tokens", "histogram", "Tokens of the longest choice of an answer.", "vllm:request_max_num_generation_tokens", buckets=_LENGTH),
-        Metric("requests_rejected_total", "counter", "Requests refused before they reached the engine, by reason; invalid counts POST requests only.", label="reason",
+        Metric("requests_rejected_total", "counter", "Requests refused before they reached the engine, by reason; invalid counts 4xx replies to POST requests only.", label="reason",
                label_values=("invalid", "overloaded", "not_ready", "draining")),
         Metric("requests_failed_total", "counter", "Requests that the server failed to complete, by reason.", label="reason", label_values=FAILURES),
         Metric("http_requests_total", "counter", "HTTP requests answered, by route and class of status.", "http_requests_total",
@@ -95,7 +99,7 @@ METRICS: dict[str, Metric] = {
         Metric("spec_decode_num_draft_tokens_total", "counter", "Draft tokens of speculation.", "vllm:spec_decode_num_draft_tokens_total"),
         Metric("spec_decode_num_accepted_tokens_total", "counter", "Draft tokens that became output.", "vllm:spec_decode_num_accepted_tokens_total"),
         Metric("iteration_tokens", "histogram", "Tokens computed per engine step.", "vllm:iteration_tokens_total", buckets=_TOKENS),
-        Metric("iteration_rows", "histogram", "Requests computed per engine step.", buckets=_ROWS),
+        Metric("iteration_requests", "histogram", "Requests computed per engine step.", buckets=_ROWS, old_name="iteration_rows"),
         Metric("step_time_seconds", "histogram", "Time between commits of consecutive engine steps.", buckets=_ITL_S),
         # counted by the launcher
         Metric("ready", "gauge", "1 if /ready answers 200."),

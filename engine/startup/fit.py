@@ -32,7 +32,7 @@ from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
 from models.registry import find_architecture
-from models.weights.folder_stats import folder_stats
+from models.weights.checkpoint import folder_stats
 
 # Tokens of a request whose number at once is told, as far as the context goes, which is told as well
 _TYPICAL_LENS = (512, 2048, 8192, 32_768, 131_072)

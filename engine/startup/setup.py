@@ -53,7 +53,7 @@ def choose_limits(config: EngineConfig, *, is_cuda: bool) -> Limits:
     batched = config.max_num_batched_tokens or max(8192 if is_cuda else 512, num_seqs)
     for flag, tokens in (
         ("--max-num-batched-tokens", batched),
-        ("--max-num-mixed-tokens", config.max_num_mixed_tokens or batched),
+        ("--max-decode-step-tokens", config.max_num_mixed_tokens or batched),
     ):
         if tokens < num_seqs:
             raise StartupError(
@@ -266,14 +266,17 @@ class Setup:
         if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
             runner.capture_graphs(on_graph)
         longest = _longest_step(runner, limits, config)
+        least = longest if config.is_offline else min(runner.efficient_tokens or longest, longest)
         scheduler_config = SchedulerConfig(
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
-            min_num_mixed_tokens=min(runner.efficient_tokens or longest, longest),
+            min_num_mixed_tokens=least,
             max_num_mixed_tokens=longest,
             step_sizes=runner.padded_tokens,
+            max_mixed_cost=config.max_num_mixed_tokens or runner.tokens_at_best_rate(_LONG_STEP_S),
+            costly_context=_costly_context(self.model_config),
             max_model_len=plan.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
         )
@@ -304,8 +307,16 @@ def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> 
     """How many tokens a step may have while requests decode, as measured here, unless the user says."""
     if config.max_num_mixed_tokens:
         return config.max_num_mixed_tokens
-    fitting = runner.fitting_tokens(_LONG_STEP_S) or limits.max_num_batched_tokens
+    fitting = None if config.is_offline else runner.fitting_tokens(_LONG_STEP_S)
+    fitting = fitting or limits.max_num_batched_tokens
     return min(max(fitting, 2 * limits.max_num_seqs), limits.max_num_batched_tokens)
+
+
+def _costly_context(model: ModelConfig) -> int:
+    """Return the tokens of context whose attention takes a token as many operations as its linear layers."""
+    num_whole = sum(window is None for window in model.sliding_windows)
+    linear = 2 * (model.num_active_parameters - model.vocab_size * model.hidden_size)
+    return max(linear, 1) // max(4 * model.num_heads * model.head_dim * num_whole, 1)
 
 
 def _step_bytes(share: ModelConfig, limits: Limits, dtype: torch.dtype, *, vocab_size: int) -> int:

@@ -38,6 +38,8 @@ class AttentionMetadata:
     # With num_decodes None: rows past the first max_prefills have at most one query token; None: no such bound.
     # A row of seq_len 0 is padding, however many query tokens it has: its output is zeros
     max_prefills: int | None = None
+    # What the backend made of the above for all layers of the step (AttentionBackend.prepare); None: nothing
+    decode_pieces: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,10 @@ class AttentionBackend(Protocol):
     @classmethod
     def refuse(cls, spec: AttentionSpec) -> str | None:
         """The reason why this backend cannot serve `spec`, in one sentence, or None if it can."""
+        ...
+
+    def prepare(self, metadata: AttentionMetadata) -> None:
+        """Compute once a step what its layers share, before the first; forward() does without, only slower. No sync."""
         ...
 
     def forward(

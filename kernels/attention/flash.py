@@ -88,6 +88,9 @@ class FlashAttention:
             )
         return None
 
+    def prepare(self, metadata: AttentionMetadata) -> None:
+        """Nothing: see AttentionBackend.prepare."""
+
     def forward(
         self,
         q: torch.Tensor,

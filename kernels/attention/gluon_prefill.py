@@ -186,7 +186,8 @@ class HopperConfig:
 
 def hopper_config(*, total_rows: int, max_seq_len: int, num_sms: int) -> HopperConfig:
     """Choose tiles (benchmarks/notes.md). total_rows: query tokens x heads of all rows."""
-    if total_rows <= num_sms * 128:  # fewer tiles of 128 rows than SMs
+    # From tiles of 128 rows for 0.7 of the SMs on they win at long contexts, and lose little at short ones
+    if total_rows <= num_sms * (128 if max_seq_len <= 1024 else 90):
         return HopperConfig(consumers=1, block_n=64, num_stages=2, programs_per_sm=2)
     if max_seq_len <= 1024:
         return HopperConfig(consumers=2, block_n=64, num_stages=4, programs_per_sm=1)
@@ -321,21 +322,31 @@ def _grid_dependency(INSTRUCTION: gl.constexpr):
 def _load(loading, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, SKIPS_DECODES: gl.constexpr):
     """Draw tiles until none is left: tell the other warps each one's place, load its queries, then keys and values."""
     descs, boxes, rings, work, problem = loading
-    query_start_ptr, _seq_lens_ptr, table_ptr, stride_table, first_row, num_rows, num_units, ticket_ptr = problem
+    query_start_ptr, seq_lens_ptr, table_ptr, stride_table, first_row, num_rows, num_units, ticket_ptr = problem
     q_tiles, q_loaded, q_free = rings[0]
     CONSUMERS: gl.constexpr = q_tiles.shape[0]
     PANELS: gl.constexpr = q_tiles.shape[2] // 64
     PACK: gl.constexpr = boxes[0].shape[2]
     TOKENS: gl.constexpr = CONSUMERS * 64 // PACK
+    LONG: gl.constexpr = max(4096, 16384 // PACK)
     num_programs = gl.num_programs(0)
     base = gl.load(query_start_ptr + first_row)
     num_tiles = (gl.load(query_start_ptr + first_row + num_rows) - base) // TOKENS + num_rows
+    # Of long rows a head's tiles come one after another, so that its keys stay in L2; of short ones, a tile's heads, so
+    # that the longest tiles of all come first. The first two rows tell, of which one may be padding
+    longest = gl.load(seq_lens_ptr + first_row)
+    longest = gl.maximum(longest, gl.load(seq_lens_ptr + first_row + gl.minimum(num_rows - 1, 1)))
+    is_long = longest >= LONG
+    divisor = gl.where(is_long, num_tiles, num_units)
     drawn = gl.program_id(0)
     loaded = 0  # tiles of keys
     tiles = 0
     while drawn < num_tiles * num_units:
-        unit = drawn % num_units
-        row, token, left, position, seq_len, end = _find_tile(problem, drawn // num_units, TOKENS, SKIPS_DECODES)
+        slow = drawn // divisor
+        fast = drawn - slow * divisor
+        unit = gl.where(is_long, slow, fast)
+        flat = gl.where(is_long, fast, slow)
+        row, token, left, position, seq_len, end = _find_tile(problem, flat, TOKENS, SKIPS_DECODES)
         if end > 0:
             mbarrier.wait(q_free.index(0), (tiles & 1) ^ 1)
             _tell(work, (unit, token, left, position, seq_len, end))

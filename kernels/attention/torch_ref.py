@@ -31,6 +31,9 @@ class TorchAttention:
             return f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
         return None
 
+    def prepare(self, metadata: AttentionMetadata) -> None:
+        """Nothing: see AttentionBackend.prepare."""
+
     def forward(
         self,
         q: torch.Tensor,

@@ -10,7 +10,7 @@ from kernels.attention.base import AttentionMetadata, AttentionSpec
 from kernels.elementwise.reference import UNSCALED, KVScales
 
 try:
-    from kernels.attention.triton_decode import DecodeScratch, decode_attention
+    from kernels.attention.triton_decode import DecodeScratch, cut_rows, decode_attention
     from kernels.attention.triton_prefill import prefill_attention
 
     HAS_TRITON = True
@@ -65,6 +65,17 @@ class TritonAttention:
             return f"block_size {spec.block_size} is not a power of two of at least 16"
         return None
 
+    def prepare(self, metadata: AttentionMetadata) -> None:
+        """Cut the decode rows' keys into pieces, from the second step on: the first tells the number of heads."""
+        is_mixed = metadata.num_decodes is None
+        num_rows = metadata.seq_lens.shape[0] if metadata.num_decodes is None else metadata.num_decodes
+        if self._scratch is not None and self._shape is not None and num_rows > 1:
+            metadata.decode_pieces = cut_rows(
+                metadata.seq_lens[:num_rows],
+                num_pieces=self._scratch.num_pieces(num_rows=num_rows, num_kv_heads=self._shape[1]),
+                query_start_loc=metadata.query_start_loc if is_mixed else None,
+            )
+
     def forward(
         self,
         q: torch.Tensor,
@@ -88,7 +99,8 @@ class TritonAttention:
                 q[rows], k_cache, v_cache, metadata.block_table, metadata.seq_lens, out[rows], scratch,
                 scale=scale, sliding_window=sliding_window, softcap=softcap, kv_scales=kv_scales,
                 query_start_loc=metadata.query_start_loc if is_mixed else None,
-                max_seq_len=metadata.max_seq_len, pdl=self._pdl,
+                max_seq_len=metadata.max_seq_len, pieces=metadata.decode_pieces if sliding_window is None else None,
+                pdl=self._pdl,
             )  # fmt: skip
         num_rows = metadata.seq_lens.shape[0]
         if num_rows > num_decodes:

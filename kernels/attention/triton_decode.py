@@ -1,10 +1,11 @@
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 """Decode attention in Triton: one query token per row over the paged KV cache, split along the keys.
 
-Flash decoding (Dao et al. 2023, crfm.stanford.edu/2023/10/12/flashdecoding.html) with two changes. The number of splits
-depends on the number of rows alone and each program computes its own range from seq_len, so one CUDA graph serves all
-lengths. The split that arrives last at a row's counter merges the others, in order, so there is no second launch and
-the result does not depend on who was last.
+Flash decoding (Dao et al. 2023, crfm.stanford.edu/2023/10/12/flashdecoding.html) with two changes. Ranges of keys are
+cut on the device, so one CUDA graph serves all lengths: by a kernel once a step (cut_rows), in pieces of about equal
+length over all rows, so that a long row among short ones is no tail; or, without those, each row into a number of
+splits that depends on the number of rows alone. The split that arrives last at a row's counter merges the others, in
+order, so there is no second launch and the result does not depend on who was last.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, is_wide, page_offsets, prefetch_l2
+from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, is_wide, page_offsets, prefetch_keys
 from kernels.elementwise.reference import UNSCALED, KVScales
 
 MAX_SPLITS = 128
+_UNIT = 64  # keys: pieces are multiples of it
+_MIN_UNITS = 2  # of a piece; below 128 keys, merging costs more than a split saves
+_NUM_REFINEMENTS = 2
+_MIN_ROWS_PAD = 64
 _FEW_PAIRS = 16  # (row, KV head) pairs of one or two rows: latency, not bandwidth, bounds them
 
 
@@ -48,8 +53,9 @@ class DecodeScratch:
     def allocate(cls, *, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> DecodeScratch:
         """Allocate for any number of rows: splits shrink as rows grow, so their product is bounded."""
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
-        # num_splits aims at 3 programs per SM and rounds up, so rows * KV heads * splits stays under twice that
-        num_programs = 6 * num_sms
+        # num_splits aims at 3 programs per SM and rounds up, so rows * KV heads * splits stays under twice that. Of cut
+        # rows, those longer than a piece have fewer than twice as many pieces as their share of at most 4 per SM
+        num_programs = 8 * num_sms + 2 * num_kv_heads
         num_entries = num_programs * (num_heads // num_kv_heads)
         return cls(
             partial=torch.empty(num_entries, head_dim, dtype=torch.float32, device=device),
@@ -64,13 +70,45 @@ class DecodeScratch:
             return max(1, min(MAX_SPLITS, self.num_sms // num_pairs))
         return min(MAX_SPLITS, -(-3 * self.num_sms // num_pairs))
 
+    def num_pieces(self, *, num_rows: int, num_kv_heads: int) -> int:
+        """Pieces of num_rows rows that run at once, each as a program per KV head: as many as fit an SM's memory."""
+        num_pairs = num_rows * num_kv_heads
+        per_sm = 1 if num_pairs <= _FEW_PAIRS else 3 if self.num_splits(num_pairs=num_pairs) > 1 else 4
+        return max(1, per_sm * self.num_sms // num_kv_heads)
 
-def decode_config(head_dim: int, dtype: torch.dtype, *, num_pairs: int, is_split: bool) -> DecodeConfig:
+
+def decode_config(
+    head_dim: int, dtype: torch.dtype, *, num_pairs: int, is_split: bool, is_cut: bool = False
+) -> DecodeConfig:
     """Choose tiles (benchmarks/notes.md): 32 KiB of keys where latency rules, 16 where programs share an SM."""
     row_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
     if num_pairs <= _FEW_PAIRS:
-        return DecodeConfig(block_n=min(128, max(16, 32768 // row_bytes)), num_warps=4, num_stages=3)
+        stages = 5 if is_cut else 3
+        return DecodeConfig(block_n=min(128, max(16, 32768 // row_bytes)), num_warps=4, num_stages=stages)
     return DecodeConfig(block_n=min(128, max(16, 16384 // row_bytes)), num_warps=2, num_stages=5 if is_split else 3)
+
+
+def cut_rows(seq_lens: torch.Tensor, *, num_pieces: int, query_start_loc: torch.Tensor | None = None) -> torch.Tensor:
+    """Cut the keys of rows of one token into pieces of about equal length. Never syncs.
+
+    seq_lens: [R] int32; query_start_loc: [R + 1] int32, of ragged rows: those of another length get no piece.
+    num_pieces: how many of them run at once; few rows get no more, so that none runs alone at the end.
+    Returns [R + num_pieces, 4] int32: row, first key, end, (split << 16) + splits of the row; 0 splits: no piece. Rows
+    of several pieces come first, since theirs are the longest; a row of seq_len 0 has one, empty.
+    """
+    num_rows = seq_lens.shape[0]
+    pieces = torch.empty(num_rows + num_pieces, 4, dtype=torch.int32, device=seq_lens.device)
+    _cut_rows_kernel[(1,)](
+        seq_lens, query_start_loc, pieces, num_rows, num_pieces,
+        UNIT=_UNIT, MIN_UNITS=_MIN_UNITS, MAX_SPLITS=MAX_SPLITS, ROWS_PAD=_rows_pad(num_rows),
+        REFINEMENTS=_NUM_REFINEMENTS, num_warps=8,
+    )  # fmt: skip
+    return pieces
+
+
+def _rows_pad(num_rows: int) -> int:
+    """Few different numbers: each is a kernel."""
+    return _MIN_ROWS_PAD if num_rows <= _MIN_ROWS_PAD else max(512, triton.next_power_of_2(num_rows))
 
 
 def decode_attention(
@@ -88,6 +126,7 @@ def decode_attention(
     kv_scales: KVScales = UNSCALED,
     query_start_loc: torch.Tensor | None = None,
     max_seq_len: int | None = None,
+    pieces: torch.Tensor | None = None,
     num_splits: int | None = None,
     config: DecodeConfig | None = None,
     pdl: bool = False,
@@ -97,9 +136,10 @@ def decode_attention(
     q, out: [R, num_heads, head_dim], the last two dimensions dense; caches, kv_scales as AttentionBackend.forward;
     query_start_loc: [R + 1] int32: the rows are ragged (q, out: [T, …]), and only those of one token are computed;
     block_table: [>= R, max_blocks] int32; seq_lens: [>= R] int32, 0 for a padding row (its output is zeros).
-    max_seq_len: an upper bound of seq_lens, spares empty splits; num_splits, config: override the choice (benchmarks).
+    max_seq_len: an upper bound of seq_lens, spares empty splits; pieces: cut_rows of these rows, instead of splits by
+    the number of rows; not with a window. num_splits, config: override the choice (benchmarks).
     pdl: launch early, under the kernel before it (Hopper's programmatic dependent launch), and ask L2 for the first
-    keys meanwhile: block_table and seq_lens must then come from a kernel earlier than that one.
+    keys meanwhile: block_table, seq_lens and pieces must then come from a kernel earlier than that one.
     """
     _, num_heads, head_dim = q.shape
     num_rows = q.shape[0] if query_start_loc is None else query_start_loc.shape[0] - 1
@@ -108,21 +148,26 @@ def decode_attention(
     if num_splits is None:
         num_splits = scratch.num_splits(num_pairs=num_pairs)
     # Also with fp8 caches by q's dtype, which their tiles are turned into
-    config = config or decode_config(head_dim, q.dtype, num_pairs=num_pairs, is_split=num_splits > 1)
+    config = config or decode_config(
+        head_dim, q.dtype, num_pairs=num_pairs, is_split=num_splits > 1, is_cut=pieces is not None
+    )
     if max_seq_len is not None:
         num_splits = max(1, min(num_splits, -(-max_seq_len // config.block_n)))
     group = num_heads // num_kv_heads
     assert num_pairs * num_splits * group <= scratch.lse.shape[0] or num_splits == 1
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1  # noqa: PT018
-    _decode_kernel[(num_kv_heads, num_splits, num_rows)](
-        q, k_cache, v_cache, out, block_table, seq_lens, query_start_loc,
+    assert pieces is None or sliding_window is None
+    places = (num_splits, num_rows) if pieces is None else (pieces.shape[0], 1)
+    _decode_kernel[(num_kv_heads, *places)](
+        q, k_cache, v_cache, out, block_table, seq_lens, query_start_loc, pieces,
         scratch.partial, scratch.lse, scratch.arrivals,
         kv_scales.k * scale * (math.log2(math.e) if softcap == 0.0 else 1.0), softcap, kv_scales.v, sliding_window or 0,
         q.stride(0), out.stride(0), *k_cache.stride()[:3], block_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, D_PAD=triton.next_power_of_2(head_dim),
         BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_N=config.block_n, BLOCK_SIZE=block_size,
         IS_WIDE=is_wide(k_cache),
-        SPLIT=num_splits > 1, MAX_SPLITS=MAX_SPLITS, HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0,
+        SPLIT=pieces is not None or num_splits > 1, FEW=num_splits > 1, MAX_SPLITS=MAX_SPLITS,
+        HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
     )  # fmt: skip
@@ -130,30 +175,42 @@ def decode_attention(
 
 @triton.jit
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, seq_lens_ptr, query_start_ptr, partial_ptr, lse_ptr, arrivals_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, seq_lens_ptr, query_start_ptr, pieces_ptr,
+    partial_ptr, lse_ptr, arrivals_ptr,
     scale, softcap, v_scale, window,  # scale holds k's, and log2(e) unless logits are capped
     stride_q_row, stride_out_row, stride_block, stride_slot, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
-    SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    SPLIT: tl.constexpr, FEW: tl.constexpr, MAX_SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One (KV head, split, row). KV heads vary fastest: neighbours in memory run together."""
+    """One (KV head, split, row), or (KV head, piece). KV heads vary fastest: neighbours in memory run together."""
     kv_head = tl.program_id(0)
-    split = tl.program_id(1)
-    row = tl.program_id(2)
-    seq_len = tl.load(seq_lens_ptr + row)
-    oldest = tl.maximum(seq_len - window, 0) if HAS_WINDOW else 0
-    start, end, used_splits = _split_range(oldest, seq_len, split, BLOCK_N)
+    oldest = 0
+    if pieces_ptr is None:
+        split = tl.program_id(1)
+        row = tl.program_id(2)
+        seq_len = tl.load(seq_lens_ptr + row)
+        if HAS_WINDOW:
+            oldest = tl.maximum(seq_len - window, 0)
+        start, end, used_splits = _split_range(oldest, seq_len, split, BLOCK_N)
+        entry = (row * tl.num_programs(0) + kv_head) * tl.num_programs(1)
+        counter = row * tl.num_programs(0) + kv_head
+    else:
+        piece = tl.program_id(1)
+        row, start, end, split, used_splits = _read_piece(pieces_ptr + piece * 4)
+        entry = (piece - split) * tl.num_programs(0) + kv_head * used_splits
+        counter = (piece - split) * tl.num_programs(0) + kv_head
     token = row.to(tl.int64)
     if query_start_ptr is not None:
         token = tl.load(query_start_ptr + row).to(tl.int64)
-        is_decode = tl.load(query_start_ptr + row + 1) - token == 1
-        used_splits = tl.where(is_decode, used_splits, 0)
+        if pieces_ptr is None:
+            is_decode = tl.load(query_start_ptr + row + 1) - token == 1
+            used_splits = tl.where(is_decode, used_splits, 0)
     table_row_ptr = table_ptr + row.to(tl.int64) * stride_table
     if PDL:
-        if SPLIT and split < used_splits:
-            _prefetch_keys(
+        if FEW and split < used_splits:
+            prefetch_keys(
                 k_ptr + kv_head * stride_head, v_ptr + kv_head * stride_head, table_row_ptr, start, end,
                 stride_block, stride_slot, HEAD_DIM, BLOCK_SIZE, IS_WIDE,
             )  # fmt: skip
@@ -180,9 +237,60 @@ def _decode_kernel(
         tl.store(out_row_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_tile)
     else:
         _meet_splits(
-            acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr, row * tl.num_programs(0) + kv_head, split,
+            acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr + counter, entry * GROUP, split,
             used_splits, GROUP, HEAD_DIM, D_PAD, BLOCK_G, MAX_SPLITS,
         )  # fmt: skip
+
+
+@triton.jit
+def _read_piece(piece_ptr):
+    """A piece of cut_rows: row, first key, end, split, splits of the row."""
+    splits = tl.load(piece_ptr + 3)
+    return tl.load(piece_ptr), tl.load(piece_ptr + 1), tl.load(piece_ptr + 2), splits >> 16, splits & 0xFFFF
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_pieces"])
+def _cut_rows_kernel(
+    seq_lens_ptr, query_start_ptr, pieces_ptr, num_rows, num_pieces,
+    UNIT: tl.constexpr, MIN_UNITS: tl.constexpr, MAX_SPLITS: tl.constexpr, ROWS_PAD: tl.constexpr,
+    REFINEMENTS: tl.constexpr,
+):  # fmt: skip
+    """All rows in one program. A piece has at most `most` units: at first, what all rows have for each of num_pieces.
+
+    That makes up to a piece more a row. Where rows are few, `most` grows until there are about num_pieces.
+    """
+    rows = tl.arange(0, ROWS_PAD)
+    seq_lens = tl.load(seq_lens_ptr + rows, mask=rows < num_rows, other=0)
+    is_cut = rows < num_rows
+    if query_start_ptr is not None:
+        starts = tl.load(query_start_ptr + rows, mask=is_cut, other=0)
+        is_cut = is_cut & (tl.load(query_start_ptr + rows + 1, mask=is_cut, other=0) - starts == 1)
+    units = tl.where(is_cut, tl.cdiv(seq_lens, UNIT), 0)
+    least = tl.maximum(tl.cdiv(tl.max(units, 0), MAX_SPLITS), MIN_UNITS)
+    is_few = tl.sum(is_cut.to(tl.int32), 0) * 2 <= num_pieces
+    most = tl.maximum(tl.cdiv(tl.sum(units, 0), num_pieces), least)
+    splits = tl.where(is_cut, tl.maximum(tl.cdiv(units, most), 1), 0)
+    for _ in tl.static_range(REFINEMENTS):
+        count = tl.sum(splits, 0)
+        grown = tl.maximum(tl.cdiv(most * count, num_pieces), most + 1)
+        most = tl.where(is_few & (count > num_pieces), grown, most)
+        splits = tl.where(is_cut, tl.maximum(tl.cdiv(units, most), 1), 0)
+    several = tl.where(splits > 1, splits, 0)
+    single = splits - several
+    num_several = tl.sum(several, 0)
+    places = tl.where(splits > 1, tl.cumsum(several, 0) - several, num_several + tl.cumsum(single, 0) - single)
+    share = tl.cdiv(units, tl.maximum(splits, 1)) * UNIT  # of the row's keys, even over its pieces
+    for split in range(0, tl.max(splits, 0)):
+        exists = split < splits
+        piece_ptrs = pieces_ptr + (places + split) * 4
+        tl.store(piece_ptrs, rows, mask=exists)
+        tl.store(piece_ptrs + 1, split * share, mask=exists)
+        tl.store(piece_ptrs + 2, tl.minimum((split + 1) * share, seq_lens), mask=exists)
+        tl.store(piece_ptrs + 3, (split << 16) + splits, mask=exists)
+    last = num_rows + num_pieces
+    for start in range(num_several + tl.sum(single, 0), last, ROWS_PAD):
+        tl.store(pieces_ptr + (start + rows) * 4, 0, mask=start + rows < last)  # a row that exists
+        tl.store(pieces_ptr + (start + rows) * 4 + 3, 0, mask=start + rows < last)
 
 
 @triton.jit
@@ -198,37 +306,22 @@ def _split_range(oldest, seq_len, split, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _meet_splits(
-    acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr, pair, split, used_splits,
+    acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr, entries, split, used_splits,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Leave this split's result for the last of its (row, KV head) pair to arrive, which merges them all."""
     heads = tl.arange(0, BLOCK_G)
     dims = tl.arange(0, D_PAD)
-    entries = pair * tl.num_programs(1) * GROUP
     mine = entries + split * GROUP + heads
     in_tile = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     tl.store(partial_ptr + mine[:, None] * HEAD_DIM + dims[None, :], acc, mask=in_tile)
     tl.store(lse_ptr + mine, lse, mask=heads < GROUP)
     # Every thread's stores before the one thread's release; its acquire before every thread's loads
     tl.debug_barrier()
-    arrived = tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel")
+    arrived = tl.atomic_add(arrivals_ptr, 1, sem="acq_rel")
     if arrived == used_splits - 1:
-        tl.store(arrivals_ptr + pair, 0)
+        tl.store(arrivals_ptr, 0)
         _merge_splits(out_row_ptr, partial_ptr, lse_ptr, entries, used_splits, GROUP, HEAD_DIM, D_PAD, MAX_SPLITS)
-
-
-@triton.jit
-def _prefetch_keys(
-    k_ptr, v_ptr, table_ptr, start, end, stride_block, stride_slot,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
-) -> None:  # fmt: skip
-    """Ask L2 for the first 128 keys and values, line by line. Only a hint: the newest may not be written yet."""
-    LINES: tl.constexpr = triton.next_power_of_2((HEAD_DIM * k_ptr.dtype.element_ty.primitive_bitwidth + 1023) // 1024)
-    keys = start + tl.arange(0, 128)
-    offsets = page_offsets(table_ptr, keys, keys < end, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
-    offsets = offsets[:, None] + (tl.arange(0, LINES) * (HEAD_DIM // LINES))[None, :]
-    prefetch_l2(k_ptr + offsets)
-    prefetch_l2(v_ptr + offsets)
 
 
 @triton.jit

@@ -3,19 +3,85 @@
 How much smaller quantised layers make a model: known from its config, before any weight is read.
 
 Whether a model splits over ranks, by its config: before a rank starts, or a weight is read.
+
+The matrices of a model that may be quantised, by its config: their names, sizes, and how ranks share them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from models.config.matrices import check_shares, quantized_matrices
 from models.errors import ModelError
+from models.quantization.config import Scheme, check_share
+from models.registry import find_architecture
 
 if TYPE_CHECKING:
     from models.config.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One projection, which may be a band of a matrix of the checkpoint."""
+
+    name: str  # of what the checkpoint keeps, in full: "model.layers.0.self_attn.q_proj", or "….qkv_proj"
+    out_features: int
+    in_features: int
+    shared: Literal["outputs", "inputs"]  # what ranks have a share of
+    is_of_kv_heads: bool = False  # more ranks than heads have no smaller share
+
+
+def quantized_matrices(model: ModelConfig) -> Iterator[tuple[Matrix, Scheme]]:
+    """Each matrix that is not as the model's dtype says, with its scheme."""
+    if model.quantization is None:
+        return
+    for matrix in _linear_layers(model):
+        scheme = model.quantization.scheme_of(matrix.name)
+        if scheme is not None:
+            yield matrix, scheme
+
+
+def check_shares(model: ModelConfig, tp_size: int) -> None:
+    """Raise ModelError unless the shares of tp_size ranks end where the blocks of every scheme do."""
+    for matrix, scheme in quantized_matrices(model):
+        num_shares = min(tp_size, model.num_kv_heads) if matrix.is_of_kv_heads else tp_size
+        whole = matrix.out_features if matrix.shared == "outputs" else matrix.in_features
+        check_share(scheme, matrix.name, matrix.shared, whole=whole, num_shares=num_shares)
+
+
+def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
+    """All linear layers but the routed experts, which are never quantised."""
+    architecture = find_architecture(model.architecture)
+    prefix = "" if architecture.text_prefix is None else f"{architecture.text_prefix}."
+    shared = 0 if model.experts is None else model.experts.shared_intermediate_size
+    for layer, is_sparse in enumerate(model.sparse_layers):
+        matrices = [*_attention(model)]
+        if not is_sparse:
+            matrices += _mlp("mlp", model.hidden_size, model.intermediate_size)
+        elif shared > 0:
+            matrices += _mlp("mlp.shared_expert", model.hidden_size, shared)
+        for matrix in matrices:
+            block, _, projection = matrix.name.rpartition(".")
+            stored = architecture.packed_modules.get(projection, projection)
+            yield dataclasses.replace(matrix, name=f"{prefix}model.layers.{layer}.{block}.{stored}")
+
+
+def _attention(model: ModelConfig) -> Iterator[Matrix]:
+    q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    yield Matrix("self_attn.q_proj", q_size, model.hidden_size, "outputs")
+    yield Matrix("self_attn.k_proj", kv_size, model.hidden_size, "outputs", is_of_kv_heads=True)
+    yield Matrix("self_attn.v_proj", kv_size, model.hidden_size, "outputs", is_of_kv_heads=True)
+    yield Matrix("self_attn.o_proj", model.hidden_size, q_size, "inputs")
+
+
+def _mlp(block: str, hidden_size: int, width: int) -> Iterator[Matrix]:
+    yield Matrix(f"{block}.gate_proj", width, hidden_size, "outputs")
+    yield Matrix(f"{block}.up_proj", width, hidden_size, "outputs")
+    yield Matrix(f"{block}.down_proj", hidden_size, width, "inputs")
 
 
 def count_parameters(model: ModelConfig, num_experts: int) -> int:

@@ -1,9 +1,9 @@
-"""What the adapters share: another API's request as a chat request, with the way back for names.
+"""ChatEquivalent: a request of /v1/responses or /v1/messages as a chat request, and parts that both adapters use.
 
-    ResponsesBody, MessagesBody ─→ Translation(ChatBody, ignored, names) ─→ prepare_chat ─→ their writers
+    ResponsesBody, MessagesBody ─→ ChatEquivalent(ChatBody, ignored, field_names) ─→ prepare_chat ─→ their writers
 
-Whatever is wrong with the chat request is told in the words of the request that the client sent: `names` says which
-of its fields each field of the chat request stands for.
+Errors in the chat request name fields of the client's request: `field_names` maps a path in the one to a path in the
+other.
 """
 
 import base64
@@ -22,12 +22,12 @@ _PATH_ENDS = re.compile(r"[.\[]")
 _SEAL = "quire1."  # the form's version: what other servers sealed is not opened
 
 
-class Translation(msgspec.Struct, frozen=True):
+class ChatEquivalent(msgspec.Struct, frozen=True):
     """A chat request that another API's request stands for."""
 
     body: ChatBody
     ignored: list[str]  # fields of the client's request that have no effect
-    names: dict[str, str]  # path in the chat request → path in the client's request
+    field_names: dict[str, str]  # path in the chat request → path in the client's request
 
 
 class Turn(msgspec.Struct, kw_only=True):
@@ -54,38 +54,38 @@ class Turn(msgspec.Struct, kw_only=True):
         return message
 
 
-def names_of(turns: Sequence[Turn]) -> dict[str, str]:
+def field_names_of(turns: Sequence[Turn]) -> dict[str, str]:
     """Return which part of the client's request each message stands for."""
     return {f"messages[{i}]": turn.at for i, turn in enumerate(turns)}
 
 
-def chat_body(fields: Mapping[str, Any], *, names: Mapping[str, str]) -> ChatBody:
+def chat_body(fields: Mapping[str, Any], *, field_names: Mapping[str, str]) -> ChatBody:
     """Return a ChatBody of the fields that are not None. Raises RequestErrors in the client's words."""
-    with client_words(names):
+    with errors_in_client_fields(field_names):
         return parse_body(ChatBody, {name: value for name, value in fields.items() if value is not None})
 
 
 @contextmanager
-def client_words(names: Mapping[str, str]) -> Iterator[None]:
+def errors_in_client_fields(field_names: Mapping[str, str]) -> Iterator[None]:
     """Rename the fields that a RequestError raised in here names: in its param, and where its message has them."""
     try:
         yield
     except RequestError as error:
-        error.message = renamed(error.message, names)
+        error.message = rename_fields(error.message, field_names)
         if error.param is not None:
-            error.param = renamed(error.param, names)
+            error.param = rename_fields(error.param, field_names)
         raise
 
 
-def renamed(text: str, names: Mapping[str, str]) -> str:
+def rename_fields(text: str, field_names: Mapping[str, str]) -> str:
     """Return the text with each path of the chat request replaced by what it, or its longest part, stands for."""
 
     def replace(match: re.Match[str]) -> str:
         path = match[0]
         ends = [end.start() for end in _PATH_ENDS.finditer(path)]
         for end in (len(path), *reversed(ends)):
-            if path[:end] in names:
-                return names[path[:end]] + path[end:]
+            if path[:end] in field_names:
+                return field_names[path[:end]] + path[end:]
         return path
 
     return _PATH.sub(replace, text)

@@ -11,20 +11,20 @@ from server.api.request_record import record_of
 from server.api.sse import wait_or_gone
 from server.errors import DeadlineExceeded
 from server.structured_output.compile_check import GrammarChecker
-from server.structured_output.grammar_spec import Asked
+from server.structured_output.grammar_spec import ConstraintRequest
 
 
 async def checked_grammar(
-    grammars: GrammarChecker, asked: Asked | None, request: Request, *, timeout_s: float | None
+    grammars: GrammarChecker, constraint: ConstraintRequest | None, request: Request, *, timeout_s: float | None
 ) -> GrammarSpec | None:
-    """Return the grammar that was asked for, if one was, once it is known to compile. `timeout_s`: from arrival.
+    """Return the constraint's grammar, once it is known to compile; None without one. `timeout_s`: from arrival.
 
     Raises what GrammarChecker.check() does, DeadlineExceeded, RequestAborted (by DELETE) and ClientGone.
     """
-    if asked is None:
+    if constraint is None:
         return None
     record = record_of(request.scope)
-    check = asyncio.create_task(grammars.check(asked.spec, param=asked.param))
+    check = asyncio.create_task(grammars.check(constraint.spec, param=constraint.param))
     record.cancel = check.cancel
     if record.is_cancelled:
         check.cancel()
@@ -39,4 +39,4 @@ async def checked_grammar(
     if check.cancelled():
         raise RequestAborted("The request was cancelled.")
     check.result()
-    return asked.spec
+    return constraint.spec

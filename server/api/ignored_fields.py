@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from server.api.schemas import ChatBody, ChatMessage, CompletionBody
-from server.structured_output.schema import ResponseFormat
+from server.structured_output.grammar_spec import ResponseFormat
 
 _MESSAGE_FIELDS = ("annotations", "audio", "function_call", "refusal")
 _PART_FIELDS = frozenset({"type", "text", "refusal"})

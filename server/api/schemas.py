@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from engine.interface.errors import InvalidParameter
-from server.structured_output.schema import ResponseFormat, StructuredOutputs
+from server.structured_output.grammar_spec import ResponseFormat, StructuredOutputs
 
 MAX_TOOLS = 128
 TOOL_NAME_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"

@@ -1,7 +1,7 @@
-"""A `quire serve` that another command starts for itself and stops after it. Imports the standard library and httpx.
+"""TemporaryServer: a `quire serve` that another command starts and stops. Imports the standard library and httpx.
 
-It listens on a free loopback port with a key that only the command knows, and never outlives the command. Life:
-OwnServer(…) → start, which blocks until it is ready → target → stop.
+It listens on a free loopback port, with a random key that only the command has, and ends with the command.
+Life: TemporaryServer(…) → start, which blocks until the server is ready → endpoint → stop.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from engine.interface.child_process import PROJECT_ROOT, describe_exit, die_with
-from server.commands.server_target import Target, ToolError
+from server.commands.server_target import ServerEndpoint, ToolError
 from server.launcher.run_dir import RunDir
 
 _POLL_S = 0.05
@@ -26,8 +26,8 @@ _ERROR = "quire: error: "
 _MAX_NAME_CHARACTERS = 512
 
 
-class OwnServer:
-    """A context manager: ready inside, gone after. model: folder, hub id, or None for the demo model."""
+class TemporaryServer:
+    """A server as a context manager, ready on entry. model: folder, hub id, or None for the demo model."""
 
     def __init__(self, model: str | None, *, served_names: list[str], stream: TextIO) -> None:
         self._model = model
@@ -38,9 +38,9 @@ class OwnServer:
         self._log_path = self._run_dir.path / "server.log"
         self._key = secrets.token_urlsafe(24)
         self._process: subprocess.Popen[bytes] | None = None
-        self.target = Target("", self._key)
+        self.endpoint = ServerEndpoint("", self._key)
 
-    def __enter__(self) -> "OwnServer":
+    def __enter__(self) -> "TemporaryServer":
         try:
             self._start()
         except BaseException:
@@ -83,10 +83,10 @@ class OwnServer:
                 self._say("")
                 raise ToolError(f"No server could be started: {why}")
             time.sleep(_POLL_S)
-        self._say(f"Started {self._name()} on {self.target.url} in {time.monotonic() - started_s:.1f} s.\n")
+        self._say(f"Started {self._name()} on {self.endpoint.url} in {time.monotonic() - started_s:.1f} s.\n")
 
     def _is_ready(self) -> bool:
-        """Read the log: say what it does, and take its address."""
+        """Read the log: show the stage, and take the address once it is there."""
         is_ready, doing = False, "process"
         for line in self._log().splitlines():
             try:
@@ -96,14 +96,14 @@ class OwnServer:
             if message.startswith("stage name="):
                 doing = message.removeprefix("stage name=").split(" ")[0]
             elif message.startswith("Ready in "):
-                self.target = Target(message.rpartition("url=")[2], self._key)
+                self.endpoint = ServerEndpoint(message.rpartition("url=")[2], self._key)
                 is_ready = True
         if self._is_terminal and not is_ready:
             self._say(f"Starting {self._name()}: {doing.replace('_', ' ')} …")
         return is_ready
 
     def _say(self, text: str) -> None:
-        """Replace the line that tells of the start; elsewhere than on a terminal only its end is written."""
+        """Replace the line with the start's progress; without a terminal, write only the last one."""
         if self._is_terminal:
             self._stream.write(f"\r\x1b[2K{text}")
         else:
@@ -126,7 +126,7 @@ class OwnServer:
 
 
 def _environment(key: str) -> dict[str, str]:
-    """Return ours with that key, and without what is meant for a server of others: its address, its file."""
+    """Return the environment with that key, and without other QUIRE_* variables, which configure other servers."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     return {**own, "QUIRE_API_KEY": key}
 
@@ -142,7 +142,7 @@ def _can_be_served(name: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask once, ask again, then kill; a second Ctrl-C skips the waiting."""
+    """Send SIGTERM twice, then kill; a second Ctrl-C skips the waiting."""
     with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError, KeyboardInterrupt):
         process.send_signal(signal.SIGTERM)
         process.wait(_STOP_S / 2)

@@ -1,4 +1,6 @@
-"""`quire completion`: a shell's script for commands, flags and files. Imports argparse; shtab when it runs."""
+"""`quire completion`: prints a shell script that completes commands, flags and files. Imports argparse; shtab when
+run.
+"""
 
 import argparse
 from collections.abc import Callable

@@ -1,10 +1,8 @@
-"""The server that a command of the terminal talks to: where it is, its key, its models, its errors in a sentence.
+"""ServerEndpoint: URL and key of the server of a terminal command, with its client, models and error messages.
 
-Imports httpx. Target is made from --url and --api-key, or by server/commands/child_server.py.
-
-Text of a server or a model on a terminal: it can move no cursor and ring no bell. Imports nothing.
-
-What a polite kill or a closed terminal does to a command of the terminal: it ends by its own clean-up.
+Also printable() for text from servers and models, without control characters, and handled(), which runs a command's
+clean-up on SIGTERM and SIGHUP. Imports httpx. A ServerEndpoint is made from --url and --api-key, or by
+server/commands/child_server.py.
 """
 
 import contextlib
@@ -37,11 +35,11 @@ _PROBE_TIMEOUT_S = 5.0
 
 
 class ToolError(StartupError):
-    """A command cannot go on. exit_code: 2 wrong usage, 3 no server, or it went away."""
+    """An error that ends a command. exit_code: 2 wrong usage, 3 no server, or the connection was lost."""
 
 
-class Target(msgspec.Struct, frozen=True):
-    """A server. url: without /v1 and without a slash at its end."""
+class ServerEndpoint(msgspec.Struct, frozen=True):
+    """URL and key of a server. url: without /v1 and without a slash at its end."""
 
     url: str
     api_key: str | None = None
@@ -51,7 +49,7 @@ class Target(msgspec.Struct, frozen=True):
         return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
 
     def trusts_proxies(self) -> bool:
-        """Tell if a proxy of the environment may stand between: never before this very machine."""
+        """Return True if the environment's proxy may be used: never for a server on this machine."""
         host = httpx.URL(self.url).host
         try:
             return not ipaddress.ip_address(host).is_loopback
@@ -75,36 +73,36 @@ class _ErrorBody(msgspec.Struct):
     error: _ErrorDetail | str
 
 
-def make_target(url: str, api_key: str | None, environment: Mapping[str, str]) -> Target:
-    """Return the target of the flags; the key may be in QUIRE_API_KEY, of several there the first."""
+def make_endpoint(url: str, api_key: str | None, environment: Mapping[str, str]) -> ServerEndpoint:
+    """Return the endpoint of the flags; the key may be in QUIRE_API_KEY, of several there the first."""
     from_environment = environment.get("QUIRE_API_KEY", "").split(",")[0].strip()
     key = api_key or from_environment or None
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ToolError("The API key has characters that no HTTP header can carry.", exit_code=2)
-    return Target(url, key)
+    return ServerEndpoint(url, key)
 
 
-def make_client(target: Target, *, timeout_s: float | None) -> httpx.Client:
+def make_client(endpoint: ServerEndpoint, *, timeout_s: float | None) -> httpx.Client:
     """Return a blocking client. timeout_s: between bytes of an answer."""
     timeout = httpx.Timeout(timeout_s, connect=_PROBE_TIMEOUT_S)
     return httpx.Client(
-        base_url=target.url, headers=target.headers(), timeout=timeout, trust_env=target.trusts_proxies()
+        base_url=endpoint.url, headers=endpoint.headers(), timeout=timeout, trust_env=endpoint.trusts_proxies()
     )
 
 
-def served_models(target: Target) -> list[str] | None:
+def served_models(endpoint: ServerEndpoint) -> list[str] | None:
     """Return the names that a server answers to; None if no server with OpenAI's API answers at all.
 
     Raises ToolError where one answers and does not let us in.
     """
     try:
-        with make_client(target, timeout_s=_PROBE_TIMEOUT_S) as client:
+        with make_client(endpoint, timeout_s=_PROBE_TIMEOUT_S) as client:
             response = client.get("/v1/models")
     except httpx.HTTPError:
         return None
     if response.status_code in (401, 403):
-        what = "refuses this API key" if target.api_key else "needs an API key"
-        raise ToolError(f"{target.url} {what}: give its key with --api-key or in QUIRE_API_KEY.", exit_code=2)
+        what = "refuses this API key" if endpoint.api_key else "needs an API key"
+        raise ToolError(f"{endpoint.url} {what}: give its key with --api-key or in QUIRE_API_KEY.", exit_code=2)
     if response.status_code != 200:
         return None
     try:
@@ -114,24 +112,24 @@ def served_models(target: Target) -> list[str] | None:
 
 
 def error_message(status: int, body: bytes) -> str:
-    """Return what an error answer says, in OpenAI's form or any other: one printable line."""
+    """Return the message of an error reply, in OpenAI's form or any other, as one printable line."""
     try:
         error = msgspec.json.decode(body, type=_ErrorBody).error
         message = error if isinstance(error, str) else error.message
     except (msgspec.DecodeError, UnicodeDecodeError):
         message = " ".join(body[: 4 * _MAX_ERROR_CHARACTERS].decode(errors="replace").split())
-        message = f"HTTP {status}: {message}" if message else f"The server answered {status} without a word."
+        message = f"HTTP {status}: {message}" if message else f"The server replied {status} with an empty body."
     message = one_line(message)
     return message if len(message) <= _MAX_ERROR_CHARACTERS else message[:_MAX_ERROR_CHARACTERS] + "…"
 
 
-def transport_message(target: Target, error: httpx.HTTPError) -> str:
-    """Say why no answer came, or no more of one."""
+def transport_message(endpoint: ServerEndpoint, error: httpx.HTTPError) -> str:
+    """Return the reason for a missing or incomplete reply."""
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return f"No server answers at {target.url}."
+        return f"No server answers at {endpoint.url}."
     if isinstance(error, httpx.TimeoutException):
-        return f"{target.url} has stayed silent for too long."
-    return f"The connection to {target.url} was lost: {str(error) or type(error).__name__}."
+        return f"{endpoint.url} did not reply in time."
+    return f"The connection to {endpoint.url} was lost: {str(error) or type(error).__name__}."
 
 
 Handler = Callable[[int, FrameType | None], object]
@@ -140,13 +138,13 @@ _STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def stopping_signals() -> list[signal.Signals]:
-    """Return the signals that end a command. One that is ignored, as under nohup, stays ignored."""
+    """Return the signals that end a command. Signals that are ignored, as under nohup, stay ignored."""
     return [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
 def handled(handler: Handler) -> Iterator[None]:
-    """Let a handler have the stopping signals, which raises what ends the command."""
+    """Install a handler for SIGTERM and SIGHUP, which raises the exception that ends the command."""
     numbers = stopping_signals()
     before = [signal.signal(number, handler) for number in numbers]
     try:
@@ -158,7 +156,7 @@ def handled(handler: Handler) -> Iterator[None]:
 
 
 def leave(number: int, _: FrameType | None) -> None:
-    """End the process as a shell expects of one that a signal ended, after every clean-up, which nothing cuts short."""
+    """Raise SystemExit with the exit code of a signal, and ignore further signals, so that clean-ups are complete."""
     for other in _STOPPING:
         signal.signal(other, signal.SIG_IGN)
     raise SystemExit(128 + number)

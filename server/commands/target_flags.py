@@ -1,4 +1,4 @@
-"""Flags that the commands which talk to a server share: which one, and its key. Imports argparse only."""
+"""The flags --url, --api-key and --debug of every command that talks to a server. Imports argparse only."""
 
 import argparse
 import re

@@ -1,9 +1,9 @@
-"""API keys: read in the launcher, known everywhere else as SHA-256 hashes. Standard library and
+"""API keys: read by the launcher; all other processes have their SHA-256 hashes only. Standard library and
 engine.interface.errors.
 
-Life of a key: flag, file or environment → read_key_hashes (launcher) → ServerConfig.api_key_hashes → KeyRing (worker),
-which tells whose request it is → cache_salt_of, so that no two keys share cached prefixes. SIGHUP reads the file again
-(server/launcher/key_reload.py).
+Life of a key: flag, file or environment → read_key_hashes (launcher) → ServerConfig.api_key_hashes → KeyRing
+(worker), which finds the key of a request → cache_salt_of, so that requests of two keys never share cached
+prefixes. SIGHUP reads the file again (server/launcher/key_reload.py).
 """
 
 import hmac
@@ -37,7 +37,7 @@ def read_file_hashes(file: str) -> list[str]:
 
 
 class KeyRing:
-    """The keys that are let in, by their hashes. newer: those that came since, once there are any."""
+    """The hashes of the valid keys. newer: returns the hashes after a reload, and none before the first."""
 
     def __init__(self, hashes: Sequence[str], *, newer: Callable[[], Sequence[str]] = tuple) -> None:
         self._first = hashes
@@ -54,7 +54,7 @@ class KeyRing:
 def cache_salt_of(key_hash: str, salt: str) -> str:
     """Return the engine's salt for a client's own one: requests of different keys never share a cached prefix.
 
-    key_hash: "" where the daemon has no keys. What is returned tells nothing of the key or its hash.
+    key_hash: "" if the daemon has no keys. The result reveals neither the key nor its hash.
     """
     return sha256(f"{key_hash}\n{salt}".encode("utf-8", "surrogatepass")).hexdigest() if key_hash else salt
 
@@ -70,7 +70,7 @@ def _hash(key: str) -> str:
 
 
 def _read_file(name: str) -> list[str]:
-    """One key per line; empty lines and lines that begin with # say nothing."""
+    """Return the keys of a file: one per line, without empty lines and lines that begin with #."""
     path = Path(name).expanduser()
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
@@ -84,7 +84,7 @@ def _read_file(name: str) -> list[str]:
 
 
 def _check(key: str, source: str) -> None:
-    """A key has to fit a header; one that does not could never be presented."""
+    """Raise StartupError for a key that no HTTP header can carry, since no client could send it."""
     if not key:
         raise StartupError(f"{source} has an empty key.", exit_code=2)
     if len(key) > _MAX_KEY_CHARS:

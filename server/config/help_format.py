@@ -1,7 +1,7 @@
-"""--help that fits one screen, for commands with many flags, and --help-all with the rest. Imports argparse.
+"""Help texts: --help with the most used flags on one screen, --help-all with all of them. Imports argparse.
 
-A command made with add_help=False gets both flags by add_short_help(); the short help names the flags it shows, by
-section, and takes their words from the flags themselves.
+add_short_help() adds both flags to a parser made with add_help=False. The short help lists the flags of its sections
+and takes their help texts from the parser.
 """
 
 import argparse
@@ -14,7 +14,7 @@ _MAX_WIDTH = 110
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """One line per flag where the terminal is wide enough, one per command, and none for what stands for them all."""
+    """Prints one line per flag if the terminal is wide enough, and one line per command."""
 
     def __init__(self, prog: str) -> None:
         width = min(_MAX_WIDTH, shutil.get_terminal_size().columns - 2)
@@ -27,7 +27,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _ShortHelp(argparse.Action):
-    """-h and --help of a command that has more flags than a screen has lines."""
+    """The action of -h and --help for a command with more flags than a screen has lines."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, *, sections: Sections, help: str) -> None:  # noqa: A002 - argparse's name
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)

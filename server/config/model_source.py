@@ -1,8 +1,8 @@
-"""From the MODEL argument to a local folder that can be served. Imports engine.interface.errors; huggingface_hub when
-needed.
+"""Resolves the MODEL argument to a local folder that can be served.
 
-A folder is checked for what the engine and the tokenizer will read, so that a mistake is one sentence at once and not
-an error out of a loader half a minute later. What is inside the files is the loader's business.
+check_folder() checks that the files which engine and tokenizer read exist, so that a wrong folder is one sentence
+at once and not a loader's exception half a minute later. The loader checks the files' contents. Imports
+engine.interface.errors; huggingface_hub when needed.
 """
 
 import importlib.metadata
@@ -54,7 +54,7 @@ def resolve_model(model: str | None, *, revision: str | None = None, load_format
 
 
 def model_facts(folder: str) -> dict[str, str]:
-    """Return rows for the closing panel on what a model is not: the demo has one, others none."""
+    """Return rows for the closing panel: a note on the demo model's limits, none for other models."""
     return {"Note": _DEMO_NOTE} if Path(folder) == DEMO_FOLDER else {}
 
 
@@ -104,7 +104,7 @@ def local_folder(model: str, *, revision: str | None) -> Path | None:
 
 
 def fetch(download: Callable[[], str], repo_id: str, *, revision: str | None) -> Path:
-    """Return what a download from the hub returns. Raises StartupError with one sentence for whatever goes wrong."""
+    """Run a download from the hub and return its folder. Raises StartupError with one sentence on any failure."""
     from huggingface_hub import errors, utils
 
     if not sys.stderr.isatty():
@@ -151,7 +151,7 @@ def _check_weights(folder: Path) -> None:
 
 
 def has_pickles(folder: Path) -> bool:
-    """Whether weights are there that are never read, since reading them runs code."""
+    """Return True if the folder has pickled weights, which are never read because reading them runs code."""
     return any(next(folder.glob(pattern), None) is not None for pattern in _PICKLES)
 
 

@@ -1,6 +1,7 @@
-"""From the parsed flags of `quire serve` to the configurations of engine and HTTP workers. Never torch.
+"""Makes the configurations of engine and HTTP workers from the parsed flags of `quire serve`. Never torch.
 
-check_flags needs nothing but the flags and the files they name, find_model may download; in between, a port is bound.
+check_flags reads only the flags and the files that they name; find_model may download. The port is bound between
+them.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from engine.interface.config import EngineConfig, LoraSource, ServerConfig
 from engine.interface.errors import StartupError
 from server.config.api_keys import read_key_hashes
 from server.config.model_source import check_kernels_package, resolve_model
-from server.config.serve_flags import speculative_of, traces_endpoint
+from server.config.serve_flags import num_steps_in_flight, speculative_of, traces_endpoint
 from server.config.value_types import resolve_loras
 from server.text.embedding_model import load_embedding_model
 
@@ -22,7 +23,7 @@ _EXIT_USAGE = 2
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an HTTP worker process is told, as JSON in the run directory."""
+    """The configuration of an HTTP worker process, as JSON in the run directory."""
 
     server: ServerConfig
     listen_fd: int  # the inherited listening socket
@@ -34,7 +35,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedFlags(NamedTuple):
-    """What was read on the way to knowing that the flags can be served."""
+    """Values that check_flags reads from files and the environment."""
 
     chat_template: str | None
     traces_endpoint: str | None
@@ -43,7 +44,7 @@ class CheckedFlags(NamedTuple):
 
 
 def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
-    """Check what one flag alone cannot tell, and read the files that flags name. Raises StartupError."""
+    """Check combinations of flags, and read the files that flags name. Raises StartupError."""
     _check_together(arguments)
     chat_template = None
     if arguments.chat_template is not None:
@@ -56,7 +57,7 @@ def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
 
 
 def find_model(arguments: argparse.Namespace, checked: CheckedFlags) -> tuple[EngineConfig, ServerConfig]:
-    """Find the model, download it if it is not here, and say what to load and serve. Raises StartupError."""
+    """Find or download the model; return the configurations of engine and workers. Raises StartupError."""
     model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
     load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
     names = arguments.served_model_name or [model.name]
@@ -67,7 +68,7 @@ def find_model(arguments: argparse.Namespace, checked: CheckedFlags) -> tuple[En
         lora_names=[source.name for source in loras],
         chat_template=checked.chat_template,
         pooling=arguments.pooling,
-        strict=arguments.strict,
+        strict=arguments.reject_unknown_fields,
         request_timeout_s=arguments.request_timeout,
         api_key_hashes=checked.api_key_hashes,
         cors_origins=arguments.cors_origin,
@@ -102,15 +103,15 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
-        max_num_mixed_tokens=arguments.max_num_mixed_tokens,
+        max_num_mixed_tokens=arguments.max_decode_step_tokens,
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory,
         kv_cache_dtype=arguments.kv_cache_dtype,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         enable_prefix_caching=not arguments.no_prefix_caching,
         enforce_eager=arguments.enforce_eager,
-        overlap_depth=arguments.depth,
-        max_waiting=arguments.max_waiting,
+        overlap_depth=num_steps_in_flight(arguments.overlap),
+        max_waiting=arguments.max_queued_requests,
         max_queued_tokens=arguments.max_queued_tokens,
         speculative=speculative_of(arguments),
     )

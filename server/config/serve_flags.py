@@ -1,12 +1,8 @@
-"""The flags of what is served, and in which memory. Imports argparse.
+"""The flags of `quire serve`, in groups: model, memory, speculation, address, requests, access, log, metrics.
 
-Flags of `quire serve` that say who reaches the daemon and how: keys, TLS, a unix socket, browsers, proxies.
-
-Imports argparse, and ssl where it is needed. server/cli.py makes LaunchConfig and ServerConfig of the parsed values.
-
-Flags of `quire serve` that say what the daemon tells of itself: logs, metrics, traces. Imports argparse.
-
-The flags of speculation, for every command that makes an engine. Imports argparse only.
+Each add_*_flags function adds one group; server/hosted/daemon.py and `quire bench` add some of them too. Each *_of
+function turns parsed values into a checked value, of which server/cli.py and server/config/serve_config.py make the
+configurations. Imports argparse; ssl and engine.interface.config when needed.
 """
 
 import argparse
@@ -17,11 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from engine.interface.errors import StartupError
+from server.config.setting import add_alias
 from server.config.value_types import (
     BACKEND_NAMES,
     KV_CACHE_DTYPES,
     QUANTIZATION_NAMES,
     deadline,
+    depth_overlaps,
     integer,
     limited,
     named_folder,
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def add_model_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the model, and how it is loaded."""
+    """Add the flags of the model and its loading."""
     add = group.add_argument
     add("model", nargs="?", metavar="MODEL", help="folder or hub id (default: the built-in demo)")
     add("--revision", type=text, metavar="REV", help="branch, tag or commit of the hub id")
@@ -93,7 +91,7 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def add_memory_flags(group: argparse._ArgumentGroup) -> None:
-    """Add memory and batching."""
+    """Add the flags of memory and batching."""
     add = group.add_argument
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
     add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once (256 on cuda, else 64)")
@@ -103,7 +101,13 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="tokens computed per step (8192 on cuda, else 512)",
     )
-    add("--max-num-mixed-tokens", type=integer(1, 32_768), metavar="N", help="the same while requests decode")
+    decode_step_tokens = add(
+        "--max-decode-step-tokens",
+        type=integer(1, 32_768),
+        metavar="N",
+        help="tokens computed per step while requests decode",
+    )
+    add_alias(group, "--max-num-mixed-tokens", decode_step_tokens)
     add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block (16)")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
     add(
@@ -115,10 +119,37 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of GPU memory (0.9)")
     add("--no-prefix-caching", action="store_true", help="do not reuse the KV of shared prefixes")
-    add("--depth", type=integer(1, 2), metavar="N", help="steps in flight (2 on cuda, else 1)")
+    add_overlap_flag(group)
     add("--enforce-eager", action="store_true", help="no CUDA graphs, for debugging")
-    add("--max-waiting", type=integer(1, 2**20), default=2048, metavar="N", help="requests queued at most (2048)")
-    add("--max-queued-tokens", type=integer(1, 2**40), metavar="N", help="their tokens at most (64 full contexts)")
+    queued_requests = add(
+        "--max-queued-requests",
+        type=integer(1, 2**20),
+        default=2048,
+        metavar="N",
+        help="limit of queued requests (2048)",
+    )
+    add_alias(group, "--max-waiting", queued_requests)
+    add(
+        "--max-queued-tokens",
+        type=integer(1, 2**40),
+        metavar="N",
+        help="limit of their tokens (64 full contexts)",
+    )
+
+
+def add_overlap_flag(container: argparse._ActionsContainer) -> None:
+    """Add --overlap and --no-overlap, and --depth, which they were called before."""
+    overlap = container.add_argument(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        help="launch a step before the previous one's results are handled (true on cuda, else false)",
+    )
+    add_alias(container, "--depth", overlap, parse=depth_overlaps)
+
+
+def num_steps_in_flight(overlap: bool | None) -> int | None:
+    """Return the engine's depth for --overlap; None lets the device decide."""
+    return None if overlap is None else 2 if overlap else 1
 
 
 _DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8000
@@ -126,7 +157,7 @@ _MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its end; 103 on macOS
 
 
 class Address(NamedTuple):
-    """Where to listen: a unix socket, or host and port."""
+    """The listening address: a unix socket, or host and port."""
 
     host: str
     port: int
@@ -141,7 +172,7 @@ class Tls(NamedTuple):
 
 
 def add_address_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags of where to listen."""
+    """Add the flags of the listening address."""
     add = group.add_argument
     add("--host", type=text, help="address to listen on (127.0.0.1)")
     add("--port", type=integer(0, 65_535), metavar="N", help="0: any free port (8000)")
@@ -151,15 +182,20 @@ def add_address_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def add_request_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags of how requests are taken, and for how long they wait."""
+    """Add the flags of request checking and timeouts."""
     add = group.add_argument
-    add("--strict", action="store_true", help="refuse unknown request fields instead of reporting them")
+    reject = add(
+        "--reject-unknown-fields",
+        action="store_true",
+        help="answer 400 to unknown request fields instead of reporting them",
+    )
+    add_alias(group, "--strict", reject)
     add("--request-timeout", type=deadline, metavar="S", help="deadline of every request in seconds (none)")
     add("--stall-timeout", type=seconds, default=300.0, metavar="S", help="restart a hung engine; 0: never (300)")
 
 
 def add_access_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags of who may ask."""
+    """Add the flags of API keys, CORS and the proxy's path."""
     add = group.add_argument
     add(
         "--api-key",
@@ -182,7 +218,7 @@ def add_access_flags(group: argparse._ArgumentGroup) -> None:
 
 @limited("scheme://host[:port], or *")
 def origin(value: str) -> str:
-    """Parse a browser's origin: scheme and host, a port where it is not the usual one, and no path."""
+    """Parse a browser's origin: scheme, host, and the port unless it is the default; no path."""
     if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.\-_\[\]:]+", value):
         raise argparse.ArgumentTypeError(f"{value!r} is not an origin such as https://chat.example.org, or *")
     return value
@@ -197,7 +233,7 @@ def root_path(value: str) -> str:
 
 
 def address_of(arguments: argparse.Namespace) -> Address:
-    """Return where to listen. Raises StartupError for a unix socket together with host or port."""
+    """Return the listening address. Raises StartupError for a unix socket together with host or port."""
     host, port, uds = arguments.host, arguments.port, arguments.uds
     if uds is not None:
         for flag, value in (("--host", host), ("--port", port)):
@@ -212,7 +248,7 @@ def address_of(arguments: argparse.Namespace) -> Address:
 
 
 def tls_of(arguments: argparse.Namespace) -> Tls:
-    """Return the TLS files, tried out. Raises StartupError that names the flag at fault."""
+    """Return the TLS files after loading them once. Raises StartupError with the flag's name."""
     cert, key = arguments.tls_cert, arguments.tls_key
     if cert is None and key is None:
         return Tls(None, None)
@@ -299,7 +335,7 @@ def traces_endpoint(url: str | None) -> str | None:
 
 
 def has_opentelemetry() -> bool:
-    """Tell if the packages of the extra are installed, without importing them."""
+    """Return True if the packages of the extra are installed, without importing them."""
     try:
         return all(importlib.util.find_spec(name) is not None for name in _OPENTELEMETRY)
     except ModuleNotFoundError:  # not even its parent
@@ -320,7 +356,7 @@ def add_speculative_flags(group: argparse._ActionsContainer) -> None:
 
 
 def speculative_of(arguments: argparse.Namespace) -> "SpeculativeConfig | None":
-    """Return what was asked for. Raises StartupError for flags that do not fit together."""
+    """Return the configuration of speculation, None if it is off. Raises StartupError for conflicting flags."""
     from engine.interface.config import SpeculativeConfig
 
     given = (arguments.num_speculative_tokens, arguments.ngram_min, arguments.ngram_max)

@@ -1,8 +1,11 @@
-"""Setting: one flag of `quire serve` with its variable and its key in the settings file. Imports argparse."""
+"""Setting: one flag of `quire serve` with its variable and its key in the settings file; FlagAlias: its old name.
+
+Imports argparse.
+"""
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from server.config.value_types import ValueType
@@ -13,8 +16,59 @@ VARIABLE_PREFIX = "QUIRE_"
 SECRET_DESTS = ("api_key",)  # never in the file, and read from the environment by server/config/api_keys.py
 
 
+class FlagAlias(argparse.Action):
+    """The old name of a flag. It works wherever the flag does, and --help does not show it."""
+
+    def __init__(
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        *,
+        nargs: int | str | None,
+        type: Callable[[str], Any] | None,  # noqa: A002 - argparse's name
+        metavar: str | None,
+    ) -> None:
+        super().__init__(
+            option_strings,
+            dest,
+            nargs=nargs,
+            type=type,
+            metavar=metavar,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Set the value that the new name would set."""
+        setattr(namespace, self.dest, True if self.nargs == 0 else values)
+
+
+def add_alias(
+    container: argparse._ActionsContainer,
+    old_flag: str,
+    action: argparse.Action,
+    *,
+    parse: Callable[[str], Any] | None = None,
+) -> None:
+    """Add the old name of a flag. parse: for an old flag with other values: returns the value of the new one."""
+    container.add_argument(
+        old_flag,
+        action=FlagAlias,
+        dest=action.dest,
+        nargs=action.nargs if parse is None else None,
+        type=parse or action.type or str,
+        metavar="N" if parse is not None else action.metavar,
+    )
+
+
 class FileValue(NamedTuple):
-    """What the file says of one key. places: file:line of each text."""
+    """The value of one key in the settings file. places: file:line of each text."""
 
     place: str
     texts: list[str]
@@ -22,7 +76,7 @@ class FileValue(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """One flag, and what it is called elsewhere."""
+    """One flag with its names in the environment and in the file."""
 
     action: argparse.Action
     default: Any
@@ -31,36 +85,41 @@ class Setting(NamedTuple):
     @property
     def flag(self) -> str:
         """The flag, or MODEL."""
-        return self.action.option_strings[-1] if self.action.option_strings else str(self.action.metavar)
+        return self.action.option_strings[0] if self.action.option_strings else str(self.action.metavar)
 
     @property
     def key(self) -> str:
         """The key in the file."""
-        return self.action.dest.replace("_", "-")
+        return self.flag.removeprefix("--") if self.action.option_strings else self.action.dest
 
     @property
     def variable(self) -> str:
         """The variable of the environment."""
-        return VARIABLE_PREFIX + self.action.dest.upper()
+        return VARIABLE_PREFIX + self.key.replace("-", "_").upper()
+
+    @property
+    def is_alias(self) -> bool:
+        """Whether it is the old name of another setting."""
+        return isinstance(self.action, FlagAlias)
 
     @property
     def is_switch(self) -> bool:
-        """It is true or false."""
+        """Whether its value is true or false."""
         return self.action.nargs == 0
 
     @property
     def is_list(self) -> bool:
-        """It may be given several times."""
+        """Whether it may be given several times."""
         return isinstance(self.action, argparse._AppendAction)
 
     @property
     def is_secret(self) -> bool:
-        """It is never shown."""
+        """Whether its value is never shown."""
         return self.action.dest in SECRET_DESTS
 
     @property
     def limits(self) -> str:
-        """What it takes, in words."""
+        """The values that it accepts, in words."""
         if self.is_switch:
             return "true or false"
         if self.action.choices is not None:
@@ -69,13 +128,13 @@ class Setting(NamedTuple):
 
     @property
     def meaning(self) -> str:
-        """What --help says of it, without the default."""
+        """Its help text, without the default."""
         return re.sub(r" \([^()]*\)$", "", self.action.help or "")
 
     @property
     def default_words(self) -> str:
-        """The default, also where it is decided later."""
-        if self.is_switch:
+        """The default in words, also of a value that is decided later."""
+        if self.is_switch and self.default is not None:
             return "false"
         if self.default not in (None, "", []):
             return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)

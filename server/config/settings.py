@@ -1,8 +1,8 @@
-"""The settings of `quire serve`: each flag is also a variable and a key of a YAML file. Imports argparse and flags.
+"""SettingsParser: fills the flags of `quire serve` from command line, environment and YAML file. Imports argparse.
 
-The one source is the parser's own table of flags; docs/reference/flags.md is made of it (tests/configuration_page.py).
-Command line > environment > file > default. A value of any place goes through the flag's own parser, so a wrong one
-gets the flag's sentence, with the place's name. Life: flags are added → take_settings → parse_args.
+The parser's own flags are the only table of settings; docs/reference/flags.md is generated from it
+(tests/configuration_page.py). Command line > environment > file > default. Values from all places are parsed by the
+same function, so errors read the same and name the source. Life: flags are added → take_settings → parse_args.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from engine.interface.errors import StartupError
-from server.config.setting import COMMAND_LINE, DEFAULT, VARIABLE_PREFIX, Setting, nearest
+from server.config.setting import COMMAND_LINE, DEFAULT, VARIABLE_PREFIX, FlagAlias, Setting, nearest
 from server.config.value_types import boolean
 
 if TYPE_CHECKING:
@@ -26,14 +26,16 @@ _LINK_URL = re.compile(r"(tcp|udp|sctp)://")
 
 
 class SettingsParser(argparse.ArgumentParser):
-    """Reports a wrong value in one sentence, without the usage text; fills in what the command line leaves open.
+    """An ArgumentParser that reports errors in one sentence and takes values from environment and file as well.
 
-    settings: of take_settings, else none. A parsed namespace then has `origins` too: by dest, where its value is from.
+    settings: of take_settings, else none; aliases: their old names. A parsed namespace then has `origins` too: by dest,
+    where its value is from.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.settings: list[Setting] = []
+        self.aliases: list[Setting] = []
         self._environment: Mapping[str, str] = {}
         self._place = ""  # of the value that is being parsed, if it is not the command line's
 
@@ -43,11 +45,13 @@ class SettingsParser(argparse.ArgumentParser):
         for group in self._action_groups:
             for action in group._group_actions:
                 if action.dest not in _OF_THE_RUN:
-                    self.settings.append(Setting(action, action.default, group.title or ""))
-        for action in [setting.action for setting in self.settings]:
+                    names = self.aliases if isinstance(action, FlagAlias) else self.settings
+                    names.append(Setting(action, action.default, group.title or ""))
+        for action in [setting.action for setting in (*self.settings, *self.aliases)]:
             action.default = argparse.SUPPRESS  # so that a namespace has what was given, and no more
-            if action.nargs == 0:  # its opposite, for what a file or a variable has switched on
-                name = action.option_strings[-1].removeprefix("--")
+            if action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction):
+                # its opposite, for what a file or a variable has switched on
+                name = action.option_strings[0].removeprefix("--")
                 opposite = name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"
                 self.add_argument(
                     f"--{opposite}",
@@ -75,7 +79,7 @@ class SettingsParser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """End with one sentence."""
+        """Print one sentence and exit."""
         message = re.sub(r"^argument ", "", message)
         message = message.replace("the following arguments are required: COMMAND", "a command is needed, e.g. serve")
         if self._place:
@@ -83,26 +87,29 @@ class SettingsParser(argparse.ArgumentParser):
         self.exit(_EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def _fill(self, found: argparse.Namespace) -> None:
-        """Add what the environment and the file say, and the defaults. All of it is checked, also what is overruled."""
+        """Add the values of environment and file, and the defaults. Overruled values are checked as well."""
         by_variable = self._of_environment()
         path = found.config or self._environment.get(CONFIG_VARIABLE, "").strip()
         by_key: dict[str, FileValue] = {}
         if path:
             from server.config.settings_file import read_settings_file
 
-            by_key = read_settings_file(path, self.settings)
+            by_key = read_settings_file(path, [*self.settings, *self.aliases])
         found.origins = {}
         for setting in self.settings:
             dest, origin, value = setting.action.dest, DEFAULT, setting.default
             if isinstance(value, str) and callable(setting.action.type):
                 value = setting.action.type(value)
-            if (in_file := by_key.get(setting.key)) is not None:
+            names = [setting, *(alias for alias in self.aliases if alias.action.dest == dest)]
+            if (name := _only({name.key: name for name in names if name.key in by_key})) is not None:
+                in_file = by_key[name.key]
                 origin = in_file.place
-                value = self._parse(setting, in_file.texts, [f"{place}: {setting.key}" for place in in_file.places])
-            if (text := by_variable.get(setting.variable)) is not None:
-                texts = [part.strip() for part in text.split(",")] if setting.is_list else [text]
-                origin = setting.variable
-                value = self._parse(setting, texts, [setting.variable] * len(texts))
+                value = self._parse(name, in_file.texts, [f"{place}: {name.key}" for place in in_file.places])
+            if (name := _only({name.variable: name for name in names if name.variable in by_variable})) is not None:
+                text = by_variable[name.variable]
+                texts = [part.strip() for part in text.split(",")] if name.is_list else [text]
+                origin = name.variable
+                value = self._parse(name, texts, [name.variable] * len(texts))
             if dest in found:
                 origin = COMMAND_LINE
             else:
@@ -110,15 +117,15 @@ class SettingsParser(argparse.ArgumentParser):
             found.origins[dest] = origin
 
     def _of_environment(self) -> dict[str, str]:
-        """Return the variables that say something. Raises StartupError for one that nobody knows."""
-        known = {setting.variable: setting for setting in self.settings}
+        """Return the variables that have a value. Raises StartupError for an unknown one."""
+        known = {setting.variable: setting for setting in (*self.settings, *self.aliases)}
         said = {}
         for name, value in self._environment.items():
             is_ours = name.startswith(VARIABLE_PREFIX) and name != CONFIG_VARIABLE
             if not is_ours or _LINK.search(name) or (name.endswith("_PORT") and _LINK_URL.match(value)):
                 continue
             if name not in known:
-                near = nearest(name, [*known, CONFIG_VARIABLE])
+                near = nearest(name, [*(setting.variable for setting in self.settings), CONFIG_VARIABLE])
                 raise StartupError(f"{name} is no setting of this server{near}.", exit_code=_EXIT_USAGE)
             if value.strip() and not known[name].is_secret:  # an empty one is what `X: ${X:-}` gives
                 said[name] = value
@@ -141,8 +148,16 @@ class SettingsParser(argparse.ArgumentParser):
         return values if setting.is_list else values[0]
 
 
+def _only(found: Mapping[str, Setting]) -> Setting | None:
+    """Return the one name that a value was given under. Raises StartupError if the new name and an old one are."""
+    if len(found) > 1:
+        new, old = list(found)[:2]
+        raise StartupError(f"{old} is the old name of {new}: give one of them.", exit_code=_EXIT_USAGE)
+    return next(iter(found.values()), None)
+
+
 def places_of(message: str, arguments: argparse.Namespace) -> str:
-    """Return what to add to an error that names flags: where those come from that nobody typed."""
+    """Return the end of an error that names flags: the sources of those that are not from the command line."""
     origins = vars(arguments).get("origins", {})
     places = {}
     for name in re.findall(r"(?<![\w-])--([a-z][a-z-]*)", message):

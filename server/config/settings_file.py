@@ -1,9 +1,8 @@
-"""The YAML file of settings: keys and texts with their lines; values are parsed by the flags. Imports PyYAML.
+"""The YAML settings file: read_settings_file() parses one, show_config() prints one for --show-config. Imports PyYAML.
 
-Nothing is constructed: a file is composed into nodes, whose plain text goes to the flag's own parser. So `no`, `1e3`
-and `12:30` are what was typed, and a tag makes no object.
-
-`quire serve --show-config`: every setting, its value and where that is from, as a YAML file of settings.
+Reading returns keys and texts with their line numbers; the flags parse the values. YAML is composed into nodes and no
+object is constructed, so `no`, `1e3` and `12:30` stay the text that was written, and tags have no effect.
+show_config() prints every setting with its value and source.
 """
 
 import argparse
@@ -42,7 +41,8 @@ def read_settings_file(name: str, settings: Sequence[Setting]) -> dict[str, File
             raise _error(path, key_node, f"{key} is given twice, also in line {lines[key]}")
         lines[key] = key_node.start_mark.line + 1
         if key not in by_key:
-            raise _error(path, key_node, f"{key} is no setting of this server{nearest(key, list(by_key))}")
+            near = nearest(key, [setting.key for setting in settings if not setting.is_alias])
+            raise _error(path, key_node, f"{key} is no setting of this server{near}")
         if by_key[key].is_secret:
             raise _error(
                 path, key_node, f"{key} is a secret: write the keys in a file of their own, named by {key}-file"
@@ -138,7 +138,7 @@ def _yaml(value: Any) -> str:
 
 
 def _without_password(value: str) -> str:
-    """Hide what a URL has before its host."""
+    """Hide user and password of a URL."""
     if "://" not in value or "@" not in value:
         return value
     try:

@@ -1,11 +1,8 @@
-"""Parsers of flag values: text in, checked value out, one sentence naming value and limit otherwise. Imports argparse.
+"""Parsers of flag values: text in, checked value out. Imports argparse; engine.interface.config when needed.
 
-Each raises argparse.ArgumentTypeError, to which argparse adds the name of the flag.
-
-The adapters of --lora: NAME=FOLDER on the command line, a model name for clients. Never torch.
-
-Whether a folder has an adapter that fits the model is the engine's to say, which reads it. Imports
-engine.interface.config when it is needed, so that `quire --help` is instant.
+A wrong value raises argparse.ArgumentTypeError with one sentence that names value and limit; argparse adds the
+flag. resolve_loras() checks the names and folders of --lora; the engine, which reads an adapter, checks that it
+fits the model. Never torch, so that `quire --help` is instant.
 """
 
 import argparse
@@ -53,7 +50,7 @@ AnyParser = TypeVar("AnyParser", bound=argparse.ArgumentParser)  # commands are 
 
 
 class ValueType:
-    """A parser of values, and what it takes in words: argparse calls it, docs/reference/flags.md shows its limits."""
+    """A parser of values for argparse, with its limits in words for docs/reference/flags.md."""
 
     def __init__(self, parse: Callable[[str], Any], limits: str) -> None:
         self.parse = parse
@@ -89,6 +86,12 @@ def integer(minimum: int, maximum: int) -> ValueType:
 def workers(text: str) -> int:
     """Parse a number of HTTP processes. auto: half the cores, at most 8; the rest is for the engine and its clients."""
     return max(1, min(8, (os.cpu_count() or 1) // 2)) if text == "auto" else integer(1, 64)(text)
+
+
+@limited("1 or 2")
+def depth_overlaps(text: str) -> bool:
+    """Parse the steps in flight of --depth; tell if they overlap."""
+    return integer(1, 2)(text) == 2
 
 
 @limited("above 0, up to 1")
@@ -146,7 +149,7 @@ def text(text: str) -> str:
 
 @limited("true, yes, on, 1, or false, no, off, 0")
 def boolean(text: str) -> bool:
-    """Parse what a file or a variable says of a switch."""
+    """Parse the value of a switch in a file or a variable."""
     value = _BOOLEANS.get(text.strip().lower())
     if value is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not true or false")

@@ -1,8 +1,8 @@
-"""Our app inside somebody else's ASGI server, such as a replica of Ray Serve. Imports engine and server; never torch.
+"""HostedApp: Quire's ASGI app inside another ASGI server, such as a Ray Serve replica. Never torch.
 
-The daemon behind it (server/hosted/daemon.py: launcher, engine, restarts, metrics registry) is one child process, for
-which the host is HTTP worker 0. Life: HostedApp(flags) → start, when the engine is ready → app served, fault and
-metrics asked for → aclose.
+Its daemon (server/hosted/daemon.py: launcher, engine, restarts, metrics registry) is one child process, which
+treats the host as HTTP worker 0. Life: HostedApp(flags) → start, which returns when the engine is ready → the host
+serves the app and reads fault and metrics_page → aclose. Imports engine.interface and server.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class HostedApp:
         """flags: MODEL and flags of `quire serve`, less those of a port. Raises StartupError if they are wrong."""
         self._flags = list(flags)
         self._arguments = parse_flags(flags)
-        self._folder = RunDir()  # what the daemon says before it can be talked to
+        self._folder = RunDir()  # for the daemon's files before its sockets exist
         self._process: subprocess.Popen[bytes] | None = None
         self._worker: WorkerApp | None = None
 
@@ -55,7 +55,7 @@ class HostedApp:
 
     @property
     def fault(self) -> str:
-        """Why nothing can be generated now, in words; "" while all is well."""
+        """The reason in words why the app cannot generate now; "" without a fault."""
         if self._worker is None or self._process is None:
             return "it was not started"
         if self._process.poll() is not None:
@@ -71,14 +71,14 @@ class HostedApp:
 
     @property
     def is_alive(self) -> bool:
-        """False if the host should start another daemon in its place, as of GET /health; it may still be loading."""
+        """False if the host should replace the daemon, by the rule of GET /health; True while it loads."""
         if self._worker is None or self._process is None or self._process.poll() is not None:
             return False
         supervisor = self._worker.supervisor
         return supervisor.is_connected and supervisor.state.is_alive
 
     async def metrics_page(self) -> bytes:
-        """Return what GET /metrics shows. Raises EngineError when the launcher does not answer in time."""
+        """Return the page of GET /metrics. Raises EngineError when the launcher does not answer in time."""
         assert self._worker is not None, "start() first"
         return await self._worker.supervisor.scrape()
 
@@ -108,7 +108,7 @@ class HostedApp:
         return app
 
     async def _connect(self) -> WorkerApp:
-        """Return what the app stands on, once the launcher listens."""
+        """Return the app's connections, once the launcher listens."""
         path = self._folder.path / APP_FILE
         while True:
             self._check_alive()
@@ -130,7 +130,7 @@ class HostedApp:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ask the daemon to end, then kill it: its engine ends with it. Blocks."""
+    """Send SIGTERM to the daemon, then kill it; its engine ends with it. Blocks."""
     process.terminate()
     try:
         process.wait(_STOP_S)

@@ -1,9 +1,10 @@
-"""A daemon without a port: launcher and engine behind an app that somebody else's server serves (server/hosted/app.py).
+"""The daemon without HTTP workers: launcher and engine behind an app that another server serves
+(server/hosted/app.py).
 
     python -m server.hosted.daemon HOST_DIR HOST_PID [flags]
-In HOST_DIR it writes app.json, the ServerConfig of the host's app, before it listens for it, or failure.json if it
-cannot start. The host removes the folder; one that was killed cannot, so then it is removed here.
-Life: flags → model → launch, without HTTP workers → SIGTERM, which is also what the host's death sends.
+It writes app.json into HOST_DIR, the ServerConfig of the host's app, before it accepts the app's connection, or
+failure.json if it cannot start. The host removes the folder; if the host was killed, this process removes it.
+Life: flags → model → launch, without HTTP workers → SIGTERM, which the host's death sends as well.
 """
 
 import argparse

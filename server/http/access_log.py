@@ -1,8 +1,9 @@
-"""Around every request: its id, its one log line, and the last net under exceptions. Pure ASGI. Imports server only.
+"""AccessLog: gives each request its id, logs one line per request and catches every exception. Pure ASGI.
 
-AccessLog makes a RequestRecord, kept in the ASGI scope; the routes and error handlers fill it in, and the line is
-written once, when the answer is over:  POST /v1/chat/completions 200 in=812 cached=768 out=64 ttft=41ms itl=9.8ms stop req-ab12
-"""  # noqa: E501
+It makes a RequestRecord in the ASGI scope, which routes and error handlers complete, and logs one line when the reply
+is complete:  POST /v1/chat/completions 200 in=812 cached=768 out=64 ttft=41ms itl=9.8ms stop req-ab12
+Imports server only.
+"""
 
 import logging
 import re
@@ -23,7 +24,7 @@ _SAFE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 
 
 class RequestTracker(Protocol):
-    """Told of each POST request; the real one is server/api/request_record.py."""
+    """The open POST requests; the real class is in server/api/request_record.py."""
 
     def add(self, record: RequestRecord) -> None:
         """A request has arrived."""
@@ -35,7 +36,7 @@ class RequestTracker(Protocol):
 
 
 class RequestTracer(Protocol):
-    """Makes traces of POST requests; the real one is server/http/tracing.py."""
+    """Makes traces of POST requests; the real class is in server/http/tracing.py."""
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
         """Return the place of a request in its trace."""
@@ -47,7 +48,7 @@ class RequestTracer(Protocol):
 
 
 class AccessLog:
-    """Outermost middleware. on_end: told of every request whose answer is over."""
+    """The outermost middleware. on_end: called for every request when its reply is complete."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class AccessLog:
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, whatever happens."""
+        """Serve one request; exceptions never leave this method."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -104,7 +105,7 @@ class AccessLog:
 
 
 def _fields(scope: Scope, record: RequestRecord) -> dict[str, str | int | float]:
-    """Return what the line says; a JSON log has these as fields of their own."""
+    """Return the fields of the log line; a JSON log has each as a field of its own."""
     # The path of an unknown route is the client's own text: nothing but printable ASCII may reach a log line.
     path = "".join(char if "!" <= char <= "~" else "?" for char in scope["path"][:100])
     fields: dict[str, str | int | float] = {"method": scope["method"][:16], "path": path}

@@ -1,6 +1,6 @@
-"""The ASGI application of one HTTP worker. Imports engine's seams and server.
+"""create_app: the ASGI application of one HTTP worker. Imports engine.interface and server.
 
-AccessLog (id, log line, last net) → CORS → KeyGuard → BodyLimit → FastAPI: handlers, routers → answer, streaming
+AccessLog (id, log line, exceptions) → CORS → KeyGuard → BodyLimit → FastAPI: routers, handlers → reply, streaming
 """
 
 import time

@@ -1,8 +1,8 @@
-"""The door: without a key only the routes of the public router are reached. Pure ASGI. Imports starlette, server.
+"""KeyGuard: refuses requests without an API key, except for public routes. Pure ASGI. Imports starlette, server.
 
-Deny by default: what is not public needs a key, also a path or a method that nobody serves, so that nothing is learnt
-from the answer. Public is what a route of the public router matches, by Starlette's own matching; that router comes
-first in the app, so the same route then answers.
+Every path that is not public needs a key, unknown paths and methods too, so that replies do not reveal which routes
+exist. A request is public if it matches a route of the public router by Starlette's own matching; that router comes
+first in the app, so the same route then replies.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from server.errors import MissingKey
 
 
 class KeyGuard:
-    """Middleware inside AccessLog, whose record learns whose request it is."""
+    """Middleware inside AccessLog; it stores the hash of the request's key in AccessLog's record."""
 
     def __init__(
         self, app: ASGIApp, *, keys: KeyRing, public: list[BaseRoute], on_refusal: Callable[[MissingKey], None]
@@ -28,7 +28,7 @@ class KeyGuard:
         self._public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request in, or answer 401."""
+        """Pass the request on, or reply 401."""
         if scope["type"] == "http":
             key_hash = next(filter(None, map(self._keys.find, _presented(scope))), None)
             if key_hash is not None:
@@ -57,7 +57,7 @@ class KeyGuard:
 
 
 def _presented(scope: Scope) -> list[str]:
-    """The keys that a request brings: `Authorization: Bearer KEY`, `x-api-key: KEY`."""
+    """Return the keys of a request: `Authorization: Bearer KEY`, `x-api-key: KEY`."""
     keys = []
     for name, value in scope["headers"]:
         if name == b"authorization":

@@ -1,14 +1,12 @@
-"""HTTP from bytes, with hard limits: uvicorn's h11 protocol, which itself refuses in plain text. Imports uvicorn, h11.
+"""HttpProtocol: uvicorn's h11 protocol with hard limits and OpenAI's error form. Imports uvicorn, h11.
 
-HttpProtocol answers what is not HTTP, and headers over the limits, in OpenAI's form. h11 limits only headers that are
-still incomplete, so that any amount which arrives in one read would pass; _Connection measures the complete ones too.
-uvicorn waits for ever for a request that has begun; here each part of one has its time, so that nobody can hold
-connections by sending a byte now and then.
+uvicorn refuses malformed HTTP in plain text; HttpProtocol replies in OpenAI's form to malformed HTTP and to headers
+over the limits. h11 limits only incomplete headers, so headers of any size that arrive in one read would pass;
+_Connection measures complete ones too. uvicorn waits without limit for the rest of a request; here each part has a
+time limit, so that clients cannot hold connections by sending single bytes.
 
-File descriptors: as many as the system grants, and connections refused before the last are gone. Standard library.
-
-Without descriptors libuv closes new connections without a word. So a worker keeps some back, answers 503 to connections
-beyond, and says so in the log.
+ConnectionLimit: without file descriptors libuv closes new connections silently, so a worker keeps some in reserve,
+replies 503 to connections beyond the limit, and logs that.
 """
 
 import asyncio
@@ -35,7 +33,7 @@ _LOG_INTERVAL_S = 10.0
 
 
 class ConnectionLimit:
-    """Connections that one worker holds at once. num_files: its descriptors; by default what the system says."""
+    """Limits the connections of one worker. num_files: its file descriptors; by default the process limit."""
 
     def __init__(self, num_files: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if num_files is None else num_files
@@ -75,7 +73,7 @@ access_logger = logging.getLogger("quire.access")
 
 
 class HttpProtocol(H11Protocol):
-    """One connection. After a refusal it is only read until the client closes it or the time is over."""
+    """One connection. After a refusal it only reads, until the client closes the connection or a timeout."""
 
     def __init__(
         self,
@@ -86,7 +84,7 @@ class HttpProtocol(H11Protocol):
         *,
         limit: ConnectionLimit | None = None,
     ) -> None:
-        """limit: of all connections of the worker together."""
+        """limit: shared by all connections of the worker."""
         super().__init__(config, server_state, app_state, _loop)
         self.conn: _Connection = _Connection()
         self._limit = limit
@@ -95,7 +93,7 @@ class HttpProtocol(H11Protocol):
         self._read_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, and look after it until it is closed."""
+        """Count the connection against the limit, and start its timeouts."""
         super().connection_made(transport)
         self._began_s = self.loop.time()
         refusal = None if self._limit is None else self._limit.refusal(len(self.connections))
@@ -140,7 +138,7 @@ class HttpProtocol(H11Protocol):
             self.send_400_response(self.conn.refusal.message)
 
     def _due_s(self) -> float | None:
-        """Return when what is being sent to us must be there; None if nothing is, or the app does not read."""
+        """Return the deadline of the data that is arriving; None if there is none, or the app does not read."""
         if self.conn.their_state is h11.SEND_BODY:
             is_held = self.flow.read_paused
             return None if is_held else min(self._began_s + BODY_TIMEOUT_S, self._read_s + BODY_PAUSE_S)
@@ -149,7 +147,7 @@ class HttpProtocol(H11Protocol):
         return None  # between requests the keep-alive's time counts
 
     def send_400_response(self, msg: str) -> None:
-        """Answer the error that uvicorn is just handling; close without an answer if another one has begun."""
+        """Reply to the error that uvicorn handles now; close without a reply if another reply has begun."""
         refusal = self.conn.refusal
         self._is_refused = True
         if self.cycle is not None and not self.cycle.response_complete:
@@ -186,7 +184,7 @@ class _Connection(h11.Connection):
 
     @property
     def has_begun(self) -> bool:
-        """Tell if bytes of the next request are here."""
+        """Return True if bytes of the next request have arrived."""
         return bool(self.trailing_data[0])
 
     def next_event(self) -> Any:
@@ -213,7 +211,7 @@ def _check_size(num_bytes: int, *, num_lines: int) -> None:
 
 
 def _check_framing(request: h11.Request) -> None:
-    """Refuse what a proxy before us may read otherwise than h11 does, and so take for two requests or none."""
+    """Refuse framing that a proxy may read differently from h11, and so as two requests or none."""
     if not request.http_version.startswith(b"1."):
         raise h11.RemoteProtocolError("the version must be HTTP/1.1 or HTTP/1.0")
     names = {name for name, _ in request.headers}

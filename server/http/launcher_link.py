@@ -1,7 +1,7 @@
-"""A worker's line to the launcher: the real engine.interface.control.Supervisor. Imports engine only; never torch.
+"""LauncherLink: a worker's connection to the launcher, the real engine.interface.control.Supervisor. Never torch.
 
-Life: start (connect, Hello) → State kept, Flush answered, counts sent every second, scrapes → drain, or the end of the
-connection, which is the end of the launcher → aclose.
+Life: start (connect, Hello) → keeps State, answers Flush, sends its counts every second, scrapes → drain, or the
+connection's end, which means that the launcher has ended → aclose. Imports engine only.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class CancelHere(Protocol):
         ...
 
 
-class ControlSupervisor:
+class LauncherLink:
     """Supervisor over the control socket at `path`. Use inside one event loop."""
 
     def __init__(
@@ -58,7 +58,7 @@ class ControlSupervisor:
         on_cancel: CancelHere,
         before_send: Callable[[], None] = lambda: None,
     ) -> None:
-        """before_send: called before the metrics are sent, to record what is not counted as it happens."""
+        """before_send: called before the metrics are sent, to record gauges."""
         self._path = path
         self._worker_index = worker_index
         self._metrics = metrics
@@ -100,7 +100,7 @@ class ControlSupervisor:
         await self._greeted.wait()  # keys that were changed are here too: none is let in by the old ones
 
     async def wait_end(self) -> float:
-        """Wait until this worker shall end; return the seconds its requests have left. 0 when the launcher is gone."""
+        """Wait for the request to end; return the seconds that open requests have. 0 if the launcher has ended."""
         assert self._end is not None, "start() first"
         return await asyncio.shield(self._end)
 
@@ -133,11 +133,11 @@ class ControlSupervisor:
         return found
 
     def fail(self, message: str, exit_code: int) -> None:
-        """Tell the launcher in one sentence why this worker cannot start."""
+        """Send the launcher one sentence with the reason why this worker cannot start."""
         self._send(EngineFailed(message, exit_code))
 
     async def aclose(self) -> None:
-        """Send what was counted last and close the connection."""
+        """Send the last counts and close the connection."""
         self._send_delta()
         for task in self._tasks:
             task.cancel()

@@ -1,7 +1,6 @@
-"""What a worker counts of its HTTP requests, and what it tells of itself. Imports engine.interface.metrics; pure
-asyncio.
+"""HttpMetrics: a worker's metrics of its requests and its event loop. Imports engine.interface.metrics; pure asyncio.
 
-Per request, not per token; gauges are set when counts are sent to the launcher anyway.
+It counts per request, not per token, and sets gauges when the counts are sent to the launcher.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ _LAG_INTERVAL_S = 0.25
 
 
 class HttpMetrics:
-    """One worker's. num_connections: set by the worker once its server exists."""
+    """The HTTP metrics of one worker. num_connections: set by the worker once its server exists."""
 
     def __init__(self, metrics: Metrics, *, num_requests: Callable[[], int]) -> None:
         self._metrics = metrics
@@ -35,7 +34,7 @@ class HttpMetrics:
                 self._metrics.count("http_requests_total", 0, (path, status))
 
     def end(self, scope: Scope, record: RequestRecord) -> None:
-        """Count a request whose answer is over."""
+        """Count a request whose reply is complete."""
         status = f"{(record.status or _CLIENT_LEFT) // 100}xx"
         self._metrics.count("http_requests_total", label=(route_of(scope), status))
         if record.outcome in FAILURES:
@@ -47,7 +46,7 @@ class HttpMetrics:
         self._metrics.gauge("http_connections", self.num_connections())
 
     async def watch_lag(self) -> None:
-        """Observe for ever how late the event loop is."""
+        """Observe the event loop's lag until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + _LAG_INTERVAL_S

@@ -1,7 +1,7 @@
-"""The OpenAPI document: FastAPI's, with bodies, answers, errors and headers put in. Imports fastapi, msgspec, pydantic.
+"""The OpenAPI document: FastAPI's, with bodies, replies, errors and headers. Imports fastapi, msgspec, pydantic.
 
-The routes parse bodies and write answers on their own, so FastAPI knows neither. A route that reads a body names its
-schema in `openapi_extra={"x-body": …}`; what a route answers stands in _ANSWERS, by path. Made once per app.
+The routes parse bodies and write replies themselves, so FastAPI knows neither. A route that reads a body names its
+schema in `openapi_extra={"x-body": …}`; the replies are in _ANSWERS, by path. The document is made once per app.
 """
 
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ _PUBLIC = ("/health", "/ready", "/version")  # no key is asked for
 
 
 class _Answers(msgspec.Struct, frozen=True):
-    """What a route answers with 200. stream: what the data of its events is, and how they end."""
+    """The 200 reply of a route. stream: the data of its events, and their end."""
 
     whole: type[msgspec.Struct]
     stream: str | None = None
@@ -70,21 +70,21 @@ class _Answers(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct):
-    """What GET /health answers; detail: what is wrong."""
+    """The reply of GET /health; detail: the fault."""
 
     status: str
     detail: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Ready(msgspec.Struct):
-    """What GET /ready answers; done: the part of the stage that is over, 0 to 1."""
+    """The reply of GET /ready; done: the finished part of the stage, 0 to 1."""
 
     stage: str
     done: float
 
 
 class Version(msgspec.Struct):
-    """What GET /version answers."""
+    """The reply of GET /version."""
 
     version: str
 

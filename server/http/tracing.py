@@ -1,9 +1,9 @@
-"""OpenTelemetry traces: a span per POST request, with queue, prefill and decode below it (extra `otel`).
+"""Tracer: OpenTelemetry traces, one span per POST request with queue, prefill and decode below it (extra `otel`).
 
-    begin, when a request arrives: ids, for the answer's header → end, when its answer is over: four spans, from
-    timestamps that are there anyway → the SDK's own thread sends them to a collector, OTLP over HTTP
-Nothing happens per token. Attributes follow the semantic conventions for generative AI; no text is ever among them.
-opentelemetry is imported in here alone, and only once a Tracer is made.
+    begin, when a request arrives: ids for the reply's header → end, when its reply is complete: four spans, made from
+    timestamps that exist anyway → the SDK's own thread sends them to a collector, OTLP over HTTP
+Nothing happens per token. Attributes follow the semantic conventions for generative AI and never contain text.
+Only this module imports opentelemetry, and only when a Tracer is made.
 """
 
 import threading
@@ -38,7 +38,7 @@ class Tracer:
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 
         class Ids(RandomIdGenerator):
-            """Random ids, but for the span of a request, whose ids went out with its answer."""
+            """Random ids, except for a request's span, whose ids are in the reply's header."""
 
             context: TraceContext | None = None
 
@@ -68,7 +68,7 @@ class Tracer:
         return trace_context(headers)
 
     def end(self, scope: Scope, record: RequestRecord) -> None:
-        """Make the spans of a request whose answer is over. Does not block."""
+        """Make the spans of a request whose reply is complete. Does not block."""
         context = record.trace
         if context is None or not context.is_sampled:
             return
@@ -93,7 +93,7 @@ class Tracer:
         span.end(_ns(epoch_s + now_s))
 
     def close(self) -> None:
-        """Send what is left, within two seconds. Blocks."""
+        """Send the remaining spans, within two seconds. Blocks."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(_CLOSE_TIMEOUT_S)
@@ -149,7 +149,7 @@ def _attributes(scope: Scope, record: RequestRecord, stats: Stats | None, *, ser
 
 
 def _phases(arrival_s: float, stats: Stats | None) -> list[tuple[str, float, float]]:
-    """Return name, start and end of what a request went through, as far as it came."""
+    """Return name, start and end of each phase that a request reached."""
     if stats is None or stats.queue_s is None:
         return []
     scheduled_s = arrival_s + stats.queue_s

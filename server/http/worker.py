@@ -1,8 +1,8 @@
-"""The HTTP worker process: `python -m server.http.worker CONFIG.json` (a server.config.serve_config.WorkerConfig). Never
-imports torch.
+"""The HTTP worker process: `python -m server.http.worker CONFIG.json` (server.config.serve_config.WorkerConfig).
 
-Life: connect to the launcher and the engine → serve on the inherited socket → told to drain (or the launcher is gone)
-→ open requests finish or time out → the engine connection closes, which ends the rest with an error event → exit 0.
+Life: connect to the launcher and the engine → serve on the inherited socket → drain, on request or when the
+launcher has ended → open requests finish or time out → the engine connection closes, which ends the rest with an
+error event → exit 0. Never imports torch.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from engine.interface.errors import StartupError, sentence
 from engine.interface.logs import configure_logging
 from server.config.serve_config import WorkerConfig
 from server.http.h11_protocol import ConnectionLimit, HttpProtocol
-from server.http.launcher_link import ControlSupervisor
+from server.http.launcher_link import LauncherLink
 from server.http.worker_app import WorkerApp
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,9 @@ async def serve(config: WorkerConfig) -> int:
         if config.debug:
             traceback.print_exc()
         return await _fail(supervisor, f"HTTP worker: {type(error).__name__}: {sentence(_first_line(error))}", 3)
-    if supervisor.state.stage.name == "ready":  # one that comes later refuses nobody for want of a greeting
+    if (
+        supervisor.state.stage.name == "ready"
+    ):  # a restarted worker must know the engine's limits before its first request
         await worker.client.wait_ready(timeout_s=_GREETING_S)
     server = _Server(_uvicorn_config(app, config))
     worker.http_metrics.num_connections = lambda: len(server.server_state.connections)
@@ -110,7 +112,7 @@ async def _wait_idle(server: uvicorn.Server, *, timeout_s: float, must_end: Call
         await asyncio.sleep(_POLL_S)
 
 
-async def _fail(supervisor: ControlSupervisor, message: str, exit_code: int) -> int:
+async def _fail(supervisor: LauncherLink, message: str, exit_code: int) -> int:
     supervisor.fail(message, exit_code)
     await supervisor.aclose()
     return exit_code

@@ -1,9 +1,8 @@
-"""What the app of an HTTP worker stands on: its lines to launcher and engine, its counts. Never torch.
+"""WorkerApp: builds the ASGI app of an HTTP worker with its connections to launcher and engine, and its metrics.
 
-Used by whoever serves the app: server/http/worker.py with its own uvicorn, server/hosted/app.py in somebody else's ASGI
-server.
-Life: connect → make_app, which blocks for as long as the tokenizer loads → served → disconnect_engine, which ends what
-is open with an error event → aclose, which sends the last counts.
+Used by server/http/worker.py with its own uvicorn and by server/hosted/app.py in another ASGI server. Never torch.
+Life: connect → make_app, which blocks while the tokenizer loads → served → disconnect_engine, which ends open
+requests with an error event → aclose, which sends the last counts.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from engine.interface.metrics import Metrics
 from server.api.request_record import OpenRequests
 from server.config.version import package_version
 from server.http.app import create_app
-from server.http.launcher_link import ControlSupervisor
+from server.http.launcher_link import LauncherLink
 from server.http.metrics import HttpMetrics
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class WorkerApp:
         self._tracer: Tracer | None = None
         self._lag: asyncio.Task[None] | None = None
         self.http_metrics = HttpMetrics(self._metrics, num_requests=lambda: len(self._open_requests))
-        self.supervisor = ControlSupervisor(
+        self.supervisor = LauncherLink(
             config.control_socket,
             worker_index=config.worker_index,
             metrics=self._metrics,
@@ -44,7 +43,7 @@ class WorkerApp:
         self.client = SocketEngineClient(config.engine_socket)
 
     async def connect(self) -> None:
-        """Say hello to the launcher, and connect to the engine once there is one. Raises OSError without a launcher."""
+        """Connect to the launcher, and to the engine once it listens. Raises OSError without a launcher."""
         await self.supervisor.start()
         await self.client.start()
 
@@ -72,11 +71,11 @@ class WorkerApp:
         return app
 
     async def disconnect_engine(self) -> None:
-        """End what is open with an error event, and take nothing new."""
+        """End open requests with an error event, and refuse new ones."""
         await self.client.aclose()
 
     async def aclose(self) -> None:
-        """Send what was counted last, and close every connection."""
+        """Send the last counts, and close every connection."""
         await self.disconnect_engine()
         if self._lag is not None:
             self._lag.cancel()

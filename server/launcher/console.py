@@ -1,10 +1,7 @@
-"""What a person sees while the daemon starts: stages, then one panel. Imports engine.interface.control; rich only on a
-terminal.
+"""Console: shows the stages of a start and the closing panel, on a terminal (bars) or in the log (text or JSON).
 
-TerminalConsole draws bars; LogConsole writes log lines, text or JSON. Life: stage … → ready, or stop when the start
-fails.
-
-How long each stage of a start took, so that a slow one shows. Imports nothing; the clock is the caller's.
+Life: stage … → ready, or stop when the start fails. StageTimes measures each stage, so that a slow one is visible;
+its caller passes the clock. Imports engine.interface.control; rich on a terminal only.
 """
 
 import contextlib
@@ -38,7 +35,7 @@ _STAGE_LABELS = {
 
 @dataclass(frozen=True)
 class Summary:
-    """What the closing panel says. facts: label → text, as measured by the engine."""
+    """The contents of the closing panel. facts: label → text, as measured by the engine."""
 
     model_name: str
     url: str
@@ -54,7 +51,7 @@ class Summary:
         return rows
 
     def next_command(self) -> str:
-        """Return a curl command that works as it stands."""
+        """Return a curl command that works without changes."""
         body = json.dumps({"model": self.model_name, "messages": [{"role": "user", "content": "Hello!"}]})
         socket_path = self.url.removeprefix(_UNIX)
         target = self.url if socket_path == self.url else f"--unix-socket {shlex.quote(socket_path)} http://localhost"
@@ -74,7 +71,7 @@ class Console(Protocol):
     """Shows the start of the daemon."""
 
     def stage(self, stage: Stage) -> None:
-        """Show where the start stands."""
+        """Show the stage of the start."""
         ...
 
     def ready(self, summary: Summary) -> None:
@@ -82,7 +79,7 @@ class Console(Protocol):
         ...
 
     def stop(self) -> None:
-        """Remove what moves from the screen."""
+        """Remove progress bars from the screen."""
         ...
 
 
@@ -93,7 +90,7 @@ def make_console(log_format: str, stream: TextIO) -> Console:
 
 
 class LogConsole:
-    """Log lines, one when a stage begins and one when its units are done."""
+    """Writes a log line when a stage begins and another when its units are done."""
 
     def __init__(self) -> None:
         self._last: tuple[str, bool] | None = None
@@ -117,9 +114,9 @@ class LogConsole:
 
 
 class TerminalConsole:
-    """Bars while it loads, then a panel. rich honours NO_COLOR by itself.
+    """Draws progress bars while the model loads, then a panel. rich honours NO_COLOR.
 
-    A terminal that is gone is written to in vain: SIGHUP tells of it.
+    Writes to a closed terminal are ignored; SIGHUP reports that it is closed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -196,20 +193,20 @@ class TerminalConsole:
 
 
 def stage_fields(stage: Stage) -> str:
-    """Return what a log line says of a stage, beside its name."""
+    """Return a log line's fields of a stage, except its name."""
     progress = f" done={stage.done} total={stage.total} unit={stage.unit}" if stage.total else ""
     return progress + (f" detail={json.dumps(stage.detail, ensure_ascii=False)}" if stage.detail else "")
 
 
 def stage_text(stage: Stage) -> str:
-    """Say in one line where the start stands."""
+    """Return the stage of the start as one line."""
     label = _STAGE_LABELS.get(stage.name, stage.name)
     more = _amount(stage) or stage.detail
     return f"{label}: {more}" if more else label
 
 
 def _amount(stage: Stage) -> str:
-    """Say how much of a stage is done, in its unit."""
+    """Return the finished part of a stage, in its unit."""
     if not stage.total:
         return ""
     if stage.unit == "bytes":
@@ -222,7 +219,7 @@ _LEAST_S = 0.05  # shorter stages are not worth a word
 
 
 class StageTimes:
-    """Begins in the stage `first`; enter() each stage once it begins, also again."""
+    """Measures stages, from the stage `first` on. Call enter() when a stage begins; a stage may begin again."""
 
     def __init__(self, first: str, now: float) -> None:
         self._name = first

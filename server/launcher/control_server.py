@@ -1,11 +1,9 @@
-"""The launcher's end of the control channel (engine/interface/control.py). Imports engine and
-server.launcher.metrics_registry; never torch.
+"""ControlServer: the launcher's end of the control channel (engine/interface/control.py). Never torch.
 
-One connection per child. The server keeps State for the workers, merges every MetricsDelta into the Exposition and
-answers Scrape; what else a child says goes to the launcher's `on_message`. A child that breaks the protocol loses its
-connection, and therefore ends.
-
-What an engine says first to whoever connects. Imports engine's protocol and transport only; never torch.
+One connection per child. The server sends State to the workers, merges every MetricsDelta into the MetricsRegistry
+and answers Scrape; it passes other messages to the launcher's `on_message`. A child that breaks the protocol loses
+its connection and therefore ends. fetch_engine_limits() reads the first message that the engine sends on a new
+connection. Imports engine.interface and server.launcher.metrics_registry.
 """
 
 import asyncio
@@ -35,7 +33,7 @@ from engine.interface.control import (
 from engine.interface.metrics import MetricsDelta
 from engine.interface.protocol import EngineReady, FromEngine
 from engine.interface.transport import encode_frame, read_messages
-from server.launcher.metrics_registry import Exposition
+from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.processes import Tasks
 
 logger = logging.getLogger(__name__)
@@ -63,8 +61,8 @@ class _Child:
 class ControlServer:
     """Talks to all children. Life: start → broadcasts and scrapes → aclose, which ends the children."""
 
-    def __init__(self, *, exposition: Exposition, on_message: Callable[[Hello, Any], None]) -> None:
-        self._exposition = exposition
+    def __init__(self, *, registry: MetricsRegistry, on_message: Callable[[Hello, Any], None]) -> None:
+        self._registry = registry
         self._on_message = on_message
         self._children: list[_Child] = []
         self._numbers = itertools.count(1)
@@ -86,13 +84,13 @@ class ControlServer:
 
     @property
     def state(self) -> State:
-        """What the workers were told last."""
+        """The last State that was sent to the workers."""
         return self._state
 
     def set_state(
         self, *, stage: Stage | None = None, is_draining: bool | None = None, fault: str | None = None
     ) -> None:
-        """Change the state and tell every worker."""
+        """Change the state and send it to every worker."""
         self._state = State(
             self._state.stage if stage is None else stage,
             self._state.is_draining if is_draining is None else is_draining,
@@ -101,7 +99,7 @@ class ControlServer:
         self.send(self._state, role="worker")
 
     def set_keys(self, hashes: list[str]) -> None:
-        """Change the API keys and tell every worker, also those that come later."""
+        """Change the API keys and send them to every worker, also to later ones."""
         self._keys = Keys(hashes)
         self.send(self._keys, role="worker")
 
@@ -134,7 +132,7 @@ class ControlServer:
         finally:
             self._children.remove(child)
             if child.hello is not None:
-                self._exposition.forget(_source(child.hello))
+                self._registry.forget(_source(child.hello))
             for flushed in child.flushes.values():
                 flushed.set()
             for answer in child.cancels.values():
@@ -152,7 +150,7 @@ class ControlServer:
                     child.send(self._state)
                 self._on_message(message, message)
             case MetricsDelta() if child.hello is not None:
-                self._exposition.merge(message, source=_source(child.hello))
+                self._registry.merge(message, source=_source(child.hello))
             case Flushed(number):
                 if number in child.flushes:
                     child.flushes.pop(number).set()
@@ -169,7 +167,7 @@ class ControlServer:
                 raise ValueError(f"{type(message).__name__} before Hello")
 
     async def _answer_cancel(self, asker: _Child, asked: Cancel) -> None:
-        """Pass a Cancel on to every other worker; tell the asker if one of them had such a request."""
+        """Forward a Cancel to every other worker; reply to the sender whether one of them had the request."""
         number = next(self._numbers)
         others = [child for child in self._children if child is not asker and self._can_flush(child, "worker")]
         answers = []
@@ -195,10 +193,10 @@ class ControlServer:
             await self._flush(
                 [child for child in self._children if child is not scraper and self._can_flush(child, role)]
             )
-        scraper.send(Page(number, self._exposition.render()))
+        scraper.send(Page(number, self._registry.render()))
 
     async def _flush(self, children: list[_Child]) -> None:
-        """Ask children for their counts and wait until these are merged, or the time is over."""
+        """Request counts from children and wait until they are merged, or until the timeout."""
         flush = Flush(next(self._numbers))
         events: list[asyncio.Event] = []
         for child in children:
@@ -212,9 +210,9 @@ class ControlServer:
             child.flushes.pop(flush.number, None)
 
     def _can_flush(self, child: _Child, role: str) -> bool:
-        """Tell if a child has the role and can answer now: an engine that loads counts nothing and hears nothing.
+        """Return True if a child has the role and can answer now. A loading engine has no counts and cannot answer.
 
-        One that stands still does not either, and must not slow down the scrapes that tell of it.
+        A stalled engine does not answer either, and must not slow down the scrapes that report it.
         """
         has_role = child.hello is not None and child.hello.role == role
         return has_role and (role == "worker" or (self._state.stage.name == "ready" and not self._state.fault))
@@ -224,8 +222,8 @@ def _source(hello: Hello) -> str:
     return f"{hello.role}-{hello.index}"
 
 
-async def read_greeting(engine_socket: str) -> EngineReady | None:
-    """Connect, read the engine's limits and leave; None if it is gone."""
+async def fetch_engine_limits(engine_socket: str) -> EngineReady | None:
+    """Connect, read the engine's limits and disconnect; None if the engine has ended."""
     try:
         reader, writer = await asyncio.open_unix_connection(engine_socket)
     except OSError:

@@ -1,19 +1,13 @@
-"""Tells the launcher when the engine's loop makes no progress, and when it does again. Imports engine.interface.control
-only.
+"""The launcher's watch over the engine: StepWatchdog (running), LoadWatchdog (first load), EngineDowntime (restarts).
 
-Life: start (the engine is ready) → beat with every Heartbeat → load (it ended: the next one is on its way, and again
-with each step of its load) → start … → stop. Use inside one event loop.
-
-Says in the log that the first start stands still; nobody ends it, as it may rightly wait. Imports
-engine.interface.control.
-
-A disk may be slow, and another load would be no faster. How long a start may take in all is for whoever supervises the
-daemon to say; the load of an engine that replaces another is server/launcher/engine_health.py's.
-Life: see, for each stage that the engine tells → the stage "ready".
-
-How long the engine is gone when it ends, and whether it seems to come back. Imports server.launcher.processes.
-
-Measured by the launcher, published with its metrics.
+StepWatchdog reports when the engine's loop makes no progress and when it continues. Life: start (the engine is ready)
+→ beat with every Heartbeat → load (the engine ended and the next one loads; again with each step of that load) →
+start … → stop. Use inside one event loop.
+LoadWatchdog logs a warning when the initial model load makes no progress. It never kills the load: slow disks are
+normal, and a second load would be no faster; a time limit for the whole start is up to the service manager.
+Life: see, for each stage that the engine reports, up to the stage "ready".
+EngineDowntime measures how long the engine was gone, and decides if restarts succeed; the launcher publishes it.
+Imports engine.interface.control and server.launcher.processes.
 """
 
 import asyncio
@@ -26,7 +20,7 @@ from server.launcher.console import stage_fields
 from server.launcher.processes import Backoff
 
 
-class HeartbeatWatch:
+class StepWatchdog:
     """Calls `on_change(True)` after `stall_after_s` without progress, `on_change(False)` with the progress after that.
 
     Calls `on_hang()` if there is none for `hang_after_s` either; 0: never. While an engine loads,
@@ -64,7 +58,7 @@ class HeartbeatWatch:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the last progress, also of an engine that loads."""
+        """Seconds since the last progress, also while an engine loads."""
         return self._clock() - self._progress_s
 
     def start(self) -> None:
@@ -74,13 +68,13 @@ class HeartbeatWatch:
         self._arm(self._stall_after_s)
 
     def load(self) -> None:
-        """An engine has ended, or the next one's load goes on: expect more of it."""
+        """Record that an engine has ended, or that the next one's load made progress; expect more progress."""
         self._is_running = False
         self._arm(max(self._stall_after_s, LOAD_STALL_AFTER_S))
         self._go_on()
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Take in one heartbeat; one that comes after stop() was still on its way and means nothing."""
+        """Record one heartbeat. A heartbeat that arrives after stop() is ignored."""
         has_work = heartbeat.num_running + heartbeat.num_waiting > 0
         if not self._is_running or (has_work and heartbeat.step_id == self._step_id):
             return
@@ -89,7 +83,7 @@ class HeartbeatWatch:
         self._go_on()
 
     def stop(self) -> None:
-        """Expect nothing any more."""
+        """Stop watching."""
         self._is_running = self._is_stalled = False
         if self._timer is not None:
             self._timer.cancel()
@@ -119,8 +113,8 @@ class HeartbeatWatch:
 logger = logging.getLogger(__name__)
 
 
-class FirstLoadWatch:
-    """Warns after SILENCE_S in which a start has told nothing new, and again after as long. Use in one event loop."""
+class LoadWatchdog:
+    """Warns after SILENCE_S without progress of the first load, and after each SILENCE_S. Use in one event loop."""
 
     SILENCE_S = LOAD_STALL_AFTER_S
 
@@ -138,7 +132,7 @@ class FirstLoadWatch:
         self._has_warned = False
 
     def see(self, stage: Stage) -> None:
-        """Take in where the start stands."""
+        """Record the stage that the start has reached."""
         if stage == self._stage:
             return
         if self._has_warned:
@@ -170,8 +164,8 @@ class FirstLoadWatch:
 _GIVEN_UP_AFTER = 5  # restarts that failed: with the back-off a quarter of a minute, and five loads
 
 
-class Outage:
-    """Life: end (the first engine is ready) → begin (it ended; again, while it does not come back) → end → …
+class EngineDowntime:
+    """Measures restarts. Life: end (the first engine is ready) → begin (it ended; again at each failed start) → end → …
 
     A restart has failed if its engine did not serve for a minute: it may get ready each time, and end by what it is
     asked, or by what only work brings out in its device.
@@ -187,13 +181,13 @@ class Outage:
 
     @property
     def fault(self) -> str:
-        """What State says of it: "" while one is ready, "restarting", or "dead" once no restart seems to help."""
+        """The fault for State: "" while an engine is ready, "restarting", or "dead" after repeated failures."""
         if self._began_s is None:
             return ""
         return "restarting" if self._num_failed < _GIVEN_UP_AFTER else "dead"
 
     def begin(self) -> None:
-        """An engine has ended: count from now, unless it was gone already."""
+        """Record that an engine has ended; count from now, unless a previous end is still being counted."""
         now_s = self._clock()
         self.served_s, self._ready_s = 0.0 if self._ready_s is None else now_s - self._ready_s, None
         self._num_failed = 0 if self.served_s >= Backoff.HEALTHY_S else self._num_failed + 1
@@ -201,7 +195,7 @@ class Outage:
             self._began_s = now_s
 
     def end(self) -> None:
-        """An engine is ready: measure and log how long there was none, if one has ended."""
+        """Record that an engine is ready; after an end, measure and log the downtime."""
         self._ready_s = self._clock()
         if self._began_s is not None:
             self.last_s, self._began_s = self._ready_s - self._began_s, None

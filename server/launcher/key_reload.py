@@ -1,7 +1,7 @@
-"""SIGHUP: the key file is read again, and every HTTP worker told. Imports engine.interface.config and
-server.config.api_keys.
+"""KeyReloader: reads the key file again on SIGHUP and sends the keys to every HTTP worker.
 
-Life: reload for every signal, one after another. What is wrong with the file changes nothing but a line in the log.
+Signals are handled one after another. If the file is wrong, the keys stay as they are and the log has the reason.
+Imports engine.interface.config and server.config.api_keys.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class KeyReloader:
-    """Knows the keys now, as hashes. set_keys: hands them to the workers."""
+    """Holds the hashes of the current keys. set_keys: sends them to the workers."""
 
     def __init__(self, config: LaunchConfig, hashes: Sequence[str], set_keys: Callable[[list[str]], None]) -> None:
         self._config = config
@@ -28,16 +28,16 @@ class KeyReloader:
         """Read the file, in a thread: it may lie on a disk that hangs. Keys of flags and the environment stay."""
         file = self._config.api_key_file
         if file is None:
-            logger.warning("SIGHUP does nothing without --api-key-file")
+            logger.warning("SIGHUP has no effect without --api-key-file")
             return
         async with self._lock:
             try:
                 from_file = await asyncio.to_thread(read_file_hashes, file)
             except StartupError as error:
-                logger.error("api keys not read again, the old ones stay: %s", error.message)
+                logger.error("api keys not reloaded, the old ones stay valid: %s", error.message)
                 return
             old, new = self._hashes, list(dict.fromkeys([*self._config.given_key_hashes, *from_file]))
             added, removed = len(set(new) - set(old)), len(set(old) - set(new))
             self._hashes = new
             self._set_keys(new)
-            logger.info("api keys read again file=%s keys=%d added=%d removed=%d", file, len(new), added, removed)
+            logger.info("api keys reloaded file=%s keys=%d added=%d removed=%d", file, len(new), added, removed)

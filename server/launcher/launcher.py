@@ -1,9 +1,9 @@
-"""The launcher: owns the port, the children, the metrics registry and the end. Imports engine and server; never torch.
+"""Launcher: owns the port, the child processes, the metrics registry and the shutdown. Never torch.
 
     launcher ── control socket ──┬── HTTP worker 0 … n ──┐
                                  └── engine ─────────────┴── engine socket
-Life: bind (before anything heavy) → launch → children start side by side → ready → watch and restart → drain on SIGTERM
-or SIGINT: workers finish their streams, then the engine goes. A second signal ends everything at once.
+Life: bind (before slow work) → launch → children start side by side → ready → watch and restart → drain on SIGTERM or
+SIGINT: workers finish their streams, then the engine ends. A second signal ends everything at once.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from engine.interface.errors import StartupError
 from engine.interface.logs import configure_logging
 from server.config.version import package_version
 from server.launcher.console import make_console
-from server.launcher.control_server import ControlServer, read_greeting
-from server.launcher.engine_health import HeartbeatWatch, Outage
+from server.launcher.control_server import ControlServer, fetch_engine_limits
+from server.launcher.engine_health import EngineDowntime, StepWatchdog
 from server.launcher.key_reload import KeyReloader
 from server.launcher.listener import owned_socket_file, probe_url
-from server.launcher.metrics_registry import Exposition
+from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.process_metrics import LauncherStats
 from server.launcher.processes import (
     Backoff,
@@ -43,7 +43,7 @@ from server.launcher.processes import (
     worker_config,
 )
 from server.launcher.run_dir import RunDir
-from server.launcher.startup_banner import Announcement
+from server.launcher.startup_banner import StartupBanner
 from server.launcher.systemd import Notifier, NotifyingConsole
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ _ENGINE: ChildKey = ("engine", 0)
 
 
 class Launcher:
-    """One daemon. `run` is its whole life. listeners: none where a host serves the app (server/hosted/app.py)."""
+    """One daemon; `run` lasts as long as it. listeners: none if a host serves the app (server/hosted/app.py)."""
 
     def __init__(
         self,
@@ -107,22 +107,22 @@ class Launcher:
         self._engine_module = engine_module
         self._engine_socket = str(run_dir.path / "engine.sock")
         self._control_socket = str(run_dir.path / "control.sock")
-        self._exposition = Exposition(
+        self._registry = MetricsRegistry(
             model_name=server_config.served_model_names[0],
             version=package_version(),
             compat=config.metrics_compat,
             sample=lambda: self._stats.sample(),  # noqa: PLW0108 - there is no _stats yet
         )
-        self._control = ControlServer(exposition=self._exposition, on_message=self._on_message)
+        self._control = ControlServer(registry=self._registry, on_message=self._on_message)
         self._keys = KeyReloader(config, server_config.api_key_hashes, self._control.set_keys)
-        self._watch = HeartbeatWatch(self._on_stall, on_hang=self._end_hung, hang_after_s=config.stall_timeout_s)
+        self._watch = StepWatchdog(self._on_stall, on_hang=self._end_hung, hang_after_s=config.stall_timeout_s)
         self._notifier = notifier or Notifier(None)
         self._console = NotifyingConsole(make_console(config.log_format, sys.stderr), self._notifier)
-        self._announcement = Announcement(config, server_config, listeners, self._console)
+        self._banner = StartupBanner(config, server_config, listeners, self._console)
         self._children: dict[ChildKey, asyncio.subprocess.Process] = {}
-        self._outage = Outage()
+        self._downtime = EngineDowntime()
         self._stats = LauncherStats(
-            children=self._children, state=lambda: self._control.state, watch=self._watch, outage=self._outage
+            children=self._children, state=lambda: self._control.state, watch=self._watch, downtime=self._downtime
         )
         self._failures: dict[ChildKey, EngineFailed] = {}
         self._started_once: set[ChildKey] = set()  # an engine that was ready, a worker that said hello
@@ -130,7 +130,7 @@ class Launcher:
 
     @property
     def sockets(self) -> tuple[str, str]:
-        """Where the engine listens, and where this launcher does."""
+        """The paths of the engine's socket and of the control socket."""
         return self._engine_socket, self._control_socket
 
     @property
@@ -145,8 +145,8 @@ class Launcher:
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup, is_on_terminal())
         await self._control.start(self._control_socket)
-        logger.info("listening url=%s", self._announcement.url)
-        self._announcement.begin(self._control.state.stage)
+        logger.info("listening url=%s", self._banner.url)
+        self._banner.begin(self._control.state.stage)
         self._tasks.spawn(self._notifier.watch(state=lambda: self._control.state))
         self._tasks.spawn(self._keep_engine())
         for index in range(self._config.http_workers):
@@ -180,14 +180,14 @@ class Launcher:
         path = self._run_dir.write(f"worker-{index}.json", config)
         await self._keep(("worker", index), _WORKER_MODULE, path, pass_fds=[listener.fileno()])
         if len(self._listeners) > 1:
-            listener.close()  # or the kernel would go on giving this worker's share of connections to nobody
+            listener.close()  # or the kernel would still assign connections to the worker that has ended
 
     async def _keep(self, child: ChildKey, module: str, config: Path, *, pass_fds: Sequence[int] = ()) -> None:
         """Start a child, and again whenever it ends, until drain. A first start that fails ends the daemon."""
         backoff = Backoff()
         while not self._is_draining:
             if child in self._started_once:
-                self._exposition.count(f"{child[0]}_restarts_total")
+                self._registry.count(f"{child[0]}_restarts_total")
             started_s = time.monotonic()
             process = self._children[child] = await start_child(module, config, pass_fds=pass_fds)
             returncode = await process.wait()
@@ -196,16 +196,16 @@ class Launcher:
                 return
             if child == _ENGINE and child in self._started_once:
                 self._watch.stop()
-                self._outage.begin()
+                self._downtime.begin()
                 self._watch.load()
-                self._control.set_state(stage=Stage("restarting"), fault=self._outage.fault)
+                self._control.set_state(stage=Stage("restarting"), fault=self._downtime.fault)
             failure = self._failures.pop(child, None)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
-            if child not in self._started_once or (failure is not None and not self._announcement.is_made):
+            if child not in self._started_once or (failure is not None and not self._banner.is_made):
                 self._fail(reason, failure.exit_code if failure else 3)
                 return
             # The load of an engine may take minutes, and is no sign of health
-            healthy_s = self._outage.served_s if child == _ENGINE else time.monotonic() - started_s
+            healthy_s = self._downtime.served_s if child == _ENGINE else time.monotonic() - started_s
             delay_s = backoff.next(healthy_s=healthy_s)
             logger.error("%s %d ended, restarting delay_s=%g reason=%r", *child, delay_s, reason)
             await asyncio.sleep(delay_s)
@@ -222,32 +222,32 @@ class Launcher:
             case Heartbeat() if child == _ENGINE:
                 self._watch.beat(message)
             case EngineInfo(rows, build):
-                self._announcement.add_facts(rows)
-                self._exposition.set_build(build)
+                self._banner.add_facts(rows)
+                self._registry.set_build(build)
             case EngineFailed():
                 self._failures[child] = message
 
     def _enter(self, stage: Stage) -> None:
-        """The engine's start has come to a stage. The first one may be silent: see server/launcher/engine_health.py."""
+        """Record the stage of the engine's start. The first start may be slow: see server/launcher/engine_health.py."""
         if stage.name == "ready":
             self._watch.start()
-            self._outage.end()
+            self._downtime.end()
         elif _ENGINE in self._started_once and stage != self._control.state.stage:
             self._watch.load()
-        self._control.set_state(stage=stage, fault=self._outage.fault)
-        self._announcement.stage(stage)
+        self._control.set_state(stage=stage, fault=self._downtime.fault)
+        self._banner.stage(stage)
         if stage.name == "ready":
             self._tasks.spawn(self._learn_limits())
             if _ENGINE not in self._started_once:
                 self._started_once.add(_ENGINE)
-                self._tasks.spawn(self._announcement.make(is_draining=lambda: self._is_draining))
+                self._tasks.spawn(self._banner.make(is_draining=lambda: self._is_draining))
 
     def _on_stall(self, is_stalled: bool) -> None:
-        self._control.set_state(fault="stalled" if is_stalled else self._outage.fault)
+        self._control.set_state(fault="stalled" if is_stalled else self._downtime.fault)
         if is_stalled:
             logger.error("engine stalled after_s=%.0f", self._watch.silence_s)
         else:
-            logger.error("engine goes on")
+            logger.error("engine makes progress again")
 
     def _end_hung(self) -> None:
         """End an engine that will not go on; _keep starts the next one."""
@@ -256,9 +256,9 @@ class Launcher:
         kill_child(self._children[_ENGINE])
 
     async def _learn_limits(self) -> None:
-        ready = await read_greeting(self._engine_socket)
+        ready = await fetch_engine_limits(self._engine_socket)
         if ready is not None:  # else it died again; the next one will say
-            self._exposition.set_cache_config(block_size=ready.block_size, num_blocks=ready.num_blocks)
+            self._registry.set_cache_config(block_size=ready.block_size, num_blocks=ready.num_blocks)
 
     def _on_signal(self, number: int) -> None:
         if not self._is_draining:
@@ -269,7 +269,7 @@ class Launcher:
             self._exit.set_result(128 + number)
 
     def _on_hangup(self, was_on_terminal: bool) -> None:
-        """SIGHUP: read the keys again; or the terminal is gone that it was started on, which is like SIGTERM."""
+        """Handle SIGHUP: read the keys again; if the daemon's terminal was closed, drain as for SIGTERM."""
         if not was_on_terminal or is_on_terminal():
             self._tasks.spawn(self._keys.reload())
         elif not self._is_draining:
@@ -296,6 +296,6 @@ class Launcher:
             self._exit.set_exception(StartupError(message, exit_code=exit_code))
 
     def _on_bug(self, error: BaseException) -> None:
-        """A task of the launcher that raises is a bug: end loudly instead of half-alive."""
+        """End the daemon if a task of the launcher raises, which is a bug: half a launcher must not go on."""
         if not self._exit.done():
             self._exit.set_exception(error)

@@ -1,6 +1,6 @@
-"""The listening sockets: bound by the launcher before anything heavy, inherited by the workers.
+"""The listening sockets: bound by the launcher before slow work, inherited by the workers.
 
-A unix socket is one file and one socket for all workers; its file goes with the daemon (owned_socket_file).
+A unix socket is one file and one socket for all workers; owned_socket_file removes the file when the daemon ends.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def bind(config: LaunchConfig) -> list[socket.socket]:
 
 @contextlib.contextmanager
 def owned_socket_file(config: LaunchConfig) -> Iterator[None]:
-    """Remove the bound unix socket's file at the end, unless another daemon has put its own in its place by then."""
+    """Remove the bound unix socket's file at the end, unless another daemon has replaced it."""
     path = None if config.uds is None else Path(config.uds)
     inode = None if path is None else path.stat().st_ino
     try:
@@ -72,7 +72,7 @@ def probe_url(config: LaunchConfig, listener: socket.socket) -> str:
 
 
 async def is_ready(config: LaunchConfig, listener: socket.socket) -> bool:
-    """Ask GET /ready as a client would: true once a worker answers and says that it serves."""
+    """Send GET /ready as a client would; return True once a worker replies that it is ready."""
     tls = None
     if config.tls_cert is not None:
         tls = ssl.create_default_context()
@@ -104,12 +104,12 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple]:
 
 
 def _listen_unix(path: str) -> socket.socket:
-    """Listen at `path`, in place of a socket that nobody listens on any more. Raises StartupError."""
+    """Listen at `path`; replace a stale socket there, which no process listens on. Raises StartupError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_stale(path)
         listener.bind(path)
-        os.chmod(path, _SOCKET_MODE)  # before listen(): until then nobody can connect
+        os.chmod(path, _SOCKET_MODE)  # before listen(): until then no client can connect
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()

@@ -1,9 +1,9 @@
-"""The one metrics registry of the daemon, in the launcher. Imports engine.interface.metrics and prometheus_client;
-never torch.
+"""MetricsRegistry: the daemon's only registry of metrics, in the launcher. Imports engine.interface.metrics and
+prometheus_client; never torch.
 
 Children send MetricsDelta messages; merge() adds them up, render() writes the Prometheus text page: each metric under
-its own quire_* name and, where other tools read one and compat is "vllm", under vLLM's name too. Counts live here, so
-they survive the restart of any child. A gauge is the sum over the processes that set it, and goes with them.
+its quire_* name, under its old name if it was renamed and, if compat is "vllm", under vLLM's name. Counts survive the
+restart of a child, because they are kept here. A gauge is the sum over the processes that set it and are running.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ _BUILD_LABELS = ("version", "torch", "cuda", "device", "dtype")  # but the first
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
-class Exposition(Collector):
+class MetricsRegistry(Collector):
     """Sums deltas and renders the page. One per daemon.
 
     sample: returns what the launcher itself measures, at each render; its delta is merged like any other.
@@ -81,16 +81,16 @@ class Exposition(Collector):
         self.merge(MetricsDelta({(name, ""): 1.0}))
 
     def forget(self, source: str) -> None:
-        """Drop the gauges of a process that is gone."""
+        """Drop the gauges of a process that has ended."""
         for by_source in self._gauges.values():
             by_source.pop(source, None)
 
     def set_cache_config(self, *, block_size: int, num_blocks: int) -> None:
-        """Say how the KV pool is cut, once the engine has decided it."""
+        """Set the block size and the number of blocks, once the engine has decided them."""
         self._cache_config = (block_size, num_blocks)
 
     def set_build(self, build: dict[str, str]) -> None:
-        """Say what the engine runs on, once it is ready."""
+        """Set the engine's build labels, once it is ready."""
         self._build |= build
 
     def render(self) -> bytes:
@@ -109,6 +109,10 @@ class Exposition(Collector):
         is_vllm = self._compat == "vllm"
         for metric in METRICS.values():
             yield self._family(metric, f"quire_{metric.name}", metric.labels, samples[metric.name])
+            if metric.old_name:
+                text = f"Deprecated: renamed to quire_{metric.name}."
+                old = metric._replace(help=text)
+                yield self._family(old, f"quire_{metric.old_name}", metric.labels, samples[metric.name])
             if is_vllm and metric.alias:
                 labels = metric.alias_label or metric.labels
                 yield self._family(metric, metric.alias, labels, samples[metric.name])
@@ -147,7 +151,7 @@ class Exposition(Collector):
             yield info
 
     def _sleep_state(self) -> MetricFamily:
-        """vLLM's dashboards tell by it that a server is online; nothing sleeps here."""
+        """Return vLLM's sleep state, by which its dashboards detect a server; Quire has no sleep mode."""
         state = GaugeMetricFamily(
             "vllm:engine_sleep_state", "awake is quire_engine_up, the others 0.", labels=["model_name", "sleep_state"]
         )

@@ -1,10 +1,7 @@
-"""What the launcher itself measures, at each scrape: is the daemon ready, does the engine go on, what processes use.
+"""Metrics that the launcher measures at each scrape: readiness, engine progress; CPU, memory and files by role.
 
-Imports engine's control messages and metrics, server's heartbeat, outage and process_stats.
-
-CPU time, memory and open files of the daemon's processes, by role. Reads /proc: elsewhere than on Linux, nothing.
-
-The launcher measures its children from outside, at each scrape, so that a busy or hung one is measured too.
+The launcher measures its children from outside, so that a busy or hung one is measured too. Reads /proc; on systems
+other than Linux the process metrics are missing. Imports engine.interface and server.launcher.
 """
 
 import asyncio
@@ -16,13 +13,13 @@ from pathlib import Path
 
 from engine.interface.control import State
 from engine.interface.metrics import MetricsDelta
-from server.launcher.engine_health import HeartbeatWatch, Outage
+from server.launcher.engine_health import EngineDowntime, StepWatchdog
 
 _PROC = Path("/proc")
 
 
 class ProcessStats:
-    """Remembers the CPU time seen last, so that what it counts goes on when a process is replaced."""
+    """Keeps the last CPU times, so that the counter continues when a process is replaced."""
 
     def __init__(self, proc: Path = _PROC) -> None:
         self._proc = proc
@@ -36,7 +33,7 @@ class ProcessStats:
         return []
 
     def sample(self, pids: dict[str, list[int]]) -> MetricsDelta:
-        """Return what the processes of each role used since the last call, and hold now."""
+        """Return the CPU time of each role since the last call, and its memory and files now."""
         delta, seen = MetricsDelta({}, {}, {}), {}
         if not self._proc.is_dir():
             return delta
@@ -64,26 +61,26 @@ def _read_stat(path: Path) -> tuple[float, int]:
 
 
 class LauncherStats:
-    """Reads what the launcher owns and changes nothing of it. children: by role and index, ended ones included."""
+    """Reads the launcher's objects and changes none. children: by role and index, with ended ones."""
 
     def __init__(
         self,
         *,
         children: Mapping[tuple[str, int], asyncio.subprocess.Process],
         state: Callable[[], State],
-        watch: HeartbeatWatch,
-        outage: Outage,
+        watch: StepWatchdog,
+        downtime: EngineDowntime,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._children = children
         self._state = state
         self._watch = watch
-        self._outage = outage
+        self._downtime = downtime
         self._processes = ProcessStats()
         self._started_s = clock()
 
     def sample(self) -> MetricsDelta:
-        """Return what to merge into the page that is about to be rendered."""
+        """Return the launcher's own metrics for the page."""
         pids: dict[str, list[int]] = {"launcher": [os.getpid()], "engine": [], "worker": []}
         for (role, _), process in self._children.items():
             if process.returncode is None:
@@ -95,6 +92,6 @@ class LauncherStats:
         delta.gauges["engine_up", ""] = is_up
         delta.gauges["ready", ""] = state.stage.name == "ready" and not state.is_draining
         delta.gauges["engine_progress_age_seconds", ""] = self._watch.age_s
-        delta.gauges["engine_restart_seconds", ""] = self._outage.last_s
+        delta.gauges["engine_restart_seconds", ""] = self._downtime.last_s
         delta.gauges["start_time_seconds", ""] = self._started_s
         return delta

@@ -1,12 +1,8 @@
-"""Child processes of the launcher: what a worker is told, how children start and end. Imports engine.interface.config.
+"""Child processes of the launcher: their configurations, start and end. Imports engine.interface.config.
 
-A child has its own process group, so that Ctrl-C in a terminal reaches the launcher alone and streams can finish. It
-never outlives the launcher: the control connection's end tells it, and on Linux the kernel does.
-
-What the launcher tells each child, from its own configuration. Imports engine.interface.config and
-server.launcher.processes.
-
-Tasks that an object starts and nobody waits for. Standard library.
+A child has its own process group, so that Ctrl-C in a terminal reaches only the launcher and streams can finish. A
+child never outlives the launcher: the control connection closes, and on Linux the kernel sends a signal.
+Tasks holds the asyncio tasks that an object starts without awaiting them.
 """
 
 import asyncio
@@ -72,19 +68,19 @@ async def end_child(process: asyncio.subprocess.Process, *, timeout_s: float) ->
 
 
 def kill_child(process: asyncio.subprocess.Process) -> None:
-    """Kill a child now, if it still runs."""
+    """Kill a child, if it is running."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
 
 def is_on_terminal() -> bool:
-    """Tell if this process has a terminal whose end is its end too: not under nohup, nor once that is closed."""
+    """Return True if SIGHUP comes from this process's terminal: False under nohup, or once the terminal is closed."""
     return sys.stderr.isatty() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit of this process, which its children inherit, to the hard one, or to what is enough."""
+    """Raise the soft limit of open files, which children inherit, to the hard limit or a sufficient one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -95,7 +91,7 @@ def raise_file_limit() -> None:
 def engine_process_config(
     config: LaunchConfig, engine: EngineConfig, *, engine_socket: str, control_socket: str
 ) -> EngineProcessConfig:
-    """Return what the engine process is told."""
+    """Return the configuration of the engine process."""
     return EngineProcessConfig(
         engine=engine,
         engine_socket=engine_socket,
@@ -109,7 +105,7 @@ def engine_process_config(
 def worker_config(
     config: LaunchConfig, server: ServerConfig, *, index: int, listen_fd: int, engine_socket: str, control_socket: str
 ) -> WorkerConfig:
-    """Return what HTTP worker `index` is told."""
+    """Return the configuration of HTTP worker `index`."""
     return WorkerConfig(
         server=msgspec.structs.replace(
             server, engine_socket=engine_socket, control_socket=control_socket, worker_index=index
@@ -145,7 +141,7 @@ class Tasks:
         task.add_done_callback(self._done)
 
     def cancel(self) -> None:
-        """Cancel what runs."""
+        """Cancel the running tasks."""
         for task in self._running:
             task.cancel()
 

@@ -1,6 +1,7 @@
-"""The launcher's private directory: the sockets between its processes, and what each child is told. Never torch.
+"""RunDir: the launcher's private directory, with the sockets between its processes and the children's configurations.
 
-A lock in it is held as long as its process lives, however that ends: what a killed one left, the next start removes.
+The process holds a lock in it for its whole life; the next start removes directories whose lock is free, which killed
+processes leave. Never torch.
 """
 
 import contextlib
@@ -42,11 +43,11 @@ class RunDir:
         return self._write(name, msgspec.json.encode(config))
 
     def tell_url(self, url: str) -> None:
-        """Let health checks of this user find the server, however it was configured. Raises StartupError."""
+        """Write the server's URL, where health checks of this user find it. Raises StartupError."""
         self._write(_URL, url.encode())
 
     def remove(self) -> None:
-        """Remove the directory and all in it. Once is enough."""
+        """Remove the directory and its contents. Further calls have no effect."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
@@ -62,7 +63,7 @@ class RunDir:
 
 
 def _take_lock(folder: Path) -> int:
-    """Return the descriptor that holds the lock. It gets its name once it is held: nobody finds it free before."""
+    """Return the descriptor that holds the lock. The file gets its name after it is locked, never before."""
     lock = os.open(folder / f"{_LOCK}.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     with contextlib.suppress(OSError):  # a file system without locks: what is left there stays
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,7 +81,7 @@ def _remove_leftovers(parent: Path) -> None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-                logger.info("removed what a killed daemon left path=%s", folder)
+                logger.info("removed the run directory of a killed daemon path=%s", folder)
             finally:
                 os.close(lock)
 

@@ -1,7 +1,7 @@
-"""A start as a person sees it: its stages, and the closing panel with the address. Imports engine.interface.config and
-server.
+"""StartupBanner: shows a start to the operator: its stages, then the panel with the address.
 
-Life: begin → stage for each → make, once, when a client would find the daemon ready.
+Life: begin → stage for each → make, once, when a client would find the daemon ready. Imports engine.interface,
+server.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from engine.interface.config import LaunchConfig, ServerConfig
 from engine.interface.control import Stage
 from server.config.model_source import model_facts
 from server.launcher.console import Console, StageTimes, Summary
-from server.launcher.engine_health import FirstLoadWatch
+from server.launcher.engine_health import LoadWatchdog
 from server.launcher.listener import is_ready, server_url
 
 _PROBE_INTERVAL_S = 0.05
 _HOSTED_URL = "(the address of its host)"
 
 
-class Announcement:
-    """Tells the console how the first start goes. listeners: none where a host serves the app."""
+class StartupBanner:
+    """Shows the progress of the first start on the console. listeners: none if a host serves the app."""
 
     def __init__(
         self, config: LaunchConfig, server: ServerConfig, listeners: Sequence[socket.socket], console: Console
@@ -33,17 +33,17 @@ class Announcement:
         self._listeners = listeners
         self._console = console
         self._started_s = time.monotonic()
-        self._watch = FirstLoadWatch()
+        self._watch = LoadWatchdog()
         self._times = StageTimes("process", self._started_s)
         self._facts: dict[str, str] = {}
 
     def begin(self, stage: Stage) -> None:
-        """Show where it begins, before the engine says a word."""
+        """Show the first stage, before the engine sends one."""
         self._console.stage(stage)
         self._watch.see(stage)
 
     def add_facts(self, rows: dict[str, str]) -> None:
-        """Take what the engine knows for the panel."""
+        """Add the engine's rows to the panel."""
         self._facts = model_facts(self._server.model) | rows
 
     def stage(self, stage: Stage) -> None:

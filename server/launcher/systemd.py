@@ -1,7 +1,8 @@
-"""Tells a service manager how the daemon is doing: sd_notify(3) over the datagram socket that it names.
+"""Reports the daemon's state to a service manager: sd_notify(3) over the datagram socket in NOTIFY_SOCKET.
 
-Imports engine.interface.control and the console it stands beside. Life: made of the environment → loading and watch, a
-task that sends STATUS, and WATCHDOG while the engine goes on → ready → stopping. Without NOTIFY_SOCKET nothing is sent.
+Imports engine.interface.control and server.launcher.console. Life: made from the environment → loading and watch, a
+task that sends STATUS, and WATCHDOG while the engine makes progress → ready → stopping. Without NOTIFY_SOCKET it
+sends nothing.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ _PINGS_PER_TIMEOUT = 3  # sd_watchdog_enabled(3) advises two at least
 
 
 class Notifier:
-    """The service manager's end, or nobody's. Sending never blocks and never raises."""
+    """The socket of the service manager, if there is one. Sending never blocks and never raises."""
 
     def __init__(self, address: str | None, *, watchdog_s: float | None = None) -> None:
         self._address = "\0" + address[1:] if address and address[0] == "@" else address or ""
@@ -28,19 +29,19 @@ class Notifier:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
         if self._socket is not None:
             self._socket.setblocking(False)
-        self._serving = ""  # what STATUS says once it is ready
+        self._serving = ""  # STATUS once the daemon is ready
         self._status = ""
         self._unsent: list[str] = []
         self._has_failed = self._is_stopping = False
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> "Notifier":
-        """Read what the service manager set for this very process, and take it out: it is not meant for children."""
+        """Read and remove the service manager's variables, which are for this process and not for its children."""
         address = environment.pop("NOTIFY_SOCKET", "")
         timeout_us = environment.pop("WATCHDOG_USEC", "")
         pid = environment.pop("WATCHDOG_PID", "")
         if address and address[0] not in "/@":
-            logger.warning("NOTIFY_SOCKET=%s is no unix socket, nothing is sent to it", address)
+            logger.warning("NOTIFY_SOCKET=%s is no unix socket; the service manager gets no notifications", address)
             address = ""
         has_watchdog = timeout_us.isdecimal() and int(timeout_us) > 0 and pid in ("", str(os.getpid()))
         return cls(address or None, watchdog_s=int(timeout_us) / 1e6 if has_watchdog else None)
@@ -55,24 +56,24 @@ class Notifier:
             await asyncio.sleep(interval_s)
 
     def observe(self, state: State) -> None:
-        """Send what one look at the daemon gives."""
+        """Send one observation of the daemon."""
         self._tell(self._describe(state))
         if self._watchdog_s is not None and state.is_alive:
             self._send("WATCHDOG=1")
         self._send()
 
     def loading(self, stage: Stage) -> None:
-        """The first start has come to a stage."""
+        """Report a stage of the first start."""
         if stage.name != "ready":
             self._tell(stage_text(stage))
 
     def ready(self, summary: Summary) -> None:
-        """The daemon answers requests."""
+        """Report that the daemon answers requests."""
         self._serving = self._status = f"Serving {summary.model_name} on {summary.url}"
         self._send("READY=1", f"STATUS={self._status}")
 
     def stopping(self) -> None:
-        """The daemon ends, once."""
+        """Report that the daemon ends, once."""
         if not self._is_stopping:
             self._is_stopping = True
             self._status = "Stopping: running requests may finish"
@@ -103,7 +104,7 @@ class Notifier:
             self._send(f"STATUS={status}")
 
     def _send(self, *lines: str) -> None:
-        """Send lines, and first what a busy manager did not take."""
+        """Send lines, after those that a busy manager did not accept."""
         waiting = [*self._unsent, *lines]
         if self._socket is None or not waiting:
             return
@@ -116,12 +117,12 @@ class Notifier:
             self._unsent = [line for line in waiting if line in ("READY=1", "STOPPING=1")] + status
         except OSError as error:
             if not self._has_failed:
-                logger.warning("the service manager cannot be told reason=%r", error.strerror or str(error))
+                logger.warning("notification of the service manager failed reason=%r", error.strerror or str(error))
             self._has_failed = True
 
 
 class NotifyingConsole:
-    """A Console that tells the service manager too."""
+    """A Console that also notifies the service manager."""
 
     def __init__(self, console: Console, notifier: Notifier) -> None:
         self._console = console

@@ -1,9 +1,8 @@
-"""GrammarChecker: says which grammars compile, before a request with one goes to the engine. Never torch.
+"""GrammarChecker: checks that a request's grammar compiles before the request goes to the engine. Never torch.
 
-Each is tried in a process of its own (engine/grammar_check_process.py), one after another, and under a deadline at
-which that
-process is killed: a schema of a few bytes can take a minute to compile, another can overflow the stack. The process
-starts with the first grammar and ends with the worker.
+A separate process (engine/grammar_check_process.py) compiles one grammar at a time, and is killed at a deadline: a
+schema of a few bytes can take a minute to compile, another can overflow the stack. The process starts with the first
+grammar and ends with the worker.
 """
 
 import asyncio
@@ -43,7 +42,7 @@ class _Kept(NamedTuple):
 
 
 class _Trial:
-    """A grammar that is tried, or waits for its turn, and how many wait for the verdict."""
+    """A grammar that is compiling or queued, and the number of requests that wait for its verdict."""
 
     def __init__(self, task: asyncio.Task[GrammarVerdict]) -> None:
         self.task = task
@@ -52,15 +51,15 @@ class _Trial:
 
 
 class _TimedOut(Exception):
-    """The process said nothing in time."""
+    """The process did not reply in time."""
 
 
 class _Crashed(Exception):
-    """The process ended instead of saying something."""
+    """The process ended without a reply."""
 
 
 class GrammarChecker:
-    """Owns the process, and the verdicts of the last grammars. As an async context manager it ends the process."""
+    """Owns the process, and the verdicts on recent grammars. As an async context manager it ends the process."""
 
     def __init__(self, folder: Path, *, deadline_s: float = COMPILE_DEADLINE_S) -> None:
         self._folder = folder
@@ -74,7 +73,7 @@ class GrammarChecker:
         self._starting = threading.Lock()  # held to start a process, and to close
 
     async def __aenter__(self) -> None:
-        """Nothing starts before the first grammar comes, or after the end."""
+        """Start no process yet: the first grammar starts it."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -82,7 +81,7 @@ class GrammarChecker:
         with self._starting:
             self._is_closed = True
             if self._process is not None:
-                self._process.kill()  # whoever waits for its words hears its end, and then finds this closed
+                self._process.kill()  # its readers get EOF, and then find this closed
         await asyncio.gather(*(trial.task for trial in self._trials.values()), return_exceptions=True)
         self.kill()
 
@@ -96,7 +95,7 @@ class GrammarChecker:
             raise error_from_code(verdict.code, _message(verdict, param), param)
 
     def kill(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         process, self._process, self._unread = self._process, None, b""
         if process is not None:
             process.kill()
@@ -114,7 +113,7 @@ class GrammarChecker:
         return kept.verdict
 
     async def _ask_with_others(self, key: bytes, spec: GrammarSpec) -> GrammarVerdict:
-        """Wait for the verdict with whoever else wants it. When all have left before its turn, it has none."""
+        """Wait for the verdict together with other requests. If all leave before its turn, it is not compiled."""
         trial = self._trials.get(key)
         if trial is None:
             if len(self._trials) >= _MAX_QUEUED:
@@ -229,7 +228,7 @@ def _shutting_down() -> ShuttingDown:
 
 
 def _message(verdict: GrammarVerdict, param: str | None) -> str:
-    """Say which field a verdict is about, and leave out places in a text that the client did not write."""
+    """Return an error message that names the field, without positions in a text that the client did not write."""
     if verdict.code != GrammarError.code:
         return verdict.message
     head, colon, reason = verdict.message.partition("does not compile: ")

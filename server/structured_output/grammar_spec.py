@@ -1,19 +1,56 @@
-"""From response_format and structured_outputs to a GrammarSpec. Pure; imports no grammar engine.
+"""Translates response_format and structured_outputs to a GrammarSpec. Pure; imports no grammar engine.
 
-Each *_grammar function says in llguidance's Lark what one kind of constraint means; reasoning may precede it by
-server/structured_output/tool_grammar.py. That a grammar compiles is known only after
-server/structured_output/compile_check.py tried it.
+Each *_grammar function writes one kind of constraint in llguidance's Lark; server/structured_output/tool_grammar.py
+adds the reasoning before it. Only server/structured_output/compile_check.py finds out if a grammar compiles.
+
+The pydantic models below are the request fields, strict like server/api/schemas.py.
 """
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from pydantic import BaseModel, ConfigDict, Field
 
 from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import GrammarSpec
-from server.structured_output.schema import ResponseFormat, StructuredOutputs
+
+Json = Any
+
+_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class JsonSchemaFormat(BaseModel):
+    """response_format.json_schema of OpenAI's API. The schema is enforced for every value of `strict`."""
+
+    model_config = _STRICT
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    schema_: Annotated[Json, Field(alias="schema")]
+    strict: bool | None = None
+    description: Annotated[str, Field(max_length=65_536)] | None = None
+
+
+class ResponseFormat(BaseModel):
+    """response_format: text, json_object, json_schema or a grammar of an extension."""
+
+    model_config = _STRICT
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """structured_outputs, vLLM's extension."""
+
+    model_config = _STRICT
+
+    json_: Annotated[Json, Field(alias="json")] = None  # a schema, or one as a string
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
 
 MAX_SOURCE_BYTES = 128 * 1024  # of a schema as JSON, of all choices, of a grammar
 MAX_SCHEMA_DEPTH = 48
@@ -26,8 +63,8 @@ _JSON_STYLE = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
 _ASCII_CLASSES = {"d": "[0-9]", "D": "[^0-9]"}  # else any digit of Unicode
 
 
-class Asked(NamedTuple):
-    """A constraint that a request asks for, and the field that asks."""
+class ConstraintRequest(NamedTuple):
+    """A constraint on the answer, with the request field that it comes from."""
 
     spec: GrammarSpec
     param: str
@@ -44,7 +81,7 @@ def json_schema_grammar(schema: dict[str, Any] | bool) -> GrammarSpec:
 
 
 def json_part(schema: dict[str, Any] | bool) -> str:
-    """Return what stands for a schema's values inside a Lark rule."""
+    """Return the Lark expression that matches a schema's values."""
     styled = {**schema, "x-guidance": _JSON_STYLE} if isinstance(schema, dict) else schema
     return f"%json {_quoted(styled)}"
 
@@ -80,7 +117,9 @@ def _quoted(value: Any) -> str:
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 
-def asked_grammar(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> Asked | None:
+def constraint_of(
+    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
+) -> ConstraintRequest | None:
     """Return the constraint that a body asks for; None: any text. Raises InvalidParameter."""
     by_format = None if response_format is None else _of_format(response_format)
     by_outputs = None if structured_outputs is None else _of_outputs(structured_outputs)
@@ -92,7 +131,7 @@ def asked_grammar(response_format: ResponseFormat | None, structured_outputs: St
     return by_format or by_outputs
 
 
-def _of_format(asked: ResponseFormat) -> Asked | None:
+def _of_format(asked: ResponseFormat) -> ConstraintRequest | None:
     kinds = ("text", "json_object", "json_schema")
     if asked.type not in kinds:
         raise InvalidParameter(
@@ -107,14 +146,14 @@ def _of_format(asked: ResponseFormat) -> Asked | None:
     if asked.type == "text":
         return None
     if asked.type == "json_object":
-        return Asked(json_object_grammar(), "response_format")
+        return ConstraintRequest(json_object_grammar(), "response_format")
     if asked.json_schema is None:
         raise InvalidParameter("response_format.json_schema is required.", param="response_format.json_schema")
     param = "response_format.json_schema.schema"
-    return Asked(json_schema_grammar(_checked_schema(asked.json_schema.schema_, param)), param)
+    return ConstraintRequest(json_schema_grammar(_checked_schema(asked.json_schema.schema_, param)), param)
 
 
-def _of_outputs(asked: StructuredOutputs) -> Asked | None:
+def _of_outputs(asked: StructuredOutputs) -> ConstraintRequest | None:
     values = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar}
     given = [name for name, value in values.items() if value is not None]
     if asked.model_extra:
@@ -132,15 +171,15 @@ def _of_outputs(asked: StructuredOutputs) -> Asked | None:
         return None
     param = f"structured_outputs.{given[0]}"
     if asked.json_ is not None:
-        return Asked(json_schema_grammar(_checked_schema(asked.json_, param)), param)
+        return ConstraintRequest(json_schema_grammar(_checked_schema(asked.json_, param)), param)
     if asked.regex is not None:
         _check_regex(asked.regex, param)
-        return Asked(regex_grammar(asked.regex), param)
+        return ConstraintRequest(regex_grammar(asked.regex), param)
     if asked.choice is not None:
         _check_choices(asked.choice, param)
-        return Asked(choice_grammar(asked.choice), param)
+        return ConstraintRequest(choice_grammar(asked.choice), param)
     assert asked.grammar is not None
-    return Asked(lark_grammar(_checked_lark(asked.grammar, param)), param)
+    return ConstraintRequest(lark_grammar(_checked_lark(asked.grammar, param)), param)
 
 
 def _checked_schema(value: Any, param: str) -> dict[str, Any] | bool:

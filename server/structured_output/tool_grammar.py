@@ -1,7 +1,7 @@
-"""Grammars that make a model call tools: the form of its calls, and arguments by their schemas. Pure.
+"""Grammars for tool calls: the call's format, with arguments constrained by the tools' schemas. Pure.
 
-The source is llguidance's Lark dialect. Tags that are one token of the vocabulary are named by their id, since text
-never matches a special token. Reasoning stays free: answer_grammar() lets it precede any other.
+The source is llguidance's Lark dialect. Tags that are one token of the vocabulary are written by their id, because
+text never matches a special token. Reasoning is unconstrained: answer_grammar() allows it before any grammar.
 """
 
 import json
@@ -127,7 +127,7 @@ def _any_text_before(rule: str, end: str) -> str:
 
 
 def _json(schema: Mapping[str, Any], *, is_strict: bool) -> str:
-    """A schema as a terminal. What llguidance cannot enforce is an error for strict tools, and left out for others."""
+    """Return a schema as a terminal. Keywords unknown to llguidance are errors for strict tools, else ignored."""
     return "%json " + json.dumps({**schema, "x-guidance": {**_JSON_STYLE, "lenient": not is_strict}})
 
 

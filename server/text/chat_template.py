@@ -1,11 +1,11 @@
-"""A model's chat template: messages to prompt text. Imports jinja2 and engine.interface.errors; never transformers.
+"""ChatTemplate: renders messages to prompt text. Imports jinja2 and engine.interface.errors; never transformers.
 
 The text equals transformers' apply_chat_template byte for byte (utils/chat_template_utils.py, 5.x), which is the
 reference for the environment's options, filters and globals, and for continue_final_message.
 
-What users type never becomes a control token. Where a message contains one, render(mark=True) wraps it in two
-noncharacters (U+FDD0, U+FDD1), which tell the encoder afterwards what the template wrote and what the user did. That
-holds for the keys of objects that users send, too; only the names of a message's own fields are left as they are.
+Users' text never becomes a control token. Where a message contains one, render(mark=True) wraps it in two
+noncharacters (U+FDD0, U+FDD1), by which the encoder distinguishes the template's text from the user's. That
+includes the keys of objects that users send; only the names of a message's own fields are left unmarked.
 """
 
 import json

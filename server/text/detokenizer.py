@@ -1,16 +1,15 @@
-"""Token ids to text, a few at a time. Imports tokenizers only.
+"""Detokenizer: token ids to text, a few at a time. StopChecker: stop strings in that text. Imports tokenizers only.
 
-The texts of push() and finish(), joined, equal the decode of all ids at once, or with a context (the tokens that they
-go on from) what they add to its decode. A character whose bytes are spread over tokens comes out whole, with the token
-that completes it. One Detokenizer belongs to one choice of one request.
+The texts of push() and finish(), joined, equal the decode of all ids at once, or, with a context (earlier tokens of
+the same text), the text that they add to its decode. A character whose bytes are spread over several tokens appears
+whole, with the token that completes it. One Detokenizer belongs to one choice of one request.
 
     ByteLevelDetokenizer   byte-level BPE (Llama 3, Qwen, GPT-2): a token is bytes, whatever its neighbours are
     WindowDetokenizer      any other decoder (Metaspace, ByteFallback, WordPiece, ...): decodes a short window again
 
-Stop strings over streamed text. Imports nothing of ours.
-
-A match is the one that ends earliest, the longest of those that end together; so the result depends on the text
-alone, never on how it was cut into deltas. Text that may still become a stop string is held back, no more than that.
+The stop string that matches is the one that ends earliest, the longest of those that end together; so the result
+depends on the text alone, never on how it was cut into deltas. Only text that may still become a stop string is held
+back.
 """
 
 import codecs
@@ -81,7 +80,7 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """Decodes the last given-out tokens with and without the new ones; the difference is new text.
+    """Decodes the last emitted tokens with and without the new ones; the difference is new text.
 
     The idea is TGI's and vLLM's (detokenize_incrementally): one window of context makes leading-space rules cancel out.
     A run of byte tokens that is not UTF-8 as a whole can differ from a whole decode in its number of U+FFFD.

@@ -1,7 +1,7 @@
-"""How a model folder means its embeddings, in sentence-transformers' files. Imports engine's seams; never torch.
+"""EmbeddingModel: the pooling, prompts and normalisation of a sentence-transformers folder. Never torch.
 
-modules.json names the steps (Transformer, Pooling and Normalize are served), 1_Pooling/config.json how hidden states
-become one vector, config_sentence_transformers.json the prompts that may go before a text.
+modules.json names the steps (Transformer, Pooling and Normalize are supported), 1_Pooling/config.json the pooling
+of the hidden states, config_sentence_transformers.json the prompts before a text. Imports engine.interface.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ _MODE = "pooling_mode"
 
 
 class EmbeddingModel(msgspec.Struct, frozen=True, kw_only=True):
-    """How texts become embeddings, which always have the length 1."""
+    """Pooling and prompts of an embedding model. Its embeddings always have length 1."""
 
     pooling: PoolingKind
     prompts: dict[str, str] = {}  # by name: what goes before a text
@@ -37,9 +37,9 @@ class _Module(msgspec.Struct):
 
 
 def load_embedding_model(folder: Path, *, pooling: str = "auto") -> EmbeddingModel | None:
-    """Read a folder. None: it generates, and no pooling is asked for. Raises StartupError for what is not served.
+    """Read a folder. None: a generating model without --pooling. Raises StartupError for unsupported modules.
 
-    pooling: "last" or "mean", whatever the folder says; "auto": what it says.
+    pooling: "last" or "mean" overrides the folder; "auto": the folder decides.
     """
     modules = _read_modules(folder / _MODULES_FILE)
     unserved = [module.kind for module in modules if module.kind not in _SERVED_MODULES]

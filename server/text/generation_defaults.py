@@ -1,7 +1,7 @@
-"""Generation defaults of a model, read once from its folder. Imports engine.interface.errors and msgspec; never torch.
+"""GenerationDefaults: a model's default sampling values, read once from its folder. Never torch.
 
-Sources in order: generation_config.json, then config.json; the tokenizer's end-of-sequence token is added by the
-caller when neither names one.
+Sources in order: generation_config.json, then config.json; the caller adds the tokenizer's end-of-sequence token if
+neither names one. Imports engine.interface.errors and msgspec.
 """
 
 import logging
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request means when it leaves a field out. Values out of range in the files count as absent."""
+    """Values of the fields that a request leaves out. Values out of range in the files count as absent."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -1,9 +1,9 @@
-"""A model's tokenizer: text to ids and back, chat messages to ids. Imports tokenizers; transformers only when needed.
+"""Tokenizer: text to ids and back, chat messages to ids. Imports tokenizers; transformers only when needed.
 
 Loaded once per HTTP worker from the model's folder: tokenizer.json, tokenizer_config.json and the chat template
-(chat_template.jinja, chat_template.json, tokenizer_config.json: the first that is there; some models have a second
-template for chats with tools). A folder without
-tokenizer.json goes through transformers' AutoTokenizer, which is slow to import.
+(chat_template.jinja, chat_template.json, tokenizer_config.json: the first that exists; some models have a second
+template for chats with tools). A folder without tokenizer.json is loaded by transformers' AutoTokenizer, which is
+slow to import.
 """
 
 import json

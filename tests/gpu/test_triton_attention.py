@@ -21,7 +21,7 @@ def _backend():
 
 
 def _error(query_lens, context_lens, *, group=2, num_kv_heads=2, head_dim=128, block_size=16, dtype=torch.bfloat16,
-           **options):  # fmt: skip
+           is_prepared=False, **options):  # fmt: skip
     q, k_cache, v_cache, metadata = make_problem(
         query_lens=query_lens, context_lens=context_lens, num_heads=group * num_kv_heads, num_kv_heads=num_kv_heads,
         head_dim=head_dim, block_size=block_size, dtype=dtype, device="cuda", seed=random.randrange(1 << 30),
@@ -29,7 +29,12 @@ def _error(query_lens, context_lens, *, group=2, num_kv_heads=2, head_dim=128, b
     scale = head_dim**-0.5
     # The allocator hands this memory, still NaN, to the backend's output
     torch.full_like(q, float("nan"))
-    out = _backend().forward(q, k_cache, v_cache, metadata, scale=scale, **options)
+    backend = _backend()
+    if is_prepared:
+        backend.forward(q, k_cache, v_cache, metadata, scale=scale)  # tells it the number of heads
+        backend.prepare(metadata)
+        torch.full_like(q, float("nan"))
+    out = backend.forward(q, k_cache, v_cache, metadata, scale=scale, **options)
     return relative_error(out, reference(q, k_cache, v_cache, metadata, scale=scale, **options))
 
 
@@ -79,6 +84,19 @@ def test_long_rows_among_short_ones():
     assert _error([1, 1, 1, 700], [30_000, 0, 17, 9_000], num_kv_heads=1, group=4) < TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.parametrize(("num_kv_heads", "group"), [(1, 8), (2, 3), (8, 4)])
+@pytest.mark.parametrize("seed", range(6))
+def test_pieces_of_equal_length_give_the_same(seed, num_kv_heads, group):
+    draw = random.Random(seed)
+    query_lens, context_lens = _ragged(seed)
+    context_lens[draw.randrange(len(context_lens))] = draw.randint(10_000, 40_000)
+    shape = {"num_kv_heads": num_kv_heads, "group": group, "is_prepared": True}
+    assert _error(query_lens, context_lens, **shape) < TOLERANCE[torch.bfloat16]
+    rows = draw.choice([2, 5, 33, 70, 257])
+    lengths = [draw.choice([0, 63, 64, 700, 3000]) for _ in range(rows - 1)]
+    assert _error([1] * rows, [*lengths, 30_000], **shape) < TOLERANCE[torch.bfloat16]
+
+
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_prompts_long_enough_for_the_large_tiles(block_size):
     error = _error([1, 1, 1, 2500, 701], [9, 100, 2000, 0, 1500], num_kv_heads=8, block_size=block_size)
@@ -104,13 +122,41 @@ def test_one_graph_serves_all_lengths():
         assert relative_error(out, expected) < TOLERANCE[torch.bfloat16]
 
 
-def test_the_same_inputs_give_the_same_bits():
+def test_one_graph_cuts_all_lengths():
+    """With rows of one token anywhere, and of none, as in the graphs of steps with prompts."""
+    q, k_cache, v_cache, metadata = make_problem(
+        query_lens=[40, 1, 1, 1, 0, 1], context_lens=[100, *[5000] * 5], num_heads=8, num_kv_heads=2, head_dim=128,
+        block_size=16, dtype=torch.bfloat16, device="cuda",
+    )  # fmt: skip
+    metadata.num_decodes = None
+    backend = _backend()
+    backend.forward(q, k_cache, v_cache, metadata, scale=0.1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        backend.prepare(metadata)
+        queries = q.clone()  # a kernel between, as in a model
+        out = backend.forward(queries, k_cache, v_cache, metadata, scale=0.1)
+    assert metadata.decode_pieces is not None
+    for lengths in ([140, 5001, 16, 17, 9, 1], [41, 1, 1, 1, 1, 5001], [140, 700, 2000, 64, 1, 640]):
+        metadata.seq_lens.copy_(torch.tensor(lengths))
+        out.fill_(float("nan"))
+        graph.replay()
+        expected = reference(q, k_cache, v_cache, metadata, scale=0.1)
+        assert relative_error(out, expected) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_the_same_inputs_give_the_same_bits(is_prepared):
     q, k_cache, v_cache, metadata = make_problem(
         query_lens=[1] * 3, context_lens=[4000, 100, 900], num_heads=8, num_kv_heads=2, head_dim=128,
         block_size=16, dtype=torch.bfloat16, device="cuda",
     )  # fmt: skip
     backend = _backend()
     first = backend.forward(q, k_cache, v_cache, metadata, scale=0.1)
+    if is_prepared:
+        backend.prepare(metadata)
+        q = q.clone()
+        first = backend.forward(q, k_cache, v_cache, metadata, scale=0.1)
     for _ in range(50):
         assert torch.equal(backend.forward(q, k_cache, v_cache, metadata, scale=0.1), first)
 

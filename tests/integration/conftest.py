@@ -1,5 +1,6 @@
-"""Shared by the integration tests: one daemon with the demo model per module, and clients for it."""
+"""Shared by the integration tests: daemons with the demo model, one for each set of flags, and clients for them."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,18 +13,46 @@ from tests.support.daemon import Daemon
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Return a ready daemon on CPU with the demo model. Tests that kill or configure it start their own."""
-    with Daemon("--device", "cpu", folder=tmp_path_factory.mktemp("daemon")) as running:
-        yield running.wait_ready()
+@pytest.fixture(scope="session")
+def daemon_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Daemon]]:
+    """Return a function that gives the ready daemon of some flags, which all tests of this process share.
+
+    A test that kills, overloads or reconfigures one starts its own, and none counts on being the first to ask.
+    """
+    running: dict[tuple[str, ...], Daemon] = {}
+    with contextlib.ExitStack() as stack:
+
+        def daemon_of(*flags: str) -> Daemon:
+            if flags not in running:
+                folder = tmp_path_factory.mktemp("daemon")
+                running[flags] = stack.enter_context(Daemon("--device", "cpu", *flags, folder=folder))
+            return running[flags].wait_ready()
+
+        yield daemon_of
 
 
-@pytest.fixture(scope="module")
-def client(daemon: Daemon) -> Iterator[openai.OpenAI]:
-    """Return the real client; it does not retry, so that errors show."""
-    with openai.OpenAI(base_url=f"{daemon.base_url}/v1", api_key="unused", max_retries=0, timeout=60) as openai_client:
-        yield openai_client
+@pytest.fixture(scope="session")
+def daemon(daemon_with: Callable[..., Daemon]) -> Daemon:
+    """Return the daemon without further flags."""
+    return daemon_with()
+
+
+@pytest.fixture(scope="session")
+def client_with(daemon_with: Callable[..., Daemon]) -> Iterator[Callable[..., openai.OpenAI]]:
+    """Return a function that gives the real client of the daemon of some flags; it does not retry: errors show."""
+    with contextlib.ExitStack() as stack:
+
+        def client_of(*flags: str) -> openai.OpenAI:
+            url = f"{daemon_with(*flags).base_url}/v1"
+            return stack.enter_context(openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=60))
+
+        yield client_of
+
+
+@pytest.fixture(scope="session")
+def client(client_with: Callable[..., openai.OpenAI]) -> openai.OpenAI:
+    """Return the real client of the daemon without further flags."""
+    return client_with()
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ def test_a_client_that_leaves_a_stream_ends_its_request(daemon: Daemon, client: 
             daemon.metrics()["quire_http_disconnects_total"] > before
             and daemon.metrics()["quire_num_requests_running"] == 0
         ),
-        timeout_s=20,
+        timeout_s=60,
         what="the request's end",
     )
 

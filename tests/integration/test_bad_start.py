@@ -115,6 +115,7 @@ def index_of_missing_shards(folder: Path) -> None:
         "bad-config-json",
     ],
 )
+@pytest.mark.table(most=4)
 def test_a_broken_model_folder_is_explained(folder: Path, break_it: Callable[[Path], None], words: str) -> None:
     break_it(folder)
     code, message = start_fails(str(folder), "--port", "0")
@@ -158,6 +159,7 @@ def test_a_port_in_use_is_a_failed_start() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
+@pytest.mark.table(most=2)
 def test_a_value_that_does_not_fit_model_or_machine_is_explained(arguments: list[str], words: str) -> None:
     code, message = start_fails("--port", "0", *arguments)
     assert code in (2, 3)

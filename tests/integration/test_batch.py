@@ -123,7 +123,7 @@ def test_a_slow_answer_is_given_up_and_the_rest_goes_on(files):
 
     def script(path, body):
         if body is not None and body["prompt"] == "0":
-            over.wait(20)
+            over.wait(60)
         return echo(path, body)
 
     with scripted_server(script) as server:

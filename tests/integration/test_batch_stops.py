@@ -87,7 +87,7 @@ def test_a_stopped_batch_can_be_gone_on_with(files, number, ignored):
         )  # fmt: skip
         wait_for(lambda: output.exists() and len(output.read_bytes().splitlines()) >= 4, timeout_s=60, what="answers")
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=60)
         assert process.returncode == 130
         assert "Run the same command to go on" in stderr
         assert "Traceback" not in stderr
@@ -114,7 +114,7 @@ def test_under_nohup_a_closed_terminal_stops_nothing(files):
         )  # fmt: skip
         wait_for(lambda: server.asked, timeout_s=60, what="a request")
         process.send_signal(signal.SIGHUP)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     assert process.returncode == 0
     assert len(records(output)) == 6
 

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -70,6 +69,7 @@ def test_a_sweep_is_drawn_saved_and_drawn_again_from_its_file(daemon: Daemon, tm
     assert "Change from before to now" in page.read_text()
 
 
+@pytest.mark.full
 def test_poisson_arrivals_and_a_comparison_with_an_earlier_run(daemon: Daemon, tmp_path: Path) -> None:
     old_path, plot_path = tmp_path / "old.json", tmp_path / "curves.svg"
     load = ("serve", "--url", f"{daemon.base_url}/v1", "--rate", "40", *LOAD)
@@ -156,12 +156,10 @@ def test_a_server_that_wants_a_key_is_one_sentence() -> None:
 
 
 def test_a_dead_server_is_one_sentence() -> None:
-    started_s = time.monotonic()
     result = bench("serve", "--url", "http://127.0.0.1:9", *LOAD)
     assert result.returncode == 1
     assert result.stderr.startswith("quire: error: No server answers at http://127.0.0.1:9/v1/models")
     assert len(result.stderr.splitlines()) == 1
-    assert time.monotonic() - started_s < 30
 
 
 @pytest.mark.parametrize(
@@ -185,6 +183,7 @@ def test_a_dead_server_is_one_sentence() -> None:
         (("kernels", "--lengths", "0"), "--lengths"),
     ],
 )
+@pytest.mark.table(most=3)
 def test_wrong_usage_is_one_sentence_and_exit_code_2(arguments: tuple[str, ...], words: str) -> None:
     result = bench(*arguments)
     assert result.returncode == 2
@@ -209,6 +208,7 @@ def test_offline_says_which_context_a_workload_needs() -> None:
     assert "Workload prefill needs a context of 4,097 tokens, and this model has 4,096 here." in result.stderr
 
 
+@pytest.mark.full
 def test_kernels_run_on_the_cpu(tmp_path: Path) -> None:
     report_path, plot_path = tmp_path / "kernels.json", tmp_path / "kernels.png"
     sizes = ("--lengths", "32,64", "--batches", "1,2", "--contexts", "32")
@@ -243,6 +243,7 @@ def test_steps_of_the_demo_model_are_measured_and_planned_with(tmp_path: Path) -
     assert "quire-demo on 1" in result.stdout
 
 
+@pytest.mark.full
 def test_steps_end_in_time_and_say_what_was_left_out(tmp_path: Path) -> None:
     steps = tmp_path / "steps.json"
     limits = ("--max-num-seqs", "64", "--max-num-batched-tokens", "512", "--num-steps", "3")

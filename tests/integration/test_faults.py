@@ -34,11 +34,12 @@ def test_without_memory_for_a_prompt_its_request_fails_with_503_and_the_others_g
     assert "out of memory in a step failed=1" in daemon.log
 
 
+@pytest.mark.full
 def test_after_a_fault_of_the_device_every_stream_is_told_and_the_engine_comes_back(daemon: FaultyDaemon) -> None:
     events, thread = daemon.stream(4000)
     daemon.fail_next("device")
     assert daemon.post().status_code == 503
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert events[-1]["error"]["code"] == "engine_dead"
     wait_for(lambda: daemon.get("/ready").status_code == 200, timeout_s=60, what="ready again")

@@ -22,11 +22,12 @@ def tmpdir_variable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def check(variables: dict[str, str], *addresses: str) -> tuple[int, str]:
     """Run it; return its exit code and what it said."""
-    done = subprocess.run([*CHECK, *addresses], env=variables, stdout=subprocess.PIPE, text=True, timeout=30)
+    done = subprocess.run([*CHECK, *addresses], env=variables, stdout=subprocess.PIPE, text=True, timeout=60)
     return done.returncode, done.stdout
 
 
 @pytest.mark.parametrize("how", ["variable", "flag", "file", "unix socket", "TLS", "TLS on a unix socket"])
+@pytest.mark.table(most=2)
 def test_it_follows_what_the_server_listens_on(how: str, tmp_path: Path, tmpdir_variable: dict[str, str]) -> None:
     flags, variables, expected = _configured(how, tmp_path)
     with Daemon("--device", "cpu", *flags, folder=tmp_path, env={**tmpdir_variable, **variables}) as daemon:

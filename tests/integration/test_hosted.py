@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 
 def client_of(app: object) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://host", timeout=30)  # type: ignore[arg-type]
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://host", timeout=60)  # type: ignore[arg-type]
 
 
 def running(module: str, *, under: Path) -> list[int]:
@@ -80,7 +80,7 @@ def test_an_engine_that_dies_is_a_fault_until_the_next_one_serves(folder: Path) 
         async with client_of(await hosted.start()) as client:
             os.kill(running("engine.process", under=folder)[0], signal.SIGKILL)
             await until(lambda: hosted.fault, "the fault")
-            assert hosted.fault == "the engine has died"
+            assert hosted.fault in ("the engine has died", "the connection to its engine is lost")  # whichever is first
             assert hosted.is_alive  # another one comes
             assert (await client.get("/ready")).status_code == 503
             await until(lambda: not hosted.fault, "the next engine")
@@ -92,7 +92,7 @@ def test_an_engine_that_dies_is_a_fault_until_the_next_one_serves(folder: Path) 
         await hosted.aclose()
 
     asyncio.run(life())
-    wait_for(lambda: not running("engine.process", under=folder), timeout_s=10, what="the engine's end")
+    wait_for(lambda: not running("engine.process", under=folder), timeout_s=60, what="the engine's end")
 
 
 def test_sighup_of_the_daemon_reads_the_keys_again(folder: Path, tmp_path: Path) -> None:
@@ -152,5 +152,5 @@ asyncio.run(host())
         assert host.stdout.readline() == b"started\n"
         assert running("engine.process", under=folder)
         host.kill()
-    wait_for(lambda: not running("engine.process", under=folder), timeout_s=20, what="the engine's end")
-    wait_for(lambda: not list(folder.iterdir()), timeout_s=20, what="the run directory's end")
+    wait_for(lambda: not running("engine.process", under=folder), timeout_s=60, what="the engine's end")
+    wait_for(lambda: not list(folder.iterdir()), timeout_s=60, what="the run directory's end")

@@ -111,6 +111,7 @@ def test_cached_prefixes_are_not_shared(client: openai.OpenAI) -> None:
     assert counts == [False] * 3 + [True] * 3
 
 
+@pytest.mark.full
 def test_a_start_with_an_adapter_that_cannot_be_served_says_why(folders: list[Path], tmp_path: Path) -> None:
     folder = folders[1].parent / "loud"
     assert start_fails("--port", "0", "--lora", f"a={tmp_path / 'none'}")[0] == 2

@@ -171,14 +171,14 @@ def test_a_client_that_leaves_frees_every_block(daemon: Daemon, stream: bool) ->
         "ignore_eos": True,
         "stream": stream,
     }
-    with socket.create_connection(_address(daemon), timeout=30) as connection:
+    with socket.create_connection(_address(daemon), timeout=60) as connection:
         payload = httpx.Request("POST", daemon.base_url + "/v1/chat/completions", json=body)
         head = "".join(f"{key}: {value}\r\n" for key, value in payload.headers.items())
         connection.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n".encode() + payload.content)
-        wait_for(lambda: daemon.metrics()["quire_kv_cache_blocks_used"] > 0, timeout_s=10, what="blocks in use")
+        wait_for(lambda: daemon.metrics()["quire_kv_cache_blocks_used"] > 0, timeout_s=60, what="blocks in use")
         if stream:
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-    wait_for(lambda: daemon.metrics()["quire_kv_cache_blocks_used"] == 0, timeout_s=10, what="blocks freed")
+    wait_for(lambda: daemon.metrics()["quire_kv_cache_blocks_used"] == 0, timeout_s=60, what="blocks freed")
     metrics = daemon.metrics()
     assert metrics["vllm:kv_cache_usage_perc"] == 0
     assert metrics["vllm:num_requests_running"] == 0
@@ -216,7 +216,7 @@ def test_a_bad_request_is_an_openai_error_that_names_its_field(
     daemon: Daemon, change: dict[str, object], status: int, words: str
 ) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **change}
-    response = httpx.post(daemon.base_url + "/v1/chat/completions", json=body, timeout=20)
+    response = httpx.post(daemon.base_url + "/v1/chat/completions", json=body, timeout=60)
     assert response.status_code == status
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -236,7 +236,7 @@ def test_malformed_json_is_a_400(daemon: Daemon, content: bytes) -> None:
 
 
 def test_headers_beyond_the_limit_are_refused_and_hurt_nobody(daemon: Daemon) -> None:
-    with socket.create_connection(_address(daemon), timeout=10) as connection:
+    with socket.create_connection(_address(daemon), timeout=60) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-big: " + b"a" * 200_000)
         assert b" 4" in connection.recv(100)
     assert daemon.get("/health").status_code == 200
@@ -275,14 +275,14 @@ def test_the_folder_that_transformers_saved_gives_transformers_greedy_text(tmp_p
         answer = httpx.post(
             daemon.wait_ready().base_url + "/v1/completions",
             json={"model": "saved", "prompt": prompt, "max_tokens": 40, "temperature": 0},
-            timeout=30,
+            timeout=60,
         )
     assert answer.json()["choices"][0]["text"] == expected
 
 
 def test_a_request_is_answered_soon_after_a_burst_of_bad_ones(daemon: Daemon, client: openai.OpenAI) -> None:
     for _ in range(50):
-        httpx.post(daemon.base_url + "/v1/chat/completions", content=b"{", timeout=5)
+        httpx.post(daemon.base_url + "/v1/chat/completions", content=b"{", timeout=60)
     start_s = time.monotonic()
     assert client.chat.completions.create(**chat("Still there?", max_tokens=2)).usage.completion_tokens == 2
     assert time.monotonic() - start_s < 20  # it answers at all; how fast is a benchmark's business

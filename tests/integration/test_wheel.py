@@ -88,6 +88,7 @@ def test_every_module_of_the_wheel_finds_its_own_packages_there(wheel: Path) -> 
     assert missing == []
 
 
+@pytest.mark.full
 def test_the_installed_console_script_serves_the_demo(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
@@ -95,7 +96,7 @@ def test_the_installed_console_script_serves_the_demo(wheel: Path, tmp_path: Pat
     script = site / "bin" / "quire"
     env = {"PYTHONPATH": str(site)}
     help_text = subprocess.run(
-        [str(script), "serve", "--help"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True
+        [str(script), "serve", "--help"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     ).stdout
     assert "--max-model-len" in help_text
     with Daemon("--device", "cpu", folder=tmp_path, command=(str(script),), env=env) as daemon:

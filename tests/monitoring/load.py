@@ -12,7 +12,7 @@ MODEL = "quire-demo"
 # a pool of 2,208 tokens, which a dozen readers fill; a queue that a burst overflows; guesses, for their panel
 FLAGS = (
     *("--device", "cpu", "--kv-cache-memory", "13MiB", "--max-model-len", "2048"),
-    *("--max-num-seqs", "12", "--max-waiting", "12", "--speculative", "ngram"),
+    *("--max-num-seqs", "12", "--max-queued-requests", "12", "--speculative", "ngram"),
 )
 _LIBRARY = "You are the librarian of a small town, patient and precise. " * 6
 _QUESTIONS = ("Which books are about bees?", "Tell me a story.", "Where is the map of the harbour?", "Who was Aldus?")

@@ -63,7 +63,7 @@ class Daemon:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)  # the second ends it at once
         try:
-            self.process.wait(15)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             for pid in [self.process.pid, *children]:
                 with contextlib.suppress(ProcessLookupError):
@@ -78,7 +78,7 @@ class Daemon:
     @property
     def base_url(self) -> str:
         """Where it listens; known before it is ready."""
-        wait_for(lambda: LISTENING.search(self.log) or self.process.poll() is not None, timeout_s=30, what="listening")
+        wait_for(lambda: LISTENING.search(self.log) or self.process.poll() is not None, timeout_s=60, what="listening")
         match = LISTENING.search(self.log)
         assert match is not None, self.log
         return match[1]
@@ -99,7 +99,7 @@ class Daemon:
 
     def child(self, module: str) -> int:
         """Return the pid of the first child that runs a module, once there is one."""
-        wait_for(lambda: self._running(module), timeout_s=10, what=f"a child that runs {module}")
+        wait_for(lambda: self._running(module), timeout_s=60, what=f"a child that runs {module}")
         return self._running(module)[0]
 
     def connections(self, module: str) -> list[int]:
@@ -114,7 +114,7 @@ class Daemon:
 
     def get(self, path: str) -> httpx.Response:
         """GET a path."""
-        return httpx.get(self.base_url + path, timeout=10)
+        return httpx.get(self.base_url + path, timeout=60)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics page: sample name (labels but model_name as name{label=value}) → value."""

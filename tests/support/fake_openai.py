@@ -101,10 +101,10 @@ def fake_openai(behaviour: str, *, prefix: str = "/v1") -> Iterator[FakeOpenAI]:
     started, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
     thread = threading.Thread(target=loop.run_until_complete, args=(fake.serve(started, stop),))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     try:
         yield fake
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(60)
         loop.close()

@@ -34,7 +34,7 @@ class FaultyDaemon(Daemon):
 
     def post(self, max_tokens: int = 4) -> httpx.Response:
         """Send a chat request."""
-        return httpx.post(self.base_url + "/v1/chat/completions", json=_body(max_tokens), timeout=30)
+        return httpx.post(self.base_url + "/v1/chat/completions", json=_body(max_tokens), timeout=60)
 
     def stream(self, max_tokens: int) -> tuple[list[dict], threading.Thread]:
         """Begin a streaming request; its events arrive in the list, an error's too."""
@@ -49,7 +49,7 @@ class FaultyDaemon(Daemon):
 
         thread = threading.Thread(target=read, daemon=True)
         thread.start()
-        wait_for(lambda: len(events) > 3, timeout_s=20, what="tokens")
+        wait_for(lambda: len(events) > 3, timeout_s=60, what="tokens")
         return events, thread
 
 

@@ -138,4 +138,4 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
         yield running
     finally:
         running.close()
-        thread.join(10)
+        thread.join(60)

@@ -4,7 +4,7 @@ import sys
 
 from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
 from engine.interface.errors import StartupError
-from server.launcher.engine_health import FirstLoadWatch
+from server.launcher.engine_health import LoadWatchdog
 from server.launcher.launcher import launch
 from server.launcher.listener import bind
 
@@ -12,7 +12,7 @@ from server.launcher.listener import bind
 def main() -> int:
     """Launch with the module instead of engine.process."""
     folder, engine_module = sys.argv[1:3]
-    FirstLoadWatch.SILENCE_S = 1.0
+    LoadWatchdog.SILENCE_S = 1.0
     config = LaunchConfig(port=0, drain_timeout_s=1.0)
     try:
         return launch(

@@ -51,7 +51,7 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         os.close(self._master)
 
     def hang_up(self) -> None:
@@ -88,7 +88,7 @@ class Terminal:
         for _ in range(30):
             self.send(key)
             with contextlib.suppress(AssertionError):
-                self.expect(pattern, timeout_s=2)
+                self.expect(pattern, timeout_s=60)
                 return
         end = self.process.poll()
         raise AssertionError(f"no {pattern!r} after {key!r}, but {self.text[-1000:]!r}; exit code {end}")

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import EngineReady
-from server.api.as_chat import renamed
+from server.api.as_chat import rename_fields
 from server.api.chat.template_messages import shorten_call_ids, template_messages
 from server.api.chat.tools import ToolPlan, check_tools, plan_tools
 from server.api.grammar_wait import checked_grammar
@@ -28,7 +28,7 @@ from server.api.service import Service
 from server.api.sse import ReplyHead
 from server.generation.chat_generation import ChatGeneration
 from server.generation.generation import Generation
-from server.structured_output.grammar_spec import Asked, asked_grammar
+from server.structured_output.grammar_spec import ConstraintRequest, constraint_of
 from server.structured_output.tool_grammar import answer_grammar, tool_grammar
 from server.text.chat_template import template_timeout
 from server.text.parsers.base import PartsParser
@@ -63,13 +63,14 @@ async def prepare_chat(
     *,
     id_prefix: str = "chatcmpl-",
     shrinks_max_tokens: bool = False,
-    names: Mapping[str, str] | None = None,
+    field_names: Mapping[str, str] | None = None,
 ) -> PreparedChat:
     """Check and encode a chat. Raises ServiceErrors: all that can be wrong with a request but what the engine finds.
 
     `request`: its body is read; its end ends the wait for a grammar.
     `shrinks_max_tokens`: more tokens than the context has room for are no error, but fewer are made.
-    `names`: of Translation, if the client's request was another; what this raises is renamed by client_words().
+    `field_names`: of ChatEquivalent, if the client used another API. The caller renames the fields in errors with
+    errors_in_client_fields().
     """
     limits = service.limits()
     model = service.model_name(body.model)
@@ -84,8 +85,8 @@ async def prepare_chat(
     record = record_of(request.scope)
     record.model = model
     moment = service.moment(record)
-    asked = _asked_grammar(body, plan, tokenizer, prompt.reasoning)
-    grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body.timeout))
+    constraint = _constraint_of(body, plan, tokenizer, prompt.reasoning)
+    grammar = await checked_grammar(service.grammars, constraint, request, timeout_s=moment.timeout_of(body.timeout))
     spec = chat_spec(
         body,
         prompt.token_ids,
@@ -97,7 +98,7 @@ async def prepare_chat(
     )
     tags = chat_format.tags(has_tools=bool(plan.callable))
     visible_ids = frozenset(tokenizer.tag_ids(tags).values())
-    grammar_param = asked and renamed(asked.param, names or {})
+    grammar_param = constraint and rename_fields(constraint.param, field_names or {})
     lora_index = service.lora_index(model)
     spec = msgspec.structs.replace(spec, visible_ids=visible_ids, grammar_param=grammar_param, lora_index=lora_index)
     head = ReplyHead(f"{id_prefix}{secrets.token_hex(16)}", int(time.time()), model)
@@ -118,14 +119,16 @@ async def prepare_chat(
     return PreparedChat(head, chat, reply_options(body, spec.params), headers, ignored, plan)
 
 
-def _asked_grammar(body: ChatBody, plan: ToolPlan, tokenizer: Tokenizer, reasoning: ReasoningPlace) -> Asked | None:
+def _constraint_of(
+    body: ChatBody, plan: ToolPlan, tokenizer: Tokenizer, reasoning: ReasoningPlace
+) -> ConstraintRequest | None:
     """What the answer must match: a call where one is forced, else what the body asks for, or a call instead of it."""
     chat_format = tokenizer.chat_format
     ids = tokenizer.tag_ids(chat_format.tags(has_tools=bool(plan.callable)))
-    asked = asked_grammar(body.response_format, body.structured_outputs)
-    if asked is None and not plan.must_call:
+    constraint = constraint_of(body.response_format, body.structured_outputs)
+    if constraint is None and not plan.must_call:
         return None
-    parts = [] if plan.must_call or asked is None else [asked.spec]
+    parts = [] if plan.must_call or constraint is None else [constraint.spec]
     if plan.callable:
         calls = tool_grammar(plan.callable, chat_format, is_parallel=plan.is_parallel, tag_ids=ids)
         if len(calls.source.encode()) > MAX_GRAMMAR_BYTES:
@@ -135,8 +138,8 @@ def _asked_grammar(body: ChatBody, plan: ToolPlan, tokenizer: Tokenizer, reasoni
                 param="tools",
             )
         parts.append(calls)
-    param = "tools" if asked is None or plan.must_call else asked.param
-    return Asked(answer_grammar(parts, chat_format.reasoning, reasoning, tag_ids=ids), param)
+    param = "tools" if constraint is None or plan.must_call else constraint.param
+    return ConstraintRequest(answer_grammar(parts, chat_format.reasoning, reasoning, tag_ids=ids), param)
 
 
 async def encode_chat(service: Service, body: ChatBody) -> list[int]:

@@ -17,7 +17,7 @@ from server.api.schemas import CompletionBody
 from server.api.service import Service
 from server.api.sse import ReplyHead
 from server.generation.generation import Generation
-from server.structured_output.grammar_spec import asked_grammar
+from server.structured_output.grammar_spec import constraint_of
 from server.text.tokenizer import Tokenizer
 
 
@@ -39,14 +39,14 @@ async def prepare_completion(service: Service, body: CompletionBody, request: Re
     record = record_of(request.scope)
     record.model = model
     moment = service.moment(record)
-    asked = asked_grammar(body.response_format, body.structured_outputs)
-    grammar = await checked_grammar(service.grammars, asked, request, timeout_s=moment.timeout_of(body.timeout))
+    constraint = constraint_of(body.response_format, body.structured_outputs)
+    grammar = await checked_grammar(service.grammars, constraint, request, timeout_s=moment.timeout_of(body.timeout))
     prompts = body.prompt
     if isinstance(prompts[0], str):
         prompts = await asyncio.to_thread(_encode, service.tokenizer, prompts, limits)
     spec = completion_spec(body, prompts, limits=limits, defaults=service.defaults, moment=moment, grammar=grammar)
     lora_index = service.lora_index(model)
-    spec = msgspec.structs.replace(spec, grammar_param=asked and asked.param, lora_index=lora_index)
+    spec = msgspec.structs.replace(spec, grammar_param=constraint and constraint.param, lora_index=lora_index)
     head = ReplyHead(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model)
     generation = Generation(
         spec, request_id=head.id, client=service.client, tokenizer=service.tokenizer, metrics=service.metrics

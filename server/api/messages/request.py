@@ -9,7 +9,16 @@ from typing import Any
 import msgspec
 
 from engine.interface.errors import InvalidParameter
-from server.api.as_chat import Translation, Turn, chat_body, named_extras, names_of, not_text, text_parts, unseal
+from server.api.as_chat import (
+    ChatEquivalent,
+    Turn,
+    chat_body,
+    field_names_of,
+    named_extras,
+    not_text,
+    text_parts,
+    unseal,
+)
 from server.api.messages.schema import (
     Block,
     ClientTool,
@@ -41,7 +50,7 @@ _THINKING_SWITCHES = ("enable_thinking", "thinking")  # the names that templates
 _TEXT_KINDS = {"text": "text"}
 
 
-def translate_messages(body: MessagesBody) -> Translation:
+def translate_messages(body: MessagesBody) -> ChatEquivalent:
     """Return the chat request. Raises RequestErrors that name the field of this one."""
     fields = {
         "max_completion_tokens": body.max_tokens,
@@ -53,13 +62,13 @@ def translate_messages(body: MessagesBody) -> Translation:
         "stream": body.stream,
         "user": body.metadata.user_id if body.metadata else None,
     }
-    translation = _translate(body, fields, template_kwargs=body.chat_template_kwargs or {})
-    if translation.body.messages[-1].tool_calls:
+    equivalent = _translate(body, fields, template_kwargs=body.chat_template_kwargs or {})
+    if equivalent.body.messages[-1].tool_calls:
         raise InvalidParameter("messages ends with a tool_use block; its tool_result must follow.", param="messages")
-    return translation
+    return equivalent
 
 
-def translate_count(body: CountTokensBody) -> Translation:
+def translate_count(body: CountTokensBody) -> ChatEquivalent:
     """Return the chat request whose prompt is to be counted. Raises RequestErrors that name the field of this one."""
     return _translate(body, {}, template_kwargs={})
 
@@ -69,7 +78,7 @@ def thinks(body: CountTokensBody) -> bool:
     return body.thinking is not None and body.thinking.type != "disabled"
 
 
-def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs: dict[str, Any]) -> Translation:
+def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs: dict[str, Any]) -> ChatEquivalent:
     messages = _Messages()
     if body.system is not None:
         parts = text_parts(body.system, at="system", kinds=_TEXT_KINDS, ignored=messages.ignored)
@@ -89,8 +98,8 @@ def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs
     if not messages.turns:
         raise InvalidParameter("messages has no text, tool use or tool result.", param="messages")
     last = messages.turns[-1]
-    names = _FIELDS | names_of(messages.turns)
-    tools, skipped = _tools(body, names)
+    field_names = _FIELDS | field_names_of(messages.turns)
+    tools, skipped = _tools(body, field_names)
     config = body.output_config
     fields |= {
         "model": body.model,
@@ -107,11 +116,13 @@ def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs
         raise InvalidParameter(
             f"tool_choice.type is {body.tool_choice.type}, but there are no tools.", param="tool_choice"
         )
-    return Translation(chat_body(fields, names=names), [*_ignored(body), *messages.ignored, *skipped], names)
+    return ChatEquivalent(
+        chat_body(fields, field_names=field_names), [*_ignored(body), *messages.ignored, *skipped], field_names
+    )
 
 
-def _tools(body: CountTokensBody, names: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the tools in chat's form and the paths of what is ignored; add to `names`."""
+def _tools(body: CountTokensBody, field_names: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the tools in chat's form and the paths of what is ignored; add to `field_names`."""
     tools: list[dict[str, Any]] = []
     ignored: list[str] = []
     for i, value in enumerate(body.tools or ()):
@@ -121,7 +132,7 @@ def _tools(body: CountTokensBody, names: dict[str, str]) -> tuple[list[dict[str,
             ignored.append(at)
             continue
         place = f"tools[{len(tools)}]"
-        names |= {place: at, f"{place}.function": at, f"{place}.function.parameters": f"{at}.input_schema"}
+        field_names |= {place: at, f"{place}.function": at, f"{place}.function.parameters": f"{at}.input_schema"}
         tools.append({"type": "function", "function": _function(tool)})
         ignored += named_extras(tool.model_extra or {}, known=set(), at=at)
     return tools, ignored

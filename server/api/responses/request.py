@@ -8,7 +8,7 @@ closes it. Nothing is stored, so whatever refers to something stored is refused.
 from typing import Any
 
 from engine.interface.errors import InvalidParameter, UnsupportedFeature
-from server.api.as_chat import Translation, Turn, chat_body, named_extras, names_of, text_parts, unseal
+from server.api.as_chat import ChatEquivalent, Turn, chat_body, field_names_of, named_extras, text_parts, unseal
 from server.api.responses.objects import FunctionTool, ReasoningEcho, ResponsesEcho, TextEcho
 from server.api.responses.schema import (
     FunctionCallItem,
@@ -35,7 +35,7 @@ _FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
 _THINKS, _SAYS, _CALL = 0, 1, 2  # the order of an assistant's items within one turn
 
 
-def translate_responses(body: ResponsesBody) -> Translation:
+def translate_responses(body: ResponsesBody) -> ChatEquivalent:
     """Return the chat request. Raises RequestErrors that name the field of this one."""
     _refuse_what_needs_a_store(body)
     messages = _Messages()
@@ -46,7 +46,7 @@ def translate_responses(body: ResponsesBody) -> Translation:
     if not messages.turns:
         raise InvalidParameter("input has no message, call, output or reasoning.", param="input")
     tools = _Tools(body)
-    names = _FIELDS | names_of(messages.turns) | tools.names
+    field_names = _FIELDS | field_names_of(messages.turns) | tools.field_names
     has_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     fields = {
         "model": body.model,
@@ -66,7 +66,7 @@ def translate_responses(body: ResponsesBody) -> Translation:
         "stream": body.stream,
     }
     ignored = [*_ignored(body), *messages.ignored, *tools.ignored]
-    return Translation(chat_body(fields, names=names), ignored, names)
+    return ChatEquivalent(chat_body(fields, field_names=field_names), ignored, field_names)
 
 
 def echo_of(body: ResponsesBody) -> ResponsesEcho:
@@ -160,7 +160,7 @@ class _Tools:
     def __init__(self, body: ResponsesBody) -> None:
         self.tools: list[dict[str, Any]] = []
         self.ignored: list[str] = []
-        self.names: dict[str, str] = {}
+        self.field_names: dict[str, str] = {}
         self.choice: Any = body.tool_choice
         allowed = self._read_choice(body.tool_choice) if body.tool_choice not in _CHOICES else None
         for i, value in enumerate(body.tools or ()):
@@ -174,7 +174,7 @@ class _Tools:
 
     def _add(self, tool: FunctionToolBody, *, at: str) -> None:
         place = f"tools[{len(self.tools)}]"
-        self.names |= {place: at, f"{place}.function": at}
+        self.field_names |= {place: at, f"{place}.function": at}
         self.tools.append({"type": "function", "function": tool.model_dump(include=_FUNCTION_KEYS, exclude_none=True)})
         self.ignored += named_extras(tool.model_extra or {}, known=set(), at=at)
 

@@ -1,6 +1,6 @@
-"""The flags of `quire batch`. Imports argparse; server/commands/batch/run.py is imported when it runs.
+"""The flags of `quire batch`. Imports argparse; server/commands/batch/run.py is imported when the command runs.
 
-Exit codes: 0 every line is answered, 1 some failed, 2 wrong usage, 3 stopped before its end (no server, disk full),
+Exit codes: 0 every line is answered, 1 some lines failed, 2 wrong usage, 3 stopped early (no server, disk full),
 130 Ctrl-C.
 """
 

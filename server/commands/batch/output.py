@@ -1,7 +1,8 @@
-"""The file that `quire batch` writes: one record per line, complete ones only, and at the end in the input's order.
+"""The output file of `quire batch`: one complete record per line, in the input's order once the batch is done.
 
-While a batch runs, records are appended as they come, so that nothing finished is ever lost; `sort` puts them in order
-at the end, in a copy that then takes the file's place. Life: open_output → read_records → append … → sort → close.
+While a batch runs, records are appended as they arrive, so an interruption loses no finished record. At the end
+`sort` writes a sorted copy and replaces the file with it. Life: open_output → read_records → append … → sort →
+close.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ _COPY_BYTES = 2**20
 
 
 class BatchResponse(msgspec.Struct):
-    """What the server answered, whatever the status."""
+    """The server's reply, of any status."""
 
     status_code: int
     request_id: str
@@ -29,7 +30,7 @@ class BatchResponse(msgspec.Struct):
 
 
 class BatchError(msgspec.Struct, omit_defaults=True):
-    """Why there is no answer. param and line: where the input is at fault."""
+    """The reason for a missing reply. param and line: the wrong place in the input."""
 
     code: str
     message: str
@@ -47,12 +48,12 @@ class BatchRecord(msgspec.Struct):
 
     @property
     def is_answered(self) -> bool:
-        """Tell if it need not be asked again."""
+        """Return True if the request need not be sent again."""
         return self.response is not None and self.response.status_code == 200
 
 
 class Span(NamedTuple):
-    """Where a record lies in the file, its line's end included."""
+    """The position of a record in the file, with the end of its line."""
 
     offset: int
     length: int
@@ -66,7 +67,7 @@ def new_record(
 
 
 class OutputFile:
-    """An open, locked output file. All errors of the disk are ToolErrors, after which it can be gone on with."""
+    """An open, locked output file. Disk errors are raised as ToolErrors, after which the same command can continue."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -78,7 +79,7 @@ class OutputFile:
         os.close(self._fd)
 
     def repair(self) -> None:
-        """Cut off a last line that was not written whole."""
+        """Remove an incomplete last line."""
         end = self._end
         while end > 0:
             begin = max(0, end - _COPY_BYTES)
@@ -93,7 +94,7 @@ class OutputFile:
             self._end = end
 
     def read_records(self) -> Iterator[tuple[Span, BatchRecord]]:
-        """Yield what is there. Raises ToolError for a file that is no batch's output."""
+        """Yield the existing records. Raises ToolError if the file is not the output of a batch."""
         with open(self._fd, "rb", closefd=False) as file:
             file.seek(0)
             offset = 0
@@ -185,7 +186,7 @@ def _write_all(fd: int, data: bytes, *, offset: int) -> None:
 
 @contextlib.contextmanager
 def _disk_errors(path: str, *, exit_code: int = 3) -> Iterator[None]:
-    """Turn what the disk says into a sentence."""
+    """Turn an OSError into a sentence."""
     try:
         yield
     except OSError as error:

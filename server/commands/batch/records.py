@@ -1,11 +1,8 @@
-"""Lines of an OpenAI batch file: read one by one, each checked. Does no HTTP.
+"""Input lines of a batch: parsed one by one (parse_line) and indexed on disk (BatchIndex). Imports msgspec, sqlite3.
 
-A line is at fault alone: it becomes a LineError, which says where and why, and the others go on.
-
-What is known of every line of a batch, outside memory: a private SQLite database that goes with the process.
-
-Files of millions of lines are indexed in a few megabytes of memory. One row per line of the input: where it begins, its
-custom_id if it is the first to have it, and where its record lies in the output once there is one.
+A wrong line becomes a LineError with its number and reason; the other lines are sent. The index is a private SQLite
+database that is deleted with the process; millions of lines take a few megabytes of memory. It has one row per input
+line: the line's offset, its custom_id if no earlier line has it, and the position of its record in the output.
 """
 
 import sqlite3
@@ -27,7 +24,7 @@ _SHOWN_CHARACTERS = 80
 
 
 class LineError(Exception):
-    """A line that cannot be sent. code: stable; param: the field at fault, "" for the line as a whole."""
+    """A line that cannot be sent. code: stable; param: the wrong field, "" for the whole line."""
 
     def __init__(self, code: str, message: str, *, param: str = "", custom_id: str | None = None) -> None:
         super().__init__(message)
@@ -38,7 +35,7 @@ class LineError(Exception):
 
 
 class BatchRequest(NamedTuple):
-    """A checked line. body: as it stands in the file, byte for byte; model: "" where the body names none."""
+    """A checked line. body: the same bytes as in the file; model: "" if the body names none."""
 
     custom_id: str
     url: str
@@ -115,7 +112,7 @@ def _custom_id(fields: dict[str, msgspec.Raw], number: int) -> str:
 
 
 def _body_model(body: bytes, number: int, custom_id: str) -> str:
-    """Check what the file format itself asks of a body; all else is the server's to judge."""
+    """Check the body fields that the file format requires; the server checks the others."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
@@ -158,7 +155,7 @@ class PendingLine(NamedTuple):
 
 
 class BatchIndex:
-    """A context manager, within which errors of the database are ToolErrors."""
+    """The index of the input, as a context manager. Database errors are raised as ToolErrors."""
 
     def __init__(self) -> None:
         # an empty name: a temporary file, written only when the cache is full
@@ -188,11 +185,11 @@ class BatchIndex:
         return None if row is None else row[0]
 
     def record(self, number: int, span: Span) -> None:
-        """Say where a line's record lies."""
+        """Store the position of a line's record."""
         self._database.execute("UPDATE lines SET out_offset = ?, out_length = ? WHERE number = ?", (*span, number))
 
     def forget_records(self) -> None:
-        """Forget where every record lies."""
+        """Delete the positions of all records."""
         self._database.execute("UPDATE lines SET out_offset = NULL, out_length = NULL")
 
     def num_lines(self) -> int:
@@ -217,13 +214,13 @@ class BatchIndex:
             yield PendingLine(*row)
 
     def spans(self) -> Iterator[Span]:
-        """Yield where the records lie, in the order of the input."""
+        """Yield the positions of the records, in the order of the input."""
         query = "SELECT out_offset, out_length FROM lines WHERE out_offset IS NOT NULL ORDER BY number"
         for row in self._database.execute(query):
             yield Span(*row)
 
     def is_sorted(self) -> bool:
-        """Tell if the records lie in the order of the input."""
+        """Return True if the records are in the order of the input."""
         last = -1
         for span in self.spans():
             if span.offset < last:

@@ -1,4 +1,4 @@
-"""A whole batch: index the input, keep what the output has, send the rest, put the output in order.
+"""Runs a batch: indexes the input, keeps the records that the output already has, sends the rest, sorts the output.
 
 Memory holds the requests in flight and a few megabytes of index, whatever the size of the files.
 """
@@ -26,8 +26,15 @@ from server.commands.batch.records import (
     read_lines,
 )
 from server.commands.batch.send import BatchProgress, Sender
-from server.commands.child_server import OwnServer
-from server.commands.server_target import Target, ToolError, handled, make_target, served_models, stopping_signals
+from server.commands.child_server import TemporaryServer
+from server.commands.server_target import (
+    ServerEndpoint,
+    ToolError,
+    handled,
+    make_endpoint,
+    served_models,
+    stopping_signals,
+)
 from server.commands.target_flags import DEFAULT_URL
 
 _MAX_SERVED_NAMES = 32
@@ -62,16 +69,16 @@ class Batch:
         self._pending = index.pending()
 
     def run(self, names: list[str]) -> int:
-        """Answer what is left and put all in order; return the exit code. names: the models that are asked for."""
+        """Send the remaining requests and sort the output; return the exit code. names: models in the input."""
         total, kept = self._index.num_lines(), self._index.num_records()
         if total == kept:
             self._put_in_order()
             print(f"Nothing to do: all {total:,} lines are answered in {self._arguments.output}.", file=sys.stderr)
             return 0
-        with self._server(names) as target:
+        with self._server(names) as endpoint:
             progress = BatchProgress(sys.stderr, total=total, kept=kept)
             try:
-                asyncio.run(self._answer_all(target, progress))
+                asyncio.run(self._answer_all(endpoint, progress))
                 self._put_in_order()
             except (KeyboardInterrupt, asyncio.CancelledError, ToolError) as error:
                 progress.close()
@@ -84,17 +91,17 @@ class Batch:
         print(f"{progress.summary()}: {self._arguments.output}", file=sys.stderr)
         return 1 if progress.num_failed else 0
 
-    async def _answer_all(self, target: Target, progress: BatchProgress) -> None:
+    async def _answer_all(self, endpoint: ServerEndpoint, progress: BatchProgress) -> None:
         concurrency = self._arguments.concurrency
         client = httpx.AsyncClient(
-            base_url=target.url,
-            headers={**target.headers(), "content-type": "application/json"},
+            base_url=endpoint.url,
+            headers={**endpoint.headers(), "content-type": "application/json"},
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
-            trust_env=target.trusts_proxies(),
+            trust_env=endpoint.trusts_proxies(),
         )
         async with client:
-            sender = Sender(client, target, retries=self._arguments.retries, timeout_s=self._arguments.timeout)
+            sender = Sender(client, endpoint, retries=self._arguments.retries, timeout_s=self._arguments.timeout)
             try:
                 async with _cancelled_by_signals(), asyncio.TaskGroup() as group:
                     for _ in range(concurrency):
@@ -128,22 +135,22 @@ class Batch:
             self._output.sort(self._index.spans())
 
     @contextlib.contextmanager
-    def _server(self, names: list[str]) -> Iterator[Target]:
+    def _server(self, names: list[str]) -> Iterator[ServerEndpoint]:
         arguments = self._arguments
         if arguments.model is not None:
-            with OwnServer(arguments.model, served_names=names, stream=sys.stderr) as own:
+            with TemporaryServer(arguments.model, served_names=names, stream=sys.stderr) as own:
                 try:
-                    yield own.target
+                    yield own.endpoint
                 except ToolError as error:
                     if why := own.why_gone():
                         raise ToolError(f"The server that was started is gone: {why}") from error
                     raise
             return
-        target = make_target(arguments.url or DEFAULT_URL, arguments.api_key, os.environ)
-        if served_models(target) is None:
+        endpoint = make_endpoint(arguments.url or DEFAULT_URL, arguments.api_key, os.environ)
+        if served_models(endpoint) is None:
             hint = "start one with quire serve, or name a model with --model"
-            raise ToolError(f"No server with OpenAI's API answers at {target.url}: {hint}.")
-        yield target
+            raise ToolError(f"No server with OpenAI's API answers at {endpoint.url}: {hint}.")
+        yield endpoint
 
 
 def _open_input(name: str) -> BinaryIO:
@@ -158,7 +165,7 @@ def _open_input(name: str) -> BinaryIO:
 
 
 def _index_input(source: BinaryIO, index: BatchIndex) -> list[str]:
-    """Index every line; return the first few models that are asked for."""
+    """Index every line; return the names of the first few models in the input."""
     names: dict[str, None] = {}
     for line in read_lines(source):
         custom_id = None
@@ -175,7 +182,7 @@ def _index_input(source: BinaryIO, index: BatchIndex) -> list[str]:
 
 
 def _keep_answers(output: OutputFile, index: BatchIndex) -> None:
-    """Find the answers that are there. What failed before goes, to be tried again."""
+    """Find existing answers. Failed records are removed, so that their requests are sent again."""
     output.repair()
     if _find_answers(output, index) > index.num_records():
         output.sort(index.spans())
@@ -184,7 +191,7 @@ def _keep_answers(output: OutputFile, index: BatchIndex) -> None:
 
 
 def _find_answers(output: OutputFile, index: BatchIndex) -> int:
-    """Tell the index of every answer; return the number of records, failed ones too."""
+    """Store the position of every answer in the index; return the number of records, with failed ones."""
     num_records = 0
     for span, record in output.read_records():
         num_records += 1

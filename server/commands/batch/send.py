@@ -1,8 +1,7 @@
-"""One request of a batch to its record: sent, and sent again while the server is busy. Imports httpx.
+"""Sender and BatchProgress: send batch requests with retries, and show the progress. Imports httpx.
 
-A server that says 429 or 503 says it to all: whoever is told to wait makes every other request wait as well.
-
-How far a batch is: a bar on a terminal, a line now and then elsewhere. Imports rich only on a terminal.
+A 429 or 503 is a statement about the server, so after one every request waits, not only the refused one.
+Progress is a bar on a terminal and an occasional line elsewhere; rich is imported on a terminal only.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ import msgspec
 
 from server.commands.batch.output import BatchError, BatchRecord, BatchResponse, new_record
 from server.commands.batch.records import BatchRequest
-from server.commands.server_target import Target, ToolError, error_message, transport_message
+from server.commands.server_target import ServerEndpoint, ToolError, error_message, transport_message
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -31,9 +30,9 @@ _MAX_RETRY_AFTER_S = 300.0
 class Sender:
     """Sends the requests of one batch. Use within one event loop."""
 
-    def __init__(self, client: httpx.AsyncClient, target: Target, *, retries: int, timeout_s: float) -> None:
+    def __init__(self, client: httpx.AsyncClient, endpoint: ServerEndpoint, *, retries: int, timeout_s: float) -> None:
         self._client = client
-        self._target = target
+        self._endpoint = endpoint
         self._retries = retries
         self._timeout_s = timeout_s
         self._resume_s = 0.0  # time.monotonic() before which nothing is sent
@@ -49,14 +48,14 @@ class Sender:
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 if attempt >= self._retries:
                     raise ToolError(
-                        f"{transport_message(self._target, error)} Run the same command to go on."
+                        f"{transport_message(self._endpoint, error)} Run the same command to go on."
                     ) from error
                 self._pause(_backoff_s(attempt))
             except TimeoutError:
                 return _failed(request, "timeout", f"No answer within {self._timeout_s:g} s, the limit of --timeout.")
             except httpx.HTTPError as error:
                 if attempt >= self._retries:
-                    return _failed(request, "connection_lost", transport_message(self._target, error))
+                    return _failed(request, "connection_lost", transport_message(self._endpoint, error))
                 await asyncio.sleep(_backoff_s(attempt))
             else:
                 if response.status_code in (401, 403):
@@ -76,7 +75,7 @@ class Sender:
 
 
 def retry_after_s(value: str | None, *, now_s: float, attempt: int) -> float:
-    """Return how long to wait: what the header says (seconds or a date), or a back-off where it says nothing."""
+    """Return the time to wait: the header's (seconds or a date), or a back-off without the header."""
     seconds = math.nan
     if value is not None:
         try:
@@ -157,7 +156,7 @@ class BatchProgress:
             self._bar = None
 
     def summary(self) -> str:
-        """Return what became of all lines."""
+        """Return the counts of answers and failures as a sentence."""
         elapsed_s = time.monotonic() - self._started_s
         kept = f", {self._kept:,} were there already" if self._kept else ""
         rest = self._total - self._kept - self.num_answered - self.num_failed

@@ -1,12 +1,10 @@
-"""The flags of `quire bench offline`, `serve`, `kernels` and `report`. Imports argparse.
-
-The flags of `quire bench steps` and `quire bench plan`. Imports argparse.
-"""
+"""The flags of all `quire bench` commands: offline, serve, kernels, report, steps and plan. Imports argparse."""
 
 import argparse
 import re
 
-from server.config.serve_flags import add_speculative_flags
+from server.config.serve_flags import add_overlap_flag, add_speculative_flags
+from server.config.setting import add_alias
 from server.config.value_types import (
     BACKEND_NAMES,
     KV_CACHE_DTYPES,
@@ -36,7 +34,7 @@ def add_offline_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Add those of what is measured without a server."""
+    """Add the flags of measurements without a server."""
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--model", type=text, help="folder in Hugging Face layout, or hub id")
@@ -52,7 +50,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB")
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", metavar="TYPE", help="auto or fp8")
     add("--enforce-eager", action="store_true", help="no CUDA graphs")
-    add("--depth", type=integer(1, 2), metavar="N", help="steps in flight")
+    add_overlap_flag(parser)
     add_speculative_flags(parser)
 
 
@@ -199,7 +197,8 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     add("--overhead-ms", type=_milliseconds, default=2.0, metavar="MS", help="of HTTP and router, a request (2)")
     add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="instead of the measured machine's")
     add("--max-num-batched-tokens", type=integer(1, 32_768), metavar="N", help="the same")
-    add("--max-num-mixed-tokens", type=integer(1, 32_768), metavar="N", help="the same")
+    decode_step_tokens = add("--max-decode-step-tokens", type=integer(1, 32_768), metavar="N", help="the same")
+    add_alias(parser, "--max-num-mixed-tokens", decode_step_tokens)
     add("--kv-tokens", type=integer(16, 2**40), metavar="N", help="the same: tokens that the KV cache holds")
     add("--price", type=_price, metavar="P", help="of a replica per hour: adds the price of a million tokens")
     _add_json(parser)

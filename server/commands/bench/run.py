@@ -1,6 +1,6 @@
-"""The command `quire bench`. Imports argparse; `benchmarks` is imported when one of its commands runs, and only here.
+"""The command `quire bench`. Imports argparse; `benchmarks` is imported here only, when one of its commands runs.
 
-Exit codes: 0 done, 1 the measurement failed in part or whole, 2 wrong usage, 3 a model that cannot be loaded.
+Exit codes: 0 done, 1 the measurement failed in part or whole, 2 wrong usage, 3 the model cannot be loaded.
 """
 
 import argparse

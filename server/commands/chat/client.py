@@ -1,6 +1,6 @@
-"""One streamed answer of a chat, as pieces of text. Imports httpx; knows nothing of terminals.
+"""Answer: one streamed chat answer, as pieces of text. Imports httpx; does not use the terminal.
 
-Life of an Answer: made → iterated, in which the request is sent → its figures read. Leaving the iteration closes the
+Life of an Answer: created → iterated, which sends the request → its figures read. Leaving the iteration closes the
 connection, which ends the request on the server.
 """
 
@@ -12,11 +12,11 @@ import httpx
 import msgspec
 
 from engine.interface.errors import ServiceError
-from server.commands.server_target import Target, error_message, transport_message
+from server.commands.server_target import ServerEndpoint, error_message, transport_message
 
 
 class AnswerFailed(ServiceError):
-    """No answer, or not all of it; the chat goes on."""
+    """The answer is missing or incomplete; the chat continues."""
 
 
 class Piece(NamedTuple):
@@ -56,7 +56,7 @@ class _Chunk(msgspec.Struct):
 class Answer:
     """Iterate once for its pieces. Raises AnswerFailed, then or before."""
 
-    def __init__(self, client: httpx.Client, target: Target, body: dict[str, object]) -> None:
+    def __init__(self, client: httpx.Client, endpoint: ServerEndpoint, body: dict[str, object]) -> None:
         self.text = ""
         self.finish_reason = ""
         self.prompt_tokens = 0
@@ -65,7 +65,7 @@ class Answer:
         self.ttft_s = 0.0
         self._last_s = 0.0  # from the first token to the last
         self._client = client
-        self._target = target
+        self._endpoint = endpoint
         self._body = body
 
     def __iter__(self) -> Iterator[Piece]:
@@ -97,15 +97,15 @@ class Answer:
                         return
                     yield from self._read(payload)
         except httpx.HTTPError as error:
-            raise AnswerFailed(transport_message(self._target, error)) from error
+            raise AnswerFailed(transport_message(self._endpoint, error)) from error
         if not self.finish_reason:
-            raise AnswerFailed(f"{self._target.url} closed the connection in mid-answer.")
+            raise AnswerFailed(f"{self._endpoint.url} closed the connection in mid-answer.")
 
     def _read(self, payload: bytes) -> Iterator[Piece]:
         try:
             chunk = msgspec.json.decode(payload, type=_Chunk)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise AnswerFailed(f"{self._target.url} sent what is no chunk of a chat: {error}.") from error
+            raise AnswerFailed(f"{self._endpoint.url} sent what is no chunk of a chat: {error}.") from error
         if bytes(chunk.error) != b"null":
             raise AnswerFailed(error_message(500, payload))
         if chunk.usage is not None:

@@ -1,6 +1,6 @@
-"""The flags of `quire chat`. Imports argparse; server/commands/chat/run.py is imported when it runs.
+"""The flags of `quire chat`. Imports argparse; server/commands/chat/run.py is imported when the command runs.
 
-Exit codes: 0 left or answered, 1 the one question of a pipe was not answered, 2 wrong usage, 3 no server, 130 Ctrl-C.
+Exit codes: 0 left or answered, 1 the question from a pipe was not answered, 2 wrong usage, 3 no server, 130 Ctrl-C.
 """
 
 import argparse

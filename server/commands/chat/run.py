@@ -1,6 +1,7 @@
-"""A chat from its first line to its last. Imports httpx through its neighbours; rich only on a terminal.
+"""Runs a chat: chooses the server, waits until it is ready, and reads questions until the end of input.
 
-Which server a chat talks to: the one at --url, the one on port 8000, or one of its own.
+The server is the one at --url, else one that answers on port 8000, else a temporary one that the command starts.
+Imports httpx; rich on a terminal only.
 """
 
 import argparse
@@ -18,14 +19,14 @@ import msgspec
 from server.commands.chat.client import Answer, AnswerFailed
 from server.commands.chat.session import ChatError, Session, follow, parse_setting
 from server.commands.chat.terminal import PlainScreen, Prompt, Screen, clean, make_screen, silence_broken_pipe
-from server.commands.child_server import OwnServer
+from server.commands.child_server import TemporaryServer
 from server.commands.server_target import (
-    Target,
+    ServerEndpoint,
     ToolError,
     handled,
     leave,
     make_client,
-    make_target,
+    make_endpoint,
     served_models,
     transport_message,
 )
@@ -40,40 +41,40 @@ class _Readiness(msgspec.Struct):
 
 
 @contextlib.contextmanager
-def chat_server(arguments: argparse.Namespace, stream: TextIO) -> Iterator[tuple[Target, str]]:
+def chat_server(arguments: argparse.Namespace, stream: TextIO) -> Iterator[tuple[ServerEndpoint, str]]:
     """Yield a server that is ready, and the name of the model there. stream: for lines on the start."""
-    target = make_target(arguments.url or DEFAULT_URL, arguments.api_key, os.environ)
-    names = served_models(target)
+    endpoint = make_endpoint(arguments.url or DEFAULT_URL, arguments.api_key, os.environ)
+    names = served_models(endpoint)
     if names is not None:
         name = _name_among(arguments.model, names)
         if name is not None:
-            wait_ready(target, stream)
-            yield target, name
+            wait_ready(endpoint, stream)
+            yield endpoint, name
             return
         if arguments.url is not None:
-            message = f"{target.url} serves {', '.join(names) or 'nothing'}, not {arguments.model}."
+            message = f"{endpoint.url} serves {', '.join(names) or 'nothing'}, not {arguments.model}."
             raise ToolError(message, exit_code=2)
     elif arguments.url is not None:
-        raise ToolError(f"No server with OpenAI's API answers at {target.url}: start one with quire serve.")
-    with OwnServer(arguments.model, served_names=[], stream=stream) as own:
-        own_names = served_models(own.target)
+        raise ToolError(f"No server with OpenAI's API answers at {endpoint.url}: start one with quire serve.")
+    with TemporaryServer(arguments.model, served_names=[], stream=stream) as own:
+        own_names = served_models(own.endpoint)
         if not own_names:
             raise ToolError(f"The server that was started is gone: {own.why_gone() or 'it does not answer'}.")
-        yield own.target, own_names[0]
+        yield own.endpoint, own_names[0]
 
 
-def wait_ready(target: Target, stream: TextIO) -> None:
-    """Wait while a server says that it is starting. Raises ToolError when it goes away meanwhile."""
+def wait_ready(endpoint: ServerEndpoint, stream: TextIO) -> None:
+    """Wait until a server is ready. Raises ToolError if it stops responding meanwhile."""
     told = False
-    with make_client(target, timeout_s=10.0) as client:
+    with make_client(endpoint, timeout_s=10.0) as client:
         while True:
             try:
                 response = client.get("/ready")
             except httpx.HTTPError as error:
-                raise ToolError(transport_message(target, error)) from error
+                raise ToolError(transport_message(endpoint, error)) from error
             if response.status_code != 503:  # other servers have no such route
                 break
-            told = _say(stream, f"Waiting for {target.url}: {_stage(response.content)} …", is_first=not told)
+            told = _say(stream, f"Waiting for {endpoint.url}: {_stage(response.content)} …", is_first=not told)
             time.sleep(_POLL_S)
     if told and stream.isatty():
         stream.write("\r\x1b[2K")
@@ -117,31 +118,33 @@ def run(arguments: argparse.Namespace) -> int:
             raise ToolError("There is nothing to ask: standard input is empty.", exit_code=2)
     with (
         handled(leave),
-        chat_server(arguments, sys.stderr) as (target, model),
-        make_client(target, timeout_s=_SILENCE_S) as client,
+        chat_server(arguments, sys.stderr) as (endpoint, model),
+        make_client(endpoint, timeout_s=_SILENCE_S) as client,
     ):
         session = Session(model, system=arguments.system, settings=settings)
         if question is not None:
-            return _answer_once(session, client, target, question)
+            return _answer_once(session, client, endpoint, question)
         is_dumb = os.environ.get("TERM", "") in ("", "dumb")
         screen = make_screen(sys.stdout, sys.stderr, is_dumb=is_dumb)
-        screen.note(f"{model} on {target.url}. /help lists commands, Ctrl-D leaves.")
+        screen.note(f"{model} on {endpoint.url}. /help lists commands, Ctrl-D leaves.")
         with Prompt(os.environ) as prompt:
-            return Chat(session, client, target, screen, prompt).run()
+            return Chat(session, client, endpoint, screen, prompt).run()
 
 
 class Chat:
-    """A chat with a person."""
+    """An interactive chat on a terminal."""
 
-    def __init__(self, session: Session, client: httpx.Client, target: Target, screen: Screen, prompt: Prompt) -> None:
+    def __init__(
+        self, session: Session, client: httpx.Client, endpoint: ServerEndpoint, screen: Screen, prompt: Prompt
+    ) -> None:
         self._session = session
         self._client = client
-        self._target = target
+        self._endpoint = endpoint
         self._screen = screen
         self._prompt = prompt
 
     def run(self) -> int:
-        """Ask and answer until the person leaves; return the exit code."""
+        """Read questions and show answers until the user leaves; return the exit code."""
         while True:
             try:
                 line = self._prompt.read()
@@ -154,7 +157,7 @@ class Chat:
                 self._screen.note("\nCtrl-D leaves.")
 
     def _take(self, line: str) -> bool:
-        """Answer a question or follow a command; return whether the chat goes on."""
+        """Answer a question or run a command; return whether the chat continues."""
         question: str | None = line
         if line.startswith("/"):
             try:
@@ -169,13 +172,13 @@ class Chat:
             question = outcome.question
         if question is not None:
             self._session.last_question = question
-            ask(self._session, self._client, self._target, self._screen, question)
+            ask(self._session, self._client, self._endpoint, self._screen, question)
         return True
 
 
-def ask(session: Session, client: httpx.Client, target: Target, screen: Screen, question: str) -> None:
+def ask(session: Session, client: httpx.Client, endpoint: ServerEndpoint, screen: Screen, question: str) -> None:
     """Show one answer and keep it, a stopped one as far as it came. One that fails leaves no trace."""
-    answer = Answer(client, target, session.body(question))
+    answer = Answer(client, endpoint, session.body(question))
     settings = session.settings
     screen.begin(thinking=str(settings.get("thinking", "dim")), is_markdown=settings.get("markdown", "on") == "on")
     try:
@@ -192,9 +195,9 @@ def ask(session: Session, client: httpx.Client, target: Target, screen: Screen, 
         screen.end(answer, is_stopped=False)
 
 
-def _answer_once(session: Session, client: httpx.Client, target: Target, question: str) -> int:
-    """Answer what a pipe asks, in plain text."""
-    answer = Answer(client, target, session.body(question))
+def _answer_once(session: Session, client: httpx.Client, endpoint: ServerEndpoint, question: str) -> int:
+    """Answer the question from a pipe, in plain text."""
+    answer = Answer(client, endpoint, session.body(question))
     screen = PlainScreen(sys.stdout, sys.stderr)
     try:
         for piece in answer:

@@ -1,6 +1,6 @@
-"""What a chat is: messages, settings, figures; saved to a JSON file and loaded from it. Does no I/O but that.
+"""Session: the messages, settings and figures of a chat, saved to and loaded from a JSON file; and the slash commands.
 
-The commands of a chat, all of which begin with a slash.
+Does no I/O except those two files.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ SETTINGS = (*_FLOATS, *_INTEGERS, *_CHOICES)
 
 
 class ChatError(ServiceError):
-    """A command of the chat that cannot be followed."""
+    """A slash command that cannot be run."""
 
 
 class Message(msgspec.Struct):
-    """One message, as OpenAI's API has it."""
+    """One message in the form of OpenAI's API."""
 
     role: Literal["user", "assistant"]
     content: str
@@ -55,7 +55,7 @@ class SavedChat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Totals(msgspec.Struct):
-    """Over all answers of this session."""
+    """Figures over all answers of this session."""
 
     num_answers: int = 0
     prompt_tokens: int = 0
@@ -105,7 +105,7 @@ class Session:
         self.messages, self.last_question = [], None
 
     def set(self, name: str, text: str) -> None:
-        """Set a setting from what was typed; "default" takes it back. Raises ChatError."""
+        """Set a setting from its text; "default" removes it. Raises ChatError."""
         if text == "default":
             parse_setting(name, None)
             self.settings.pop(name, None)
@@ -129,7 +129,7 @@ class Session:
         return path
 
     def load(self, name: str) -> Path:
-        """Go on with a saved chat, on this server's model. Raises ChatError, and then nothing has changed."""
+        """Continue a saved chat with this server's model. Raises ChatError, and then changes nothing."""
         path = Path(name).expanduser()
         saved = _read(path)
         settings = {name: parse_setting(name, str(value)) for name, value in saved.settings.items()}
@@ -172,7 +172,7 @@ def _read(path: Path) -> SavedChat:
 
 
 class Outcome(NamedTuple):
-    """What follows from a command: something to say, a question to ask, or the end."""
+    """The result of a command: text to show, a question to send, or the end of the chat."""
 
     note: str = ""
     question: str | None = None
@@ -186,7 +186,7 @@ class _Command(NamedTuple):
 
 
 def follow(session: Session, line: str) -> Outcome:
-    """Follow a line that begins with a slash. Raises ChatError."""
+    """Run the slash command in a line. Raises ChatError."""
     name, _, argument = line.partition(" ")
     if name == "/quit":
         name = "/exit"

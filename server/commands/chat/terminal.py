@@ -1,13 +1,10 @@
-"""How a chat looks: PlainScreen for pipes and dumb terminals, TerminalScreen for the others. rich only there.
+"""The terminal side of a chat: screens that print answers, Markdown while it streams, and the input prompt.
 
-Per answer: begin → piece … → end. What a model writes can move no cursor and ring no bell: control characters go.
-
-Markdown while it is being written: what is complete is printed for good, only the last block is drawn again.
-
-An answer longer than the screen so stays whole in the terminal's history, and each redraw costs one block. Imports rich
-within functions.
-
-What a person types: lines with history and editing, several at once where they say so. Imports readline.
+PlainScreen is for pipes and dumb terminals, TerminalScreen for the others. Life per answer: begin → piece … → end.
+Control characters are removed from the model's text, so it can neither move the cursor nor ring the bell. Markdown
+blocks are printed once they are complete and only the last block is redrawn: an answer longer than the screen stays
+whole in the terminal's history, and a redraw costs one block. Prompt reads lines with history and editing. Imports
+readline, and rich inside functions.
 """
 
 import contextlib
@@ -56,7 +53,7 @@ def split_complete(text: str) -> int:
 
 
 def _may_go_on(line: str) -> bool:
-    """Tell if a line after a blank one may belong to the block before, or is too short to know."""
+    """Return True if a line after a blank one may belong to the previous block, or is too short to decide."""
     return _GOES_ON.match(line) is not None or (not line.endswith("\n") and len(line) < 12)
 
 
@@ -75,7 +72,7 @@ class MarkdownStream:
         self._live.start()
 
     def feed(self, text: str) -> None:
-        """Take more of it."""
+        """Add text."""
         self._text += text
         end = split_complete(self._text)
         if end:
@@ -83,7 +80,7 @@ class MarkdownStream:
             self._print(complete)
 
     def close(self) -> None:
-        """Print what is left."""
+        """Print the rest."""
         self._live.stop()
         if self._text.strip():
             self._print(self._text)
@@ -118,7 +115,7 @@ class Screen(Protocol):
     """Shows answers and notes."""
 
     def begin(self, *, thinking: str, is_markdown: bool) -> None:
-        """An answer is asked for. thinking: dim or hidden."""
+        """Prepare for an answer. thinking: dim or hidden."""
         ...
 
     def piece(self, piece: Piece) -> None:
@@ -130,11 +127,11 @@ class Screen(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Say something that is no answer."""
+        """Show a note."""
         ...
 
     def error(self, text: str) -> None:
-        """Say what went wrong."""
+        """Show an error."""
         ...
 
 
@@ -144,7 +141,7 @@ def make_screen(out: TextIO, err: TextIO, *, is_dumb: bool) -> Screen:
 
 
 class PlainScreen:
-    """The answer's text as it comes, and nothing else, on `out`; notes on `err`."""
+    """Prints only the answer's text as it arrives on `out`, and notes on `err`."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._out = out
@@ -178,7 +175,7 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """Markdown as it grows, thinking dimmed, a line of figures below."""
+    """Prints Markdown while it streams, dimmed reasoning, and a line of figures below."""
 
     def __init__(self, out: TextIO) -> None:
         from rich.console import Console
@@ -283,7 +280,7 @@ def figures(answer: Answer, *, is_stopped: bool) -> str:
 
 
 def silence_broken_pipe() -> None:
-    """Keep Python from complaining at exit about a reader that left."""
+    """Prevent Python's message at exit about a closed pipe."""
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

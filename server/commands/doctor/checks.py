@@ -1,6 +1,7 @@
-"""What serving needs of this machine beside the engine: a compiler, disk, a port, packages. Never torch.
+"""Checks of `quire doctor` outside the engine: the model's files, compiler, disk, port, packages. Never torch.
 
-From the MODEL of `quire doctor` to a folder with its configuration: here, cached, or fetched alone. Never torch.
+find_model() turns MODEL into a folder with a configuration: a local folder, a cached one, or one for which
+only the configuration is downloaded.
 """
 
 import os
@@ -42,7 +43,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look_at_host(address: LaunchConfig) -> Host:
-    """Look. The port is bound for a moment."""
+    """Check the machine. The port is bound for a moment."""
     cache = _hub_cache()
     return Host(
         quire=package_version(),
@@ -59,7 +60,7 @@ def look_at_host(address: LaunchConfig) -> Host:
 
 
 def _c_compiler() -> str | None:
-    """The compiler that Triton takes: CC, else gcc, else clang."""
+    """Return the compiler that Triton uses: CC, else gcc, else clang."""
     names = [name for name in (os.environ.get("CC"), "gcc", "clang") if name]
     return next((path for path in map(shutil.which, names) if path is not None), None)
 
@@ -99,7 +100,7 @@ _CONFIG_FILES = ["config.json", "modules.json", "config_sentence_transformers.js
 
 
 class FoundModel(NamedTuple):
-    """Where a model's configuration is."""
+    """A model's name and the folder of its configuration."""
 
     folder: Path
     name: str
@@ -128,7 +129,7 @@ def find_model(model: str, *, revision: str | None, scratch: Path) -> FoundModel
 
 
 def check_files(found: FoundModel) -> list[str]:
-    """Return notes on files that are missing. Raises StartupError where serving would fail for want of them."""
+    """Return notes on missing files. Raises StartupError if serving would fail without them."""
     if found.is_hub:
         return ["Serving it downloads its weights first."] if found.needs_download else []
     has_weights = any(found.folder.glob("*.safetensors")) or has_pickles(found.folder)
@@ -147,13 +148,13 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _find_cached(repo_id: str, revision: str | None) -> Path | None:
-    """The snapshot of a hub id in the local cache, if its configuration is there. Asks nobody."""
+    """Return the snapshot of a hub id in the local cache, if its configuration is there. Does no network I/O."""
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(huggingface_hub.snapshot_download(repo_id, revision=revision, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):  # fetching the configuration says what is wrong
+    except (LocalEntryNotFoundError, HFValidationError):  # fetching the configuration reports what is wrong
         return None
     return folder if (folder / "config.json").is_file() else None
 

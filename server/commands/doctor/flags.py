@@ -1,4 +1,4 @@
-"""The flags of `quire doctor`. Imports argparse; what looks is imported when it runs.
+"""The flags of `quire doctor`. Imports argparse; the checks are imported when the command runs.
 
 Exit codes: 0 the model can be served, 2 it cannot, or wrong usage.
 """

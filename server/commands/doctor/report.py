@@ -1,4 +1,4 @@
-"""A doctor's report for people, aligned, coloured on a terminal alone; or as JSON. Imports msgspec."""
+"""Formats the report of `quire doctor`: aligned text, with colours on a terminal, or JSON. Imports msgspec."""
 
 import os
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""`quire doctor`: finds the model's configuration, asks the engine what fits, and judges. Never torch.
+"""`quire doctor`: reads the model's configuration, asks the engine how much fits, and writes a report. Never torch.
 
-The engine's part runs in a process of its own (engine/startup/fit.py), since only there torch is imported.
+The engine's part runs in a separate process (engine/startup/fit.py), because it imports torch.
 """
 
 import subprocess
@@ -23,7 +23,7 @@ _TIMEOUT_S = 180.0
 
 
 class Question(NamedTuple):
-    """What was asked. model None: only the machine."""
+    """The question of `quire doctor`. model None: check only the machine."""
 
     model: str | None
     revision: str | None
@@ -33,7 +33,7 @@ class Question(NamedTuple):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """The whole answer. `sentence` says it in one."""
+    """The answer of `quire doctor`. `sentence` is its summary."""
 
     can_be_served: bool
     sentence: str
@@ -48,7 +48,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def look(question: Question) -> Report:
-    """Look at the machine and the model. Raises StartupError for wrong usage; whatever else is wrong is reported."""
+    """Check machine and model. Raises StartupError for wrong usage; other faults are in the report."""
     found: FoundModel | None = None
     problems: list[str] = []
     notes: list[str] = []
@@ -83,7 +83,7 @@ def look(question: Question) -> Report:
 
 
 def _serves(folder: Path, pooling: str) -> str:
-    """What its requests get: text, embeddings or both."""
+    """Return the tasks that the model serves: text, embeddings or both."""
     embedding = load_embedding_model(folder, pooling=pooling)
     if embedding is None:
         return "text"
@@ -110,7 +110,7 @@ def _ask_engine(ask: Ask, problems: list[str]) -> Diagnosis | None:
 
 
 def _judge(report: Report, *, needs_download: bool) -> None:
-    """Fill in the verdict from all that was found."""
+    """Decide the verdict from all findings."""
     problems, host, model = report.problems, report.host, report.model
     if model is not None and model.problem is not None:
         problems.append(model.problem)

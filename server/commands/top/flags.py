@@ -1,6 +1,6 @@
-"""The flags of `quire top`. Imports argparse; server/commands/top/run.py is imported when it runs.
+"""The flags of `quire top`. Imports argparse; server/commands/top/run.py is imported when the command runs.
 
-Exit codes: 0 quit or shown, 2 wrong usage, 3 no server.
+Exit codes: 0 quit or printed, 2 wrong usage, 3 no server.
 """
 
 import argparse

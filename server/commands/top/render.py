@@ -1,62 +1,63 @@
-"""A Frame as lines of text that fit a terminal. Pure functions."""
+"""Formats a Snapshot as lines of text that fit a terminal. Pure functions."""
 
 import time
 
 from server.commands.server_target import one_line
-from server.commands.top.sampling import Frame, KvRow, Percentiles
+from server.commands.top.sampling import KvRow, Percentiles, Snapshot
 
 _BAR_WIDTH = 16
 _NONE = "–"
 
 
-def frame_lines(frame: Frame, *, width: int, height: int | None) -> list[str]:
-    """Return the whole frame, whose names, states and ids are the server's own text. height: None for no limit."""
-    lines = [_title(frame, width), "", *_state(frame), "", *_latencies(frame)]
-    if frame.requests is not None:
+def snapshot_lines(snapshot: Snapshot, *, width: int, height: int | None) -> list[str]:
+    """Return the whole snapshot, whose names, states and ids are the server's own text. height: None for no limit."""
+    lines = [_title(snapshot, width), "", *_state(snapshot), "", *_latencies(snapshot)]
+    if snapshot.requests is not None:
         rest = None if height is None else height - len(lines) - 3
-        lines += ["", *_requests(frame.requests, frame.num_unlisted, most=rest)]
+        lines += ["", *_requests(snapshot.requests, snapshot.num_unlisted, most=rest)]
     return [one_line(line)[:width].rstrip() for line in lines]
 
 
-def _title(frame: Frame, width: int) -> str:
-    version = f" · {frame.version}" if frame.version else ""
-    left, right = f"{frame.model}{version} · {frame.url}", time.strftime("%H:%M:%S", time.localtime(frame.time))
+def _title(snapshot: Snapshot, width: int) -> str:
+    version = f" · {snapshot.version}" if snapshot.version else ""
+    left = f"{snapshot.model}{version} · {snapshot.url}"
+    right = time.strftime("%H:%M:%S", time.localtime(snapshot.time))
     return f"{_cut(left, width - len(right) - 2):<{width - len(right)}}{right}"
 
 
-def _state(frame: Frame) -> list[str]:
-    recent, total = frame.recent, frame.total
-    filled = min(_BAR_WIDTH, round(frame.kv_usage * _BAR_WIDTH))
+def _state(snapshot: Snapshot) -> list[str]:
+    recent, total = snapshot.recent, snapshot.total
+    filled = min(_BAR_WIDTH, round(snapshot.kv_usage * _BAR_WIDTH))
     pool = ""
-    if frame.kv_blocks_total is not None:
-        pool = f"   {frame.kv_blocks_used or 0:,} of {frame.kv_blocks_total:,} blocks"
-        pool += f" of {frame.block_size} tokens" if frame.block_size else ""
+    if snapshot.kv_blocks_total is not None:
+        pool = f"   {snapshot.kv_blocks_used or 0:,} of {snapshot.kv_blocks_total:,} blocks"
+        pool += f" of {snapshot.block_size} tokens" if snapshot.block_size else ""
     hits = _percent(recent.prefix_hit_rate) if recent.prefix_hit_rate is not None else _percent(total.prefix_hit_rate)
     done, generated, prompt = (
         _rate(count, recent.seconds) for count in (recent.num_finished, recent.generated_tokens, recent.prompt_tokens)
     )
     return [
-        f"Requests  {frame.num_running:,} running   {frame.num_waiting:,} waiting   {done} done",
+        f"Requests  {snapshot.num_running:,} running   {snapshot.num_waiting:,} waiting   {done} done",
         f"          {total.num_finished:,} done, {total.num_rejected:,} refused, "
         f"{total.num_preemptions:,} preempted since the start",
-        f"KV cache  [{'█' * filled}{'·' * (_BAR_WIDTH - filled)}] {frame.kv_usage:6.1%}{pool}",
+        f"KV cache  [{'█' * filled}{'·' * (_BAR_WIDTH - filled)}] {snapshot.kv_usage:6.1%}{pool}",
         f"Tokens    {generated} generated   {prompt} prompt   {hits} of prompts cached",
     ]
 
 
 def _rate(count: int, seconds: float | None) -> str:
-    """Return a rate; there is none after a single look."""
+    """Return a rate; there is none after a single sample."""
     return f"{count / seconds:,.1f}/s" if seconds else f"{_NONE}/s"
 
 
-def _latencies(frame: Frame) -> list[str]:
-    seconds = frame.recent.seconds
+def _latencies(snapshot: Snapshot) -> list[str]:
+    seconds = snapshot.recent.seconds
     recent = f"last {seconds:.0f} s" if seconds and seconds >= 0.95 else "recent"
     lines = [
         f"{'':8}{recent:>12}{'':18}   {'since start':>12}",
         f"{'':8}{'p50':>10}{'p95':>10}{'p99':>10}   {'p50':>10}{'p95':>10}{'p99':>10}{'n':>9}",
     ]
-    new, old = frame.recent, frame.total
+    new, old = snapshot.recent, snapshot.total
     rows = [
         ("TTFT", new.ttft_s, old.ttft_s),
         ("ITL", new.itl_s, old.itl_s),
@@ -64,7 +65,7 @@ def _latencies(frame: Frame) -> list[str]:
         ("Queue", new.queue_s, old.queue_s),
     ]
     for label, recently, always in rows:
-        shown = recently if seconds is not None else Percentiles(0)  # one look alone tells nothing of what is recent
+        shown = recently if seconds is not None else Percentiles(0)  # one sample alone has no recent figures
         lines.append(f"{label:<8}{_columns(shown)}   {_columns(always)}{_count(always.count):>9}")
     return lines
 

@@ -1,4 +1,4 @@
-"""`quire top` from its first look to the key that ends it. Imports rich only on a terminal."""
+"""Runs `quire top`: samples the server and redraws until a key quits. Imports rich on a terminal only."""
 
 import argparse
 import contextlib
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from server.commands.server_target import ToolError, handled, leave, make_target
+from server.commands.server_target import ToolError, handled, leave, make_endpoint
 from server.commands.target_flags import DEFAULT_URL
-from server.commands.top.render import frame_lines
-from server.commands.top.sampling import Frame, Watch
+from server.commands.top.render import snapshot_lines
+from server.commands.top.sampling import Monitor, Snapshot
 
 _PLAIN_WIDTH = 80
 _QUIT = (b"q", b"Q", b"\x04", b"")  # "": the terminal is gone
@@ -24,25 +24,25 @@ _QUIT = (b"q", b"Q", b"\x04", b"")  # "": the terminal is gone
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `quire top`; return the exit code. Raises ToolError."""
-    target = make_target(arguments.url or DEFAULT_URL, arguments.api_key, os.environ)
-    with contextlib.closing(Watch(target, window_s=arguments.window)) as watch:
+    endpoint = make_endpoint(arguments.url or DEFAULT_URL, arguments.api_key, os.environ)
+    with contextlib.closing(Monitor(endpoint, window_s=arguments.window)) as monitor:
         is_terminal = sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         if arguments.json or arguments.once or not is_terminal:
-            watch.look()
+            monitor.sample()
             time.sleep(min(arguments.interval, arguments.window))
-            frame = watch.look()
+            snapshot = monitor.sample()
             if arguments.json:
-                print(msgspec.json.encode(frame).decode())
+                print(msgspec.json.encode(snapshot).decode())
             else:
-                print("\n".join(frame_lines(frame, width=_PLAIN_WIDTH, height=None)))
+                print("\n".join(snapshot_lines(snapshot, width=_PLAIN_WIDTH, height=None)))
             return 0
         with contextlib.suppress(KeyboardInterrupt), handled(leave):
-            _live(watch, watch.look(), interval_s=arguments.interval)
+            _live(monitor, monitor.sample(), interval_s=arguments.interval)
     return 0
 
 
-def _live(watch: Watch, frame: Frame, *, interval_s: float) -> None:
-    """Draw until q. A server that goes away is said, and waited for."""
+def _live(monitor: Monitor, snapshot: Snapshot, *, interval_s: float) -> None:
+    """Draw until q. If the server does not reply, show that and try again."""
     from rich.live import Live
     from rich.text import Text
 
@@ -50,19 +50,19 @@ def _live(watch: Watch, frame: Frame, *, interval_s: float) -> None:
     with Live(screen=True, auto_refresh=False) as live, _single_keys():
         next_s = time.monotonic() + interval_s
         while True:
-            live.update(Text(_screen(frame, trouble)), refresh=True)
+            live.update(Text(_screen(snapshot, trouble)), refresh=True)
             if _is_quit(next_s):
                 return
             next_s = time.monotonic() + interval_s
             try:
-                frame, trouble = watch.look(), ""
+                snapshot, trouble = monitor.sample(), ""
             except ToolError as error:
                 trouble = f"{error.message} Trying again."
 
 
-def _screen(frame: Frame, trouble: str) -> str:
+def _screen(snapshot: Snapshot, trouble: str) -> str:
     width, height = shutil.get_terminal_size()
-    lines = frame_lines(frame, width=width, height=height)[: height - 2]
+    lines = snapshot_lines(snapshot, width=width, height=height)[: height - 2]
     lines += [""] * (height - 1 - len(lines))
     return "\n".join([*lines, (trouble or "q quits")[:width]])
 

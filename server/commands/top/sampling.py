@@ -1,10 +1,8 @@
-"""Looks at a server again and again, and says what each look shows. Imports httpx; draws nothing.
+"""Monitor: samples /metrics and /kv/snapshot of a server, and computes what happened between two samples.
 
-Life of a Watch: made → look …, each a Frame over the last `window_s`.
-
-From two readings of /metrics to what happened between them. Imports prometheus_client's parser; does no HTTP.
-
-A server without Quire's names is read by vLLM's, which Quire's metrics have as aliases.
+Life of a Monitor: created → sample …, each a Snapshot of the last `window_s` → close. A server without Quire's
+metric names is read by vLLM's names, which are aliases of Quire's. Imports httpx and prometheus_client's parser;
+prints nothing.
 """
 
 import itertools
@@ -16,11 +14,18 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.interface.metrics import METRICS
-from server.commands.server_target import Target, ToolError, error_message, make_client, one_line, transport_message
+from server.commands.server_target import (
+    ServerEndpoint,
+    ToolError,
+    error_message,
+    make_client,
+    one_line,
+    transport_message,
+)
 
 
 class Percentiles(msgspec.Struct):
-    """Of `count` observations, in seconds, as exact as the buckets are; null without any."""
+    """Percentiles of `count` observations in seconds, as exact as the buckets; null without observations."""
 
     count: int
     p50: float | None = None
@@ -29,7 +34,7 @@ class Percentiles(msgspec.Struct):
 
 
 class Activity(msgspec.Struct):
-    """What happened in a stretch of time."""
+    """Counts and latencies of a period."""
 
     seconds: float | None  # null: since the server's start
     num_finished: int
@@ -52,7 +57,7 @@ class Histogram(msgspec.Struct):
 
 
 class Reading(msgspec.Struct):
-    """One look at /metrics. Names are Quire's, without quire_."""
+    """The values of one read of /metrics. Names are Quire's, without quire_."""
 
     time_s: float
     model: str = ""
@@ -95,7 +100,7 @@ def read_metrics(page: str, *, time_s: float) -> Reading:
 
 
 def activity(new: Reading, old: Reading | None) -> Activity:
-    """Return what happened from `old` to `new`; None: since the server's start, as after a restart in between."""
+    """Return the activity from `old` to `new`; None: since the server's start, also after a restart in between."""
     if old is not None and any(
         new.values.get(name, 0.0) < value for name, value in old.values.items() if METRICS[name].kind == "counter"
     ):
@@ -169,13 +174,13 @@ class KvRow(msgspec.Struct):
     num_preemptions: int = 0
 
 
-class _Snapshot(msgspec.Struct):
+class _KvSnapshot(msgspec.Struct):
     requests: list[KvRow]
     num_unlisted: int = 0
 
 
-class Frame(msgspec.Struct):
-    """One look. requests: null where the server does not tell of each."""
+class Snapshot(msgspec.Struct):
+    """The figures of one sample. requests: null if the server does not list them."""
 
     url: str
     time: float  # Unix seconds
@@ -193,45 +198,47 @@ class Frame(msgspec.Struct):
     num_unlisted: int
 
 
-class Watch:
-    """One server, watched."""
+class Monitor:
+    """Samples one server."""
 
-    def __init__(self, target: Target, *, window_s: float) -> None:
-        self._target = target
+    def __init__(self, endpoint: ServerEndpoint, *, window_s: float) -> None:
+        self._endpoint = endpoint
         self._window_s = window_s
-        self._client = make_client(target, timeout_s=_TIMEOUT_S)
+        self._client = make_client(endpoint, timeout_s=_TIMEOUT_S)
         self._readings: deque[Reading] = deque()
-        self._has_requests = True  # until the server says that it knows no such route
+        self._has_requests = True  # until the server replies that it has no such route
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
-    def look(self) -> Frame:
-        """Return what is to be seen now. Raises ToolError when there is nothing."""
+    def sample(self) -> Snapshot:
+        """Return the figures now. Raises ToolError if the server does not reply with metrics."""
         response = self._get("/metrics")
         if response.status_code in (401, 403):
-            what = "refuses this API key" if self._target.api_key else "needs an API key"
-            raise ToolError(f"{self._target.url} {what}: give its key with --api-key or in QUIRE_API_KEY.", exit_code=2)
+            what = "refuses this API key" if self._endpoint.api_key else "needs an API key"
+            raise ToolError(
+                f"{self._endpoint.url} {what}: give its key with --api-key or in QUIRE_API_KEY.", exit_code=2
+            )
         if response.status_code != 200:
             raise ToolError(
-                f"{self._target.url} shows no metrics: {error_message(response.status_code, response.content)}"
+                f"{self._endpoint.url} shows no metrics: {error_message(response.status_code, response.content)}"
             )
         try:
             new = read_metrics(response.text, time_s=time.monotonic())
         except ValueError as error:
-            raise ToolError(f"{self._target.url}/metrics cannot be read: {one_line(str(error))}.") from error
+            raise ToolError(f"{self._endpoint.url}/metrics cannot be read: {one_line(str(error))}.") from error
         self._readings.append(new)
         while len(self._readings) > 2 and new.time_s - self._readings[1].time_s >= self._window_s:
             self._readings.popleft()
-        return self._frame(new, self._snapshot())
+        return self._snapshot(new, self._read_kv())
 
-    def _frame(self, new: Reading, snapshot: _Snapshot | None) -> Frame:
+    def _snapshot(self, new: Reading, kv: _KvSnapshot | None) -> Snapshot:
         values = new.values
         old = self._readings[0] if len(self._readings) > 1 else None
         total = values.get("kv_cache_blocks_total")
-        return Frame(
-            url=self._target.url,
+        return Snapshot(
+            url=self._endpoint.url,
             time=time.time(),
             model=new.model,
             version=new.version,
@@ -243,12 +250,12 @@ class Watch:
             block_size=new.block_size or None,
             recent=activity(new, old),
             total=activity(new, None),
-            requests=snapshot.requests if snapshot is not None else None,
-            num_unlisted=snapshot.num_unlisted if snapshot is not None else 0,
+            requests=kv.requests if kv is not None else None,
+            num_unlisted=kv.num_unlisted if kv is not None else 0,
         )
 
-    def _snapshot(self) -> _Snapshot | None:
-        """Return the requests one by one, where the server tells of them and can just now."""
+    def _read_kv(self) -> _KvSnapshot | None:
+        """Return the list of requests; None if the server has no such route or cannot reply now."""
         if not self._has_requests:
             return None
         response = self._get("/kv/snapshot")
@@ -257,7 +264,7 @@ class Watch:
         if response.status_code != 200:
             return None
         try:
-            return msgspec.json.decode(response.content, type=_Snapshot)
+            return msgspec.json.decode(response.content, type=_KvSnapshot)
         except (msgspec.DecodeError, UnicodeDecodeError):
             self._has_requests = False
             return None
@@ -266,4 +273,4 @@ class Watch:
         try:
             return self._client.get(path)
         except httpx.HTTPError as error:
-            raise ToolError(transport_message(self._target, error)) from error
+            raise ToolError(transport_message(self._endpoint, error)) from error

@@ -3,7 +3,7 @@
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.api.as_chat import client_words, renamed
+from server.api.as_chat import errors_in_client_fields, rename_fields
 from server.api.chat.request import encode_chat, prepare_chat
 from server.api.messages.objects import TokenCount
 from server.api.messages.request import translate_count, translate_messages
@@ -25,17 +25,17 @@ def messages_router(service: Service) -> APIRouter:
         service.check_room()  # before the body is read
         record = record_of(request.scope)
         body = parse_body(MessagesBody, await read_json(request))
-        translation = translate_messages(body)
-        with client_words(translation.names):
+        equivalent = translate_messages(body)
+        with errors_in_client_fields(equivalent.field_names):
             chat = await prepare_chat(
                 service,
-                translation.body,
+                equivalent.body,
                 request,
                 id_prefix="msg_",
                 shrinks_max_tokens=True,
-                names=translation.names,
+                field_names=equivalent.field_names,
             )
-        ignored = [*translation.ignored, *(renamed(name, translation.names) for name in chat.ignored)]
+        ignored = [*equivalent.ignored, *(rename_fields(name, equivalent.field_names) for name in chat.ignored)]
         writer = MessagesWriter(
             chat.head,
             generation=chat.generation,
@@ -58,10 +58,10 @@ def messages_router(service: Service) -> APIRouter:
         service.limits()
         body = parse_body(CountTokensBody, await read_json(request))
         service.model_name(body.model)
-        translation = translate_count(body)
-        with client_words(translation.names):
-            num_tokens = len(await encode_chat(service, translation.body))
-        headers = {**service.ignored_header(translation.ignored), "request-id": record_of(request.scope).request_id}
+        equivalent = translate_count(body)
+        with errors_in_client_fields(equivalent.field_names):
+            num_tokens = len(await encode_chat(service, equivalent.body))
+        headers = {**service.ignored_header(equivalent.ignored), "request-id": record_of(request.scope).request_id}
         return Response(msgspec.json.encode(TokenCount(num_tokens)), media_type="application/json", headers=headers)
 
     return router

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.api.as_chat import client_words, renamed
+from server.api.as_chat import errors_in_client_fields, rename_fields
 from server.api.chat.request import PreparedChat, prepare_chat
 from server.api.chat.writer import token_logprobs
 from server.api.objects import ChatTokenLogprob
@@ -26,10 +26,12 @@ def responses_router(service: Service) -> APIRouter:
     async def create_response(request: Request) -> Response:
         service.check_room()  # before the body is read
         body = parse_body(ResponsesBody, await read_json(request))
-        translation = translate_responses(body)
-        with client_words(translation.names):
-            chat = await prepare_chat(service, translation.body, request, id_prefix="resp_", names=translation.names)
-        ignored = [*translation.ignored, *(renamed(name, translation.names) for name in chat.ignored)]
+        equivalent = translate_responses(body)
+        with errors_in_client_fields(equivalent.field_names):
+            chat = await prepare_chat(
+                service, equivalent.body, request, id_prefix="resp_", field_names=equivalent.field_names
+            )
+        ignored = [*equivalent.ignored, *(rename_fields(name, equivalent.field_names) for name in chat.ignored)]
         writer = ResponsesWriter(
             chat.head,
             echo_of(body),

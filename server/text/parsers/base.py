@@ -1,13 +1,9 @@
-"""What parsers make of a model's text, and the protocol that they share. Imports msgspec.
+"""The parts that parsers split a model's text into, and the protocol that all parsers implement. Imports msgspec.
 
 The parts of all push() calls and of finish(), joined by kind, depend on the text alone, never on how it was cut.
-
-Collects what a call parser finds. Imports server.text.parsers.base.
-
-Whitespace that touches a call belongs to its form: it is dropped, unless text stands on both sides of the call.
-Until a call is committed the raw text of the attempt is kept, so that a malformed one can still become text.
-
-A tool of a request, checked. Imports msgspec.
+PartSink collects the parts of a call parser. Whitespace next to a call belongs to the call's format: it is dropped,
+unless there is text on both sides of the call. Until a call is committed, PartSink keeps the raw text of the
+attempt, so that a malformed call can still become text. ToolSpec is a checked tool of a request.
 """
 
 from typing import Any, Protocol
@@ -60,7 +56,7 @@ class PartsParser(Protocol):
 
 
 class PartSink:
-    """The parts of one choice, taken out after each piece of text."""
+    """Collects the parts of one choice; take() removes them after each piece of text."""
 
     def __init__(self) -> None:
         self.is_committed = False  # the call being read was given out
@@ -84,7 +80,7 @@ class PartSink:
             self._parts.append(Text(body))
 
     def attempt(self, tag: str) -> None:
-        """A call may begin here, with this tag."""
+        """Begin an attempt at a call, with this tag."""
         self.is_committed, self._raw = False, [tag]
 
     def keep(self, char: str) -> None:
@@ -93,7 +89,7 @@ class PartSink:
             self._raw.append(char)
 
     def start(self, name: str) -> None:
-        """Commit the attempt: it is a call."""
+        """Commit the attempt as a call."""
         self._flush()
         self.is_committed, self._raw, self._touches_call = True, [], True
         self._parts.append(CallStart(name))
@@ -103,16 +99,16 @@ class PartSink:
         self._pending.append(text)
 
     def release(self) -> None:
-        """The committed call ended; another attempt begins at once."""
+        """End the committed call and begin another attempt."""
         self.is_committed, self._raw = False, []
 
     def give_up(self, *, num_unread: int) -> None:
-        """What was attempted is text, but for its last characters, which were not read."""
+        """Turn the attempted call into text, except its last characters, which were not read."""
         self.text("".join(self._raw[: len(self._raw) - num_unread]))
         self._raw = []
 
     def take(self) -> list[Part]:
-        """Return what came since the last time."""
+        """Return the parts since the last call."""
         self._flush()
         parts, self._parts = self._parts, []
         return parts

@@ -1,7 +1,7 @@
-"""What a model's answers look like, read off its chat template and its added tokens. Pure.
+"""Detects the formats of reasoning and tool calls from a model's chat template and added tokens. Pure.
 
-A template that shows the model how to call tools contains the form that the model was trained on; nothing needs to be
-told by flags. Where nothing is found, answers are plain text.
+A template that shows the model how to call tools contains the format that the model was trained on, so no flag is
+needed. If nothing is found, answers are plain text.
 """
 
 from collections.abc import Collection, Sequence
@@ -28,7 +28,7 @@ _TAGS: dict[ToolForm, tuple[str, ...]] = {
 
 
 class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """The forms that one model uses."""
+    """The formats of one model's reasoning and tool calls."""
 
     tools: ToolForm | None = None
     reasoning: ReasoningTags | None = None
@@ -37,7 +37,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     takes_effort: bool = False  # the template reads reasoning_effort
 
     def tags(self, *, has_tools: bool) -> tuple[str, ...]:
-        """What a parser must see even where it is a special token. `has_tools`: some may be called."""
+        """Tags that a parser must see even if they are special tokens. `has_tools`: the request has tools to call."""
         return (*(self.reasoning or ()), *(_TAGS[self.tools] if has_tools and self.tools is not None else ()))
 
 

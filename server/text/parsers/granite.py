@@ -1,4 +1,4 @@
-"""Granite 3's form: <|tool_call|>[{"name": …, "arguments": {…}}, …]."""
+"""Granite 3's format: <|tool_call|>[{"name": …, "arguments": {…}}, …]."""
 
 from server.text.parsers.base import PartSink
 from server.text.parsers.mistral import read_array

@@ -1,4 +1,4 @@
-"""Hermes' and Qwen's form: <tool_call>{"name": …, "arguments": {…}}</tool_call>, one after the other."""
+"""Hermes' and Qwen's format: <tool_call>{"name": …, "arguments": {…}}</tool_call>, repeated for several calls."""
 
 from server.text.parsers.base import PartSink
 from server.text.parsers.json_call import JsonCallReader
@@ -22,7 +22,7 @@ def _read_call(sink: PartSink, tag: str) -> Reading[str]:
 
 
 def read_end(tag: str, char: str) -> Reading[str]:
-    """Read a closing tag after whitespace and superfluous braces, if it comes; else return what came instead."""
+    """Read a closing tag after whitespace and superfluous braces, or return the text found instead."""
     char = char or (yield)
     while char.isspace() or char == "}":
         char = yield

@@ -1,8 +1,8 @@
-"""A call written as one JSON object: {"name": …, "arguments": {…}}, or "parameters" for the arguments. Never raises
-but Malformed. Imports server.parsers.
+"""Parses a call that is one JSON object: {"name": …, "arguments": {…}}, or "parameters" for the arguments.
 
-Arguments are given out as they come, in the model's own characters, from the moment that the name is known; a call
-whose object breaks before that is none. Control characters inside strings, which JSON forbids, are escaped.
+Arguments are emitted as they arrive, in the model's own characters, from the moment that the name is known; if the
+object breaks before that, there is no call. Control characters inside strings, which JSON forbids, are escaped.
+Raises Malformed only. Imports server.text.parsers.
 """
 
 import json
@@ -181,7 +181,7 @@ def _copy_string(emit: Callable[[str], None]) -> Reading[None]:
 
 
 def _object_text(value: str, char: str) -> str:
-    """Return the arguments that a value which is no object stands for. `char`: the one to blame."""
+    """Return the arguments for a value that is no object. `char`: the character that an error names."""
     decoded = _decoded(value, char)
     if decoded is None or (isinstance(decoded, str) and not decoded.strip()):
         return "{}"

@@ -1,7 +1,7 @@
-"""Llama 3's form: {"name": …, "parameters": {…}} as the whole answer, or after <|python_tag|>; several with ; between.
+"""Llama 3's format: {"name": …, "parameters": {…}} as the whole answer, or after <|python_tag|>; separated by ;.
 
-Without the tag only an object that begins the answer and names a tool of the request is a call: the client may have
-asked for JSON. What follows <|python_tag|> and is no such object (code for built-in tools) is text.
+Without the tag, only an object that begins the answer and names a tool of the request is a call, because the client
+may have asked for JSON. Text after <|python_tag|> that is no such object (code for built-in tools) stays text.
 """
 
 from collections.abc import Collection

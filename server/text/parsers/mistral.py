@@ -1,5 +1,5 @@
-"""Mistral's forms: [TOOL_CALLS] [{"name": …, "arguments": {…}}, …], and since v11 [TOOL_CALLS]name[ARGS]{…} per call,
-with [CALL_ID]… before [ARGS] or without either of the two.
+"""Mistral's formats: [TOOL_CALLS] [{"name": …, "arguments": {…}}, …], and since v11 [TOOL_CALLS]name[ARGS]{…} per
+call, with [CALL_ID]… before [ARGS] or without either of the two.
 """
 
 import re

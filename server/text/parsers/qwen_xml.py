@@ -1,9 +1,9 @@
-"""Qwen3-Coder's form, with values as they are, typed by the tool's schema:
+"""Qwen3-Coder's format, with unquoted values that the tool's schema gives a type:
 
     <tool_call> <function=NAME> <parameter=KEY> VALUE </parameter> … </function> </tool_call>
 
-Arguments become JSON: a value that the schema calls a string is given out as it comes, any other once it is whole, as
-the JSON that it is, or as a string if it is none.
+Arguments become JSON: a string by the schema is emitted as it arrives, another value once it is complete, as JSON
+if it parses, else as a string.
 """
 
 import json
@@ -26,7 +26,7 @@ Schema = Mapping[str, Any]
 
 
 def is_string(schema: object) -> bool:
-    """True if a property's values are strings and nothing else, as far as its schema says."""
+    """Return True if a property's schema allows strings only."""
     return _types(schema) <= _STRING
 
 
@@ -48,7 +48,7 @@ def qwen_xml_parser(schemas: Mapping[str, Schema]) -> CallParser:
 
 
 def _read_parameters(sink: PartSink, properties: Schema) -> Reading[str]:
-    """Read up to the function's end; return what came instead of it, if something did."""
+    """Read up to the function's end; return the text found instead of it, if any."""
     separator = ""
     while True:
         seen = yield from skip_space()
@@ -77,7 +77,7 @@ def _read_parameters(sink: PartSink, properties: Schema) -> Reading[str]:
 
 
 def _stream_string(emit: Callable[[str], None]) -> Reading[None]:
-    """Give out a value as a JSON string, without the newlines beside its tags."""
+    """Emit a value as a JSON string, without the newlines next to its tags."""
     emit('"')
     newline = ""
 

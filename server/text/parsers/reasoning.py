@@ -1,7 +1,8 @@
-"""Tells a model's reasoning from its answer: <think> … </think> at the beginning. Imports server.parsers. Never raises.
+"""ReasoningParser: separates a model's reasoning from its answer: <think> … </think> at the beginning. Never raises.
 
-The prompt may have opened the reasoning already; reasoning_place() looks at its end. Whitespace beside the tags
-belongs to them: it is dropped. Later tags are text, and so is a tag that closes nothing.
+The prompt may have opened the reasoning already; reasoning_place() looks at its end. Whitespace next to the tags
+belongs to them and is dropped. Later tags are text, and so is a closing tag without an opening one. Imports
+server.text.parsers.
 """
 
 from enum import Enum, auto
@@ -14,14 +15,14 @@ ReasoningPlace = Literal["none", "possible", "open"]  # the answer has none, may
 
 
 class ReasoningTags(NamedTuple):
-    """What a model puts around its reasoning."""
+    """The tags that a model puts around its reasoning."""
 
     opening: str
     closing: str
 
 
 class AnswerParser(Protocol):
-    """Splits what is not reasoning into parts."""
+    """Splits the text after the reasoning into parts."""
 
     def push(self, text: str) -> list[Part]:
         """Return what is certain after this text."""
@@ -52,7 +53,7 @@ class _State(Enum):
 
 
 class ReasoningParser:
-    """Splits one choice's text into reasoning and what `answer` makes of the rest."""
+    """Splits one choice's text into reasoning and the parts that `answer` makes of the rest."""
 
     def __init__(self, tags: ReasoningTags | None, *, is_open: bool, answer: AnswerParser) -> None:
         """`tags`: None if the model has none. `is_open`: the prompt ends within reasoning."""
@@ -106,7 +107,7 @@ class ReasoningParser:
         return held
 
     def _reason(self, text: str, parts: list[Part]) -> str:
-        """Give out reasoning; return what follows the closing tag."""
+        """Emit reasoning; return the text after the closing tag."""
         buffer = self._held + text
         end = buffer.find(self._tags.closing)
         is_closed = end >= 0

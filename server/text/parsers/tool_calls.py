@@ -1,8 +1,8 @@
-"""Text with tool calls in it: finds where a call may begin, and reads it one character at a time. Never raises.
+"""CallParser: finds where a tool call may begin in a text, and parses it character by character. Never raises.
 
-A call's form is a coroutine, a Reading: it is sent characters and tells by returning that the call is over, or by
-raising Malformed that there was none. So a form is written as a sequence of steps, and how the text was cut cannot
-matter. At the end of the text a Reading is sent "".
+A format is a coroutine, a Reading: it receives characters, returns when the call is complete, and raises Malformed
+if there was no call. So a format is written as a sequence of steps, and its result cannot depend on how the text
+was cut. At the end of the text a Reading receives "".
 """
 
 from collections.abc import Callable, Generator
@@ -16,7 +16,7 @@ ReadCall = Callable[[PartSink, str], Reading[str]]  # (sink, tag) → the last c
 
 
 class Malformed(Exception):
-    """The text is no call. `unread`: what was not taken in, with the character that tells so at its end."""
+    """The text is no call. `unread`: the text that was not consumed; its last character is the one that is wrong."""
 
     def __init__(self, unread: str) -> None:
         super().__init__(unread)
@@ -138,7 +138,7 @@ def skip_space() -> Reading[str]:
 
 
 def copy_until(tag: str, char: str, emit: Callable[[str], None]) -> Reading[str]:
-    """Give out characters, from `char` on, until the tag is read. No beginning of `tag` may recur within it."""
+    """Emit characters, from `char` on, until the tag is read. No prefix of `tag` may recur within it."""
     held = ""
     while True:
         if char and tag.startswith(held + char):
@@ -156,7 +156,7 @@ def copy_until(tag: str, char: str, emit: Callable[[str], None]) -> Reading[str]
 
 
 def copy_rest(char: str, emit: Callable[[str], None]) -> Reading[str]:
-    """Give out all characters from `char` on: what is broken has no end but the text's own."""
+    """Emit all characters from `char` on: a malformed value ends only with the text."""
     while True:
         emit(char)
         char = yield

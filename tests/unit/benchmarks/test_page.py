@@ -44,6 +44,7 @@ class Page(HTMLParser):
 
 def draw(folder: Path, *reports: Any, labels: tuple[str, ...] = ("old", "new", "newer")) -> Page:
     """Save reports, run `quire bench report` and read its page; the picture is drawn too."""
+    pytest.importorskip("matplotlib")
     paths = []
     for label, report in zip(labels, reports, strict=False):
         paths.append(str(folder / f"{label}.json"))
@@ -90,6 +91,7 @@ def test_sweeps_are_compared_load_by_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [offline_report, kernels_report])
+@pytest.mark.full
 def test_other_kinds_are_drawn_alone_and_compared(make: Any, tmp_path: Path) -> None:
     assert "What was measured, and where" in draw(tmp_path, make()).headings
     assert "Change from old to new" in draw(tmp_path, make(), make()).headings
@@ -146,6 +148,7 @@ def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_picture_may_be_svg(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     (tmp_path / "a.json").write_text(json.dumps(serve_report()))
     run(argparse.Namespace(files=[str(tmp_path / "a.json")], html=None, plot=str(tmp_path / "a.svg")))
     assert ET.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
@@ -197,6 +200,7 @@ def test_an_old_report_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_new_report_is_shown_beside_the_old_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
     path = tmp_path / "old.json"
     path.write_text(json.dumps(sweep_report(8, 16)))
     arguments = argparse.Namespace(html=str(tmp_path / "page.html"), plot=None)

@@ -116,6 +116,7 @@ def demo_tokens(kv_cache_dtype: str, *, device: str = "cpu") -> list[list[int]]:
     return tokens(engine.generate(inputs, [params] * len(inputs)))
 
 
+@pytest.mark.full
 def test_the_demo_model_says_nearly_the_same() -> None:
     whole, fp8 = demo_tokens("auto"), demo_tokens("fp8")
     pairs = [pair for texts in zip(whole, fp8, strict=True) for pair in zip(*texts, strict=False)]

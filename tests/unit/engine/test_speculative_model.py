@@ -124,10 +124,11 @@ def test_a_repeating_answer_takes_fewer_steps(checkpoint: Path, depth: int, max_
 @pytest.mark.parametrize(
     "params",
     [
-        pytest.param(SamplingParams(max_tokens=4, temperature=1.0), marks=pytest.mark.full),
+        SamplingParams(max_tokens=4, temperature=1.0),
         SamplingParams(max_tokens=4, temperature=1.6, top_k=4, top_p=0.9, logit_bias={2: 1.0}),
     ],
 )
+@pytest.mark.full
 def test_drawn_tokens_are_distributed_as_the_model_says(tiny: Path, params: SamplingParams) -> None:
     """Pearson's chi-square over the second and third token, which drafts stood for; the seeds are fixed."""
     prompt, num_draws = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2], 6000

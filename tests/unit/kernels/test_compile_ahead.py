@@ -26,7 +26,7 @@ driver.set_active(
     )
 )
 
-from kernels import triton_elementwise
+from kernels.elementwise import triton as triton_elementwise
 from kernels.precompile import Compilation, collect_kernels
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import distributed
 
 from models.build import build
-from models.config.matrices import quantized_matrices
 from models.config.model_config import ModelConfig
+from models.config.size import quantized_matrices
 from models.errors import ModelError
 from models.parallel import TensorParallel
 from models.quantization.config import QuantizationConfig

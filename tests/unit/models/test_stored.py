@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
-from models.weights.folder_stats import folder_stats
+from models.weights.checkpoint import folder_stats
 from tests.support.checkpoints import make_configs
 from tests.support.reference import save_checkpoint
 

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, Olmo2Config, Qwen3Config
 
 from kernels.elementwise.reference import add_rms_norm
 from models.config.model_config import ModelConfig
-from models.layers.embedding import load_vocab_rows
+from models.layers.decoder import load_vocab_rows
 from models.parallel import PartialSum, TensorParallel, whole
 from models.weights.weights import Weights
 from tests.support.checkpoints import TINY, make_configs
@@ -39,6 +39,7 @@ FOUR_RANKS = {
 
 
 @pytest.mark.parametrize(("size", "configs"), [(2, TWO_RANKS), (4, FOUR_RANKS)])
+@pytest.mark.table(most=1)
 def test_split_model_gives_the_logits_of_the_whole(size, configs, tmp_path):
     folders = [tmp_path / name for name in configs]
     for folder, config in zip(folders, configs.values(), strict=True):

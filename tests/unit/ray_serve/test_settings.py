@@ -86,13 +86,20 @@ def test_text_of_a_command_line_and_values_of_yaml_mean_the_same() -> None:
     settings = found.settings
     assert (settings.replicas, settings.max_replicas, settings.gpus) == (2, 5, 0.5)
     arguments = parse_flags(found.flags)
-    assert (arguments.model, arguments.max_model_len, arguments.strict) == (".", 512, True)
+    assert (arguments.model, arguments.max_model_len, arguments.reject_unknown_fields) == (".", 512, True)
 
 
 def test_false_and_null_leave_a_flag_out_and_a_list_repeats_it() -> None:
     flags = read_arguments({"strict": False, "debug": "false", "dtype": None, "served_model_name": ["a", "--b"]}).flags
     assert flags == ["--served-model-name=a", "--served-model-name=--b", "--device=cpu"]
     assert parse_flags(flags).served_model_name == ["a", "--b"]
+
+
+def test_overlap_can_be_switched_off_and_the_old_names_work() -> None:
+    assert parse_flags(read_arguments({"overlap": False}).flags).overlap is False
+    assert parse_flags(read_arguments({"overlap": "true"}).flags).overlap is True
+    found = parse_flags(read_arguments({"depth": 1, "max_waiting": 7, "strict": True}).flags)
+    assert (found.overlap, found.max_queued_requests, found.reject_unknown_fields) == (False, 7, True)
 
 
 @pytest.mark.parametrize(

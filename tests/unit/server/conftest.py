@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import jinja2
 import pytest
 import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -77,6 +78,31 @@ def write_model_folder(folder: Path, *, chat_template: str | None = CHATML, toke
         (folder / "chat_template.jinja").write_text(chat_template)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 2}))
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _templates_are_compiled_once() -> Iterator[None]:
+    """Keep compiled chat templates: nearly every test makes an app of the same few, which is most of its time."""
+    compiled: dict[tuple, object] = {}
+    compile_template = jinja2.Environment.compile
+
+    def compile_once(self, source, *arguments, **options):
+        key = (
+            type(self),
+            tuple(self.extensions),
+            self.trim_blocks,
+            self.lstrip_blocks,
+            source,
+            arguments,
+            *options.items(),
+        )
+        if key not in compiled:
+            compiled[key] = compile_template(self, source, *arguments, **options)
+        return compiled[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jinja2.Environment, "compile", compile_once)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -212,4 +238,4 @@ def serving(app: object) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = server.force_exit = True
-        thread.join(5)
+        thread.join(60)

@@ -65,9 +65,10 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--host 0.0.0.0 --port 81 --http-workers 3 --served-model-name a --served-model-name b --device cpu "
         "--dtype float32 --load-format dummy --max-model-len 64 --max-num-seqs 4 --max-num-batched-tokens 32 "
         "--block-size 8 --kv-cache-memory 1.5MiB --gpu-memory-utilization 0.5 --attention-backend torch "
-        f"--no-prefix-caching --depth 1 --max-waiting 9 --max-queued-tokens 99 --chat-template {template} "
+        f"--no-prefix-caching --no-overlap --max-queued-requests 9 --max-decode-step-tokens 16 "
+        f"--max-queued-tokens 99 --chat-template {template} "
         "--speculative ngram --num-speculative-tokens 7 --ngram-min 3 "
-        "--strict --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug "
+        "--reject-unknown-fields --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug "
         f"--lora sql={tmp_path} --lora poems={tmp_path}/. --kv-cache-dtype fp8 "
         "--quantization fp8 --api-key k --cors-origin https://a.test --cors-origin * --root-path /llm "
         f"--api-key-file {keys} --stall-timeout 60"
@@ -99,6 +100,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         max_model_len=64,
         max_num_seqs=4,
         max_num_batched_tokens=32,
+        max_num_mixed_tokens=16,
         block_size=8,
         kv_cache_memory_bytes=1_572_864,
         kv_cache_dtype="fp8",
@@ -148,7 +150,9 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         ("--speculative", "medusa"),
         ("--num-speculative-tokens", "0"),
         ("--ngram-min", "33"),
+        ("--max-queued-requests", "0"),
         ("--max-waiting", "0"),
+        ("--max-num-mixed-tokens", "0"),
         ("--drain-timeout", "-1"),
         ("--request-timeout", "inf"),
         ("--request-timeout", "0"),

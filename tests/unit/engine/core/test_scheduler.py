@@ -57,6 +57,29 @@ def test_prompts_get_more_the_more_decode_up_to_a_padded_size(num_decodes, num_t
     assert schedule(scheduler).num_tokens == num_tokens
 
 
+def test_a_long_prompt_gets_a_part_of_its_whole_length_in_each_step_beside_others():
+    sizes = {"min_num_mixed_tokens": 4, "max_num_mixed_tokens": 40, "step_sizes": [4, 8, 12, 16, 40]}
+    scheduler = make_scheduler(max_num_batched_tokens=64, num_blocks=100, max_model_len=320, **sizes)
+    add(scheduler, "decoding", range(3), max_tokens=30)
+    step(scheduler)
+    add(scheduler, "long", [token % 50 for token in range(300)])  # 300 / 32 tokens at least, beside one that decodes
+    assert [step(scheduler).num_tokens for _ in range(20)] == [12] * 20
+
+
+def test_prompts_get_the_less_beside_others_the_longer_the_context_before_them():
+    sizes = {"min_num_mixed_tokens": 4, "max_num_mixed_tokens": 40, "step_sizes": [4, 8, 12, 16, 40]}
+    costs = {"max_mixed_cost": 16, "costly_context": 20}
+    scheduler = make_scheduler(
+        max_num_batched_tokens=64, max_num_seqs=4, num_blocks=400, max_model_len=1500, **sizes, **costs
+    )
+    add(scheduler, "decoding", range(3), max_tokens=90)
+    step(scheduler)
+    add(scheduler, "long", [token % 50 for token in range(1400)])  # which asks for 1400 / 32 in each step
+    assert [step(scheduler).num_tokens for _ in range(7)] == [16, 8, 8, 8, 8, 4, 4]
+    for _ in range(40):
+        assert step(scheduler).num_tokens >= 4
+
+
 def test_requests_are_admitted_by_priority_then_arrival():
     scheduler = make_scheduler(max_num_seqs=1)
     late = add(scheduler, "late", [1], 1, arrival_s=2.0)

@@ -243,7 +243,7 @@ def test_metrics_count_requests_tokens_and_times():
     assert delta.histograms["request_generation_tokens"].sum == 7
     assert delta.histograms["iteration_tokens"].sum == 9 + 2 + 1 + 3  # the second time 8 of 9 are cached
     assert sum(delta.histograms["step_time_seconds"].counts) == 2 + 3  # between commits, not across idle time
-    assert delta.histograms["iteration_rows"].sum == sum(delta.histograms["iteration_rows"].counts) == 3 + 4
+    assert delta.histograms["iteration_requests"].sum == sum(delta.histograms["iteration_requests"].counts) == 3 + 4
     assert delta.gauges["kv_cache_blocks_total", ""] == 32
 
 

@@ -72,6 +72,7 @@ def children() -> set[str]:
 
 
 @needs_proc
+@pytest.mark.full
 def test_a_load_that_fails_here_ends_the_other_ranks_and_can_be_tried_again(
     base: Path,  # noqa: F811
     tmp_path: Path,

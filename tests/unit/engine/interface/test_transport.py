@@ -97,8 +97,8 @@ def test_an_open_request_hears_who_ended_it(tmp_path: Path, is_ours: bool) -> No
             else:
                 server.close()
                 engine.close()
-            first = await asyncio.wait_for(open_request, 5)
-            return [first, await asyncio.wait_for(end_of(client), 5)]
+            first = await asyncio.wait_for(open_request, 60)
+            return [first, await asyncio.wait_for(end_of(client), 60)]
 
     errors = asyncio.run(run())
     assert [type(error) for error in errors] == [ShuttingDown if is_ours else EngineDead] * 2
@@ -175,13 +175,13 @@ def test_who_asks_for_the_pool_while_an_answer_is_due_gets_that_one(tmp_path: Pa
             await asyncio.sleep(0.02)
             impatient.cancel()
             writer.write(encode_frame(SNAPSHOT))  # one answer for all of them
-            found = [await asyncio.wait_for(first, 5), await asyncio.wait_for(second, 5)]
+            found = [await asyncio.wait_for(first, 60), await asyncio.wait_for(second, 60)]
             writer.write(encode_frame(SNAPSHOT))  # which nobody waits for
             third = asyncio.create_task(client.kv_snapshot())
             await asyncio.sleep(0.05)
             if not third.done():
                 writer.write(encode_frame(SNAPSHOT))
-            return [*found, await asyncio.wait_for(third, 5)]
+            return [*found, await asyncio.wait_for(third, 60)]
 
     assert asyncio.run(run()) == [SNAPSHOT] * 3
 
@@ -197,7 +197,7 @@ def test_who_waits_for_the_pool_hears_of_the_end(tmp_path: Path, is_ours: bool) 
             else:
                 server.close()
                 engine.close()
-            first = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 5)
+            first = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 60)
             return first + await asyncio.gather(client.kv_snapshot(), return_exceptions=True)
 
     assert [type(error) for error in asyncio.run(run())] == [ShuttingDown if is_ours else EngineDead] * 2

@@ -29,7 +29,7 @@ driver.set_active(
     )
 )
 
-from kernels import triton_moe
+from kernels.moe import triton as triton_moe
 from kernels.precompile import collect_kernels
 from kernels.moe.configs import fitting, grouped_configs, pairs_config
 

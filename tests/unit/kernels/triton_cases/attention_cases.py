@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
-from kernels.attention.triton_decode import DecodeScratch, decode_attention
+from kernels.attention.triton_decode import DecodeScratch, cut_rows, decode_attention
 from kernels.attention.triton_prefill import PrefillConfig, prefill_attention
 from tests.unit.kernels.triton_cases.ragged import make_problem, reference, relative_error
 
@@ -19,6 +21,7 @@ def _decode(
     block_size=16,
     dtype=torch.float32,
     splits=None,
+    num_pieces=None,
     **options,
 ):
     q, k_cache, v_cache, metadata = make_problem(
@@ -32,9 +35,10 @@ def _decode(
     scratch.lse.fill_(float("nan"))
     out = torch.full_like(q, float("nan"))
     scale = head_dim**-0.5
+    pieces = None if num_pieces is None else cut_rows(metadata.seq_lens, num_pieces=num_pieces)
     decode_attention(
         q, k_cache, v_cache, metadata.block_table, metadata.seq_lens, out, scratch,
-        scale=scale, num_splits=splits, **options,
+        scale=scale, num_splits=splits, pieces=pieces, **options,
     )  # fmt: skip
     assert int(scratch.arrivals.abs().sum()) == 0
     return relative_error(out, reference(q, k_cache, v_cache, metadata, scale=scale, **options))
@@ -47,6 +51,48 @@ def test_decode_equals_the_reference_at_any_number_of_splits(splits):
 
 def test_decode_chooses_its_splits():
     assert _decode([500]) < 1e-5
+
+
+@pytest.mark.parametrize("num_pieces", [1, 3, 8])
+@pytest.mark.parametrize("context_lens", [[0, 15, 63, 300], [1000, 3, 0, 130, 129, 128], [5, 6], [700]])
+def test_decode_of_pieces_equals_the_reference(context_lens, num_pieces):
+    assert _decode(context_lens, num_pieces=num_pieces) < 1e-5
+
+
+def test_decode_of_pieces_honours_softcap_and_any_group():
+    assert _decode([3, 500], num_pieces=6, num_heads=3, num_kv_heads=1, head_dim=20, softcap=2.0) < 1e-5
+
+
+def _cut(seq_lens, *, num_pieces, query_lens=None):
+    starts = None if query_lens is None else torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32)
+    lengths = torch.tensor(seq_lens, dtype=torch.int32)
+    return cut_rows(lengths, num_pieces=num_pieces, query_start_loc=starts).tolist()
+
+
+@pytest.mark.parametrize("num_pieces", [1, 4, 50, 400])
+@pytest.mark.parametrize("seq_lens", [[0], [9000, 1, 64, 700], [1024] * 70, [100_000, *range(99)]])
+def test_pieces_cover_each_row_once_and_are_about_equal(seq_lens, num_pieces):
+    pieces = [piece for piece in _cut(seq_lens, num_pieces=num_pieces) if piece[3]]
+    for row, seq_len in enumerate(seq_lens):
+        ends = [(start, end) for at, start, end, _ in pieces if at == row]
+        assert ends[0][0] == 0
+        assert ends[-1][1] == seq_len
+        assert all(end == start for (_, end), (start, _) in itertools.pairwise(ends))
+        assert [split for at, _, _, split in pieces if at == row] == [(i << 16) + len(ends) for i in range(len(ends))]
+        assert len(ends) <= 128
+    share = sum(-(-seq_len // 64) for seq_len in seq_lens) / num_pieces
+    is_few = 2 * len(seq_lens) <= num_pieces
+    bound = 64 * max(2, (2 if is_few else 1) * (share + 1), max(seq_lens) / 64 / 128 + 1)
+    assert max(end - start for _, start, end, _ in pieces) <= bound
+    split_rows = [piece[3] & 0xFFFF > 1 for piece in pieces]
+    assert split_rows == sorted(split_rows, reverse=True)
+    assert sum(split_rows) < 2 * num_pieces or not any(split_rows)
+    assert len(pieces) <= num_pieces or not is_few
+
+
+def test_only_rows_of_one_token_are_cut():
+    pieces = _cut([300, 40, 0, 500, 7], num_pieces=4, query_lens=[1, 30, 1, 0, 1])
+    assert [row for row, _, _, splits in pieces if splits] == [0, 0, 0, 2, 4]
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 20), (2, 2, 32), (8, 1, 80)])
@@ -118,17 +164,20 @@ def test_prefill_with_tiles_wider_than_blocks_and_full_tiles_before_the_border()
     assert _prefill([40, 9], [150, 0], config=config, block_size=32, sliding_window=150) < 1e-5
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("query_lens", [[1, 5, 1, 17, 0, 1], [3, 1], [1, 1]])
-def test_decode_and_prefill_share_ragged_rows_between_them(query_lens):
+def test_decode_and_prefill_share_ragged_rows_between_them(query_lens, is_cut):
     q, k_cache, v_cache, metadata = make_problem(
-        query_lens=query_lens, context_lens=[9 * i for i in range(len(query_lens))], num_heads=4, num_kv_heads=2,
+        query_lens=query_lens, context_lens=[90 * i for i in range(len(query_lens))], num_heads=4, num_kv_heads=2,
         head_dim=16, block_size=16, dtype=torch.float32, device="cpu",
     )  # fmt: skip
     scratch = DecodeScratch.allocate(num_heads=4, num_kv_heads=2, head_dim=16, device=torch.device("cpu"))
     out = torch.full_like(q, float("nan"))
     shared = (q, k_cache, v_cache, metadata.block_table)
+    starts = metadata.query_start_loc
+    pieces = cut_rows(metadata.seq_lens, num_pieces=5, query_start_loc=starts) if is_cut else None
     decode_attention(
-        *shared, metadata.seq_lens, out, scratch, scale=0.25, query_start_loc=metadata.query_start_loc, num_splits=2
+        *shared, metadata.seq_lens, out, scratch, scale=0.25, query_start_loc=starts, num_splits=2, pieces=pieces
     )
     is_decode = metadata.query_start_loc.diff() == 1
     assert out[metadata.query_start_loc[:-1][is_decode].long()].isfinite().all()

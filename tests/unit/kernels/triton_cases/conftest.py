@@ -51,8 +51,8 @@ else:
 
 
 def pytest_itemcollected(item):
-    """What is interpreted is slow, so make test runs a few rows of each table."""
-    item.add_marker(pytest.mark.table(most=2))
+    """What is interpreted is slow, so make test runs one row of each table."""
+    item.add_marker(pytest.mark.table(most=1))
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.full
 def test_every_rank_has_the_same_sums_turn_after_turn(num_ranks, tmp_path):
     shape = inbox_shape(num_ranks=num_ranks, width=WIDTH)
     inboxes = []

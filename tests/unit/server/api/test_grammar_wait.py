@@ -93,7 +93,7 @@ def test_the_grammar_of_a_client_that_left_loses_its_turn(harness, slow, path):
         async with app.http() as http:
             first = asyncio.create_task(http.post(path, json=body_of(path, "a")))
             await until(lambda: slow.asked)
-            await asyncio.wait_for(post_and_leave(app.app, path, body_of(path, "left")), 10)
+            await asyncio.wait_for(post_and_leave(app.app, path, body_of(path, "left")), 60)
             slow.open.set()
             assert (await first).status_code == 200
             assert (await http.post(path, json=body_of(path, "c"))).status_code == 200

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.api.as_chat import renamed, seal, unseal
+from server.api.as_chat import rename_fields, seal, unseal
 
 
 @given(st.text(st.characters(codec="utf-8")))
@@ -32,9 +32,9 @@ NAMES = {"messages": "input", "messages[1]": "input[7]", "tools[0].function": "t
     ],
 )
 def test_the_longest_known_part_of_a_path_is_renamed(told, renamed_to):
-    assert renamed(told, NAMES) == renamed_to
+    assert rename_fields(told, NAMES) == renamed_to
 
 
 @given(st.text())
 def test_without_names_nothing_is_renamed(text):
-    assert renamed(text, {}) == text
+    assert rename_fields(text, {}) == text

@@ -199,7 +199,7 @@ def ignored(**fields):
     return ignored_fields(body)
 
 
-# rule: Fields: Unknown fields are named in a header, or with `--strict` refused
+# rule: Fields: Unknown fields are named in a header, or with `--reject-unknown-fields` refused
 @pytest.mark.parametrize(
     ("fields", "names"),
     [

@@ -17,7 +17,8 @@ VALUES = {
     "kv-cache-memory": "2GiB",
     "gpu-memory-utilization": "0.5",
     "device": "cpu",
-    "strict": "true",
+    "reject-unknown-fields": "true",
+    "overlap": "true",
     "no-prefix-caching": "yes",
     "root-path": "/llm",
     "http-workers": "3",
@@ -70,14 +71,20 @@ def test_a_value_means_the_same_in_all_three_places(key: str, text: str, file) -
 
 
 def test_command_line_before_environment_before_file_before_default(file) -> None:
-    path = file("port: 1\nmax-waiting: 2\nblock-size: 3\nstrict: true\nno-prefix-caching: true\n")
-    found = parse(
-        "--port", "7", "--prefix-caching", QUIRE_CONFIG=path, QUIRE_PORT="8", QUIRE_MAX_WAITING="9", QUIRE_STRICT="off"
+    path = file(
+        "port: 1\nmax-queued-requests: 2\nblock-size: 3\nreject-unknown-fields: true\nno-prefix-caching: true\n"
     )
-    assert (found.port, found.max_waiting, found.block_size, found.depth) == (7, 9, 3, None)
-    assert (found.strict, found.no_prefix_caching) == (False, False)
-    assert parse("--no-strict", "--config", path).strict is False
-    assert parse("--config", path).strict is True
+    found = parse(
+        *("--port", "7", "--prefix-caching"),
+        QUIRE_CONFIG=path,
+        QUIRE_PORT="8",
+        QUIRE_MAX_QUEUED_REQUESTS="9",
+        QUIRE_REJECT_UNKNOWN_FIELDS="off",
+    )
+    assert (found.port, found.max_queued_requests, found.block_size, found.overlap) == (7, 9, 3, None)
+    assert (found.reject_unknown_fields, found.no_prefix_caching) == (False, False)
+    assert parse("--no-reject-unknown-fields", "--config", path).reject_unknown_fields is False
+    assert parse("--config", path).reject_unknown_fields is True
 
 
 def test_the_file_of_the_command_line_comes_before_that_of_the_environment(file) -> None:
@@ -98,8 +105,9 @@ def test_a_repeatable_flag_is_a_list_in_a_file_and_has_commas_in_a_variable_and_
 
 
 def test_null_and_an_empty_variable_say_nothing(file) -> None:
-    found = parse("--config", file("port:\nhost: null\n"), QUIRE_MAX_WAITING=" ", QUIRE_STRICT="")
-    assert (found.port, found.host, found.max_waiting, found.strict) == (None, None, 2048, False)
+    found = parse("--config", file("port:\nhost: null\n"), QUIRE_MAX_QUEUED_REQUESTS=" ", QUIRE_STRICT="")
+    assert (found.port, found.host, found.max_queued_requests) == (None, None, 2048)
+    assert found.reject_unknown_fields is False
     assert set(found.origins.values()) == {"default"}
     assert parse("--config", file("# nothing\n")).port is None
 
@@ -116,7 +124,9 @@ def test_a_wrong_value_gets_the_flags_sentence_with_the_name_of_its_place(
     path = file(f"debug: false\n{key}: {text}\n")
     of_file = refusal(capsys, "--config", path)
     assert of_file == said.replace(f"--{key}: ", f"{path}:2: {key}: ")
-    assert of_file == refusal(capsys, "--config", path, f"--{key}=1" if key == "port" else "--strict")  # overruled too
+    assert of_file == refusal(
+        capsys, "--config", path, f"--{key}=1" if key == "port" else "--enforce-eager"
+    )  # overruled too
     if text.strip("' "):
         assert refusal(capsys, **{variable: text}) == said.replace(f"--{key}: ", f"{variable}: ")
 
@@ -133,14 +143,14 @@ def test_a_wrong_item_of_a_list_is_named_by_its_own_line(file, capsys: pytest.Ca
         ("max_model_len: 4\n", ":1: max_model_len is no setting of this server: max-model-len is the nearest"),
         ("port: 1\nfrobnicate: 2\n", ":2: frobnicate is no setting of this server (see"),
         ("config: other.yaml\n", ":1: config is no setting of this server"),
-        ("port: 1\nstrict: true\nport: 1\n", ":3: port is given twice, also in line 1"),
+        ("port: 1\nreject-unknown-fields: true\nport: 1\n", ":3: port is given twice, also in line 1"),
         ("port: [1, 2]\n", ":1: port takes one value, not a list"),
         ("port: {a: 1}\n", ":1: port takes plain values"),
         ("lora: [null]\n", ":1: lora takes plain values"),
         ("host: !!python/object:os.system a\n", ":1: host has the tag tag:yaml.org,2002:python/object:os.system"),
         ("host: !secret a\n", ":1: host has the tag !secret"),
         ('host: "a\\0b"\n', ":1: host has a character that cannot be printed"),
-        ("strict: maybe\n", ":1: strict: 'maybe' is not true or false"),
+        ("reject-unknown-fields: maybe\n", ":1: reject-unknown-fields: 'maybe' is not true or false"),
         ("api-key: sk-1\n", ":1: api-key is a secret: write the keys in a file of their own, named by api-key-file"),
         ("- port\n", ":1: a file of settings has lines such as port: 8000"),
         ("port: 1\n  host: a\n", ":2: this is no YAML: "),
@@ -232,11 +242,74 @@ def test_what_show_config_prints_is_a_file_that_says_the_same(
     arguments = [f"--port={port}", f"--gpu-memory-utilization={share!r}", f"--chat-template={template}"]
     arguments += [f"--served-model-name={name}" for name in names]
     parser = serve_parser({})
-    first = parser.parse_args([*arguments, "--strict" if is_strict else "--no-strict", "--api-key", "k"])
+    first = parser.parse_args([*arguments, f"--{'' if is_strict else 'no-'}reject-unknown-fields", "--api-key", "k"])
     path.write_text(show_config(parser.settings, first, environment={}), encoding="utf-8")
     second = serve_parser({}).parse_args(["--config", str(path)])
-    for dest in ("port", "gpu_memory_utilization", "served_model_name", "strict", "chat_template", "lora", "root_path"):
+    dests = ("port", "gpu_memory_utilization", "served_model_name", "reject_unknown_fields", "chat_template", "lora")
+    for dest in (*dests, "root_path"):
         assert vars(first)[dest] == vars(second)[dest]
+
+
+# old flag, variable, key and value; the new setting and the value it gets
+OLD_NAMES = [
+    ("max-waiting", "9", "max-queued-requests", 9),
+    ("max-num-mixed-tokens", "64", "max-decode-step-tokens", 64),
+    ("depth", "1", "overlap", False),
+    ("depth", "2", "overlap", True),
+    ("strict", "true", "reject-unknown-fields", True),
+]
+
+
+@pytest.mark.parametrize(("old", "text", "new", "value"), OLD_NAMES)
+def test_an_old_name_works_in_all_three_places_and_is_shown_as_the_new_one(
+    old: str, text: str, new: str, value: object, file
+) -> None:
+    dest, variable = new.replace("-", "_"), f"QUIRE_{old.replace('-', '_').upper()}"
+    path = file(f"{old}: {text}\n")
+    by_flag = parse(f"--{old}" if text == "true" else f"--{old}={text}")
+    by_variable, by_file = parse(**{variable: text}), parse("--config", path)
+    assert vars(by_flag)[dest] == vars(by_variable)[dest] == vars(by_file)[dest] == value
+    origins = [found.origins[dest] for found in (by_flag, by_variable, by_file)]
+    assert origins == ["command line", variable, f"{path}:1"]
+    shown = show_config(serve_parser({}).settings, by_file, environment={})
+    assert f"{new}: {str(value).lower()}" in shown
+    assert f"\n{old}:" not in shown
+
+
+def test_the_last_of_an_old_and_a_new_flag_wins() -> None:
+    assert parse("--max-waiting=1", "--max-queued-requests=2").max_queued_requests == 2
+    assert parse("--max-queued-requests=2", "--max-waiting=1").max_queued_requests == 1
+    assert parse("--overlap", "--depth=1").overlap is False
+    assert parse("--depth=2", "--no-overlap").overlap is False
+    assert parse("--strict", "--no-reject-unknown-fields").reject_unknown_fields is False
+    assert parse("--reject-unknown-fields", "--no-strict").reject_unknown_fields is False
+    assert parse("--max-queued-requests=2", QUIRE_MAX_WAITING="1").max_queued_requests == 2
+
+
+def test_an_old_and_a_new_name_in_one_place_are_refused(file, capsys: pytest.CaptureFixture[str]) -> None:
+    both = {"QUIRE_DEPTH": "1", "QUIRE_OVERLAP": "true"}
+    assert "QUIRE_DEPTH is the old name of QUIRE_OVERLAP: give one of them" in refusal(capsys, **both)
+    path = file("max-waiting: 1\nmax-queued-requests: 1\n")
+    words = "max-waiting is the old name of max-queued-requests: give one of them"
+    assert words in refusal(capsys, "--config", path)
+    stronger = parse("--config", file("max-waiting: 1\n"), QUIRE_MAX_QUEUED_REQUESTS="2")
+    assert stronger.max_queued_requests == 2
+
+
+def test_a_wrong_value_of_an_old_name_gets_the_old_name(file, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--depth: '3' is not a whole number from 1 to 2" in refusal(capsys, "--depth=3")
+    assert "QUIRE_DEPTH: '3' is not a whole number from 1 to 2" in refusal(capsys, QUIRE_DEPTH="3")
+    path = file("strict: maybe\n")
+    assert f"{path}:1: strict: 'maybe' is not true or false" in refusal(capsys, "--config", path)
+
+
+@pytest.mark.parametrize("command", ["serve", "bench offline", "bench steps", "bench plan"])
+def test_help_shows_new_names_only(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help-all"])
+    shown = capsys.readouterr().out
+    assert "--overlap" in shown or "--max-decode-step-tokens" in shown
+    assert not [old for old, *_ in OLD_NAMES if f"--{old} " in shown]
 
 
 def test_other_commands_have_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,7 +180,7 @@ def test_token_ids_are_returned_when_asked_for(harness):
     assert [i for chunk in chunks for c in chunk["choices"] for i in c.get("token_ids", [])] == app.ids("Hello, world!")
 
 
-# rule: Fields: Unknown fields are named in a header, or with `--strict` refused
+# rule: Fields: Unknown fields are named in a header, or with `--reject-unknown-fields` refused
 def test_unknown_fields_are_named_in_a_header_or_refused(harness):
     reply = harness().chat(foo=1, **{"b\nad": 2})
     assert reply.status_code == 200

@@ -4,13 +4,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.interface.metrics import FAILURES, METRICS, Metrics, MetricsDelta
-from server.launcher.metrics_registry import Exposition
+from server.launcher.metrics_registry import MetricsRegistry
 
 
-def page(exposition: Exposition) -> dict[tuple[str, str], float]:
+def page(registry: MetricsRegistry) -> dict[tuple[str, str], float]:
     """Return {(sample name, its second label's value or ""): value}, as a Prometheus server would parse the page."""
     samples = {}
-    for family in text_string_to_metric_families(exposition.render().decode()):
+    for family in text_string_to_metric_families(registry.render().decode()):
         for sample in family.samples:
             labels = dict(sample.labels)
             labels.pop("model_name", None)
@@ -19,12 +19,12 @@ def page(exposition: Exposition) -> dict[tuple[str, str], float]:
 
 
 @pytest.fixture
-def exposition() -> Exposition:
-    return Exposition(model_name="tiny", version="1.2.3")
+def registry() -> MetricsRegistry:
+    return MetricsRegistry(model_name="tiny", version="1.2.3")
 
 
-def test_every_metric_and_label_exists_at_zero_before_anything_happened(exposition: Exposition) -> None:
-    samples = page(exposition)
+def test_every_metric_and_label_exists_at_zero_before_anything_happened(registry: MetricsRegistry) -> None:
+    samples = page(registry)
     for metric in METRICS.values():
         for name in filter(None, (f"quire_{metric.name}", metric.alias)):
             if metric.kind == "histogram":
@@ -36,15 +36,15 @@ def test_every_metric_and_label_exists_at_zero_before_anything_happened(expositi
     assert samples["quire_requests_failed_total", FAILURES[0]] == 0
 
 
-def test_deltas_of_two_processes_add_up_under_both_names(exposition: Exposition) -> None:
+def test_deltas_of_two_processes_add_up_under_both_names(registry: MetricsRegistry) -> None:
     for _ in range(2):
         metrics = Metrics()
         metrics.count("prompt_tokens_total", 7)
         metrics.count("requests_finished_total", label="stop")
         metrics.observe("inter_token_latency_seconds", 0.004, 9)
         metrics.observe("inter_token_latency_seconds", 99.0)
-        exposition.merge(metrics.drain())
-    samples = page(exposition)
+        registry.merge(metrics.drain())
+    samples = page(registry)
     for prefix in ("quire_", "vllm:"):
         assert samples[prefix + "prompt_tokens_total", ""] == 14
         assert samples[prefix + "inter_token_latency_seconds_count", ""] == 20
@@ -57,71 +57,85 @@ def test_deltas_of_two_processes_add_up_under_both_names(exposition: Exposition)
     assert samples["vllm:request_success_total", "length"] == 0
 
 
-def test_counters_survive_the_engine_and_gauges_do_not(exposition: Exposition) -> None:
+@pytest.mark.parametrize("compat", ["vllm", "none"])
+def test_a_renamed_metric_is_still_there_under_its_old_name_which_is_called_deprecated(compat: str) -> None:
+    registry = MetricsRegistry(model_name="tiny", version="1.2.3", compat=compat)
+    metrics = Metrics()
+    metrics.observe("iteration_requests", 3, 2)
+    registry.merge(metrics.drain())
+    samples = page(registry)
+    for name in ("quire_iteration_requests", "quire_iteration_rows"):
+        assert (samples[f"{name}_count", ""], samples[f"{name}_sum", ""]) == (2, 6)
+    text = registry.render().decode()
+    assert "# HELP quire_iteration_requests Requests computed per engine step.\n" in text
+    assert "# HELP quire_iteration_rows Deprecated: renamed to quire_iteration_requests.\n" in text
+
+
+def test_counters_survive_the_engine_and_gauges_do_not(registry: MetricsRegistry) -> None:
     metrics = Metrics()
     metrics.count("generation_tokens_total", 5)
     metrics.gauge("num_requests_running", 3)
-    exposition.merge(metrics.drain(), source="engine-0")
-    assert page(exposition)["vllm:num_requests_running", ""] == 3
-    exposition.forget("engine-0")
-    exposition.count("engine_restarts_total")
-    samples = page(exposition)
+    registry.merge(metrics.drain(), source="engine-0")
+    assert page(registry)["vllm:num_requests_running", ""] == 3
+    registry.forget("engine-0")
+    registry.count("engine_restarts_total")
+    samples = page(registry)
     assert samples["vllm:num_requests_running", ""] == 0
     assert samples["quire_generation_tokens_total", ""] == 5
     assert samples["quire_engine_restarts_total", ""] == 1
 
 
-def test_cache_config_and_build_are_told_as_labels(exposition: Exposition) -> None:
-    assert b"cache_config_info" not in exposition.render()
-    exposition.set_cache_config(block_size=16, num_blocks=4096)
-    text = exposition.render().decode()
+def test_cache_config_and_build_are_told_as_labels(registry: MetricsRegistry) -> None:
+    assert b"cache_config_info" not in registry.render()
+    registry.set_cache_config(block_size=16, num_blocks=4096)
+    text = registry.render().decode()
     assert 'vllm:cache_config_info{block_size="16",model_name="tiny",num_gpu_blocks="4096"} 1.0' in text
     assert 'quire_build_info{cuda="",device="",dtype="",torch="",version="1.2.3"} 1.0' in text
-    exposition.set_build({"torch": "2.11.0", "cuda": "13.0", "device": "cuda", "dtype": "bfloat16"})
-    text = exposition.render().decode()
+    registry.set_build({"torch": "2.11.0", "cuda": "13.0", "device": "cuda", "dtype": "bfloat16"})
+    text = registry.render().decode()
     assert text.count("quire_build_info{") == 1
     assert '{cuda="13.0",device="cuda",dtype="bfloat16",torch="2.11.0",version="1.2.3"} 1.0' in text
 
 
-def test_a_gauge_is_the_sum_over_the_processes_that_live(exposition: Exposition) -> None:
+def test_a_gauge_is_the_sum_over_the_processes_that_live(registry: MetricsRegistry) -> None:
     for source, connections in (("worker-0", 3), ("worker-1", 4), ("worker-1", 5)):
         metrics = Metrics()
         metrics.gauge("http_connections", connections)
-        exposition.merge(metrics.drain(), source=source)
-    assert page(exposition)["quire_http_connections", ""] == 8
-    exposition.forget("worker-0")
-    assert page(exposition)["quire_http_connections", ""] == 5
+        registry.merge(metrics.drain(), source=source)
+    assert page(registry)["quire_http_connections", ""] == 8
+    registry.forget("worker-0")
+    assert page(registry)["quire_http_connections", ""] == 5
 
 
-def test_requests_are_counted_by_route_and_class_under_both_names(exposition: Exposition) -> None:
+def test_requests_are_counted_by_route_and_class_under_both_names(registry: MetricsRegistry) -> None:
     metrics = Metrics()
     metrics.count("http_requests_total", 2, ("/v1/models", "2xx"))
     metrics.count("http_requests_total", label=("/v1/models", "4xx"))
-    exposition.merge(metrics.drain())
-    text = exposition.render().decode()
+    registry.merge(metrics.drain())
+    text = registry.render().decode()
     assert 'quire_http_requests_total{model_name="tiny",route="/v1/models",status="2xx"} 2.0' in text
     assert '\nhttp_requests_total{handler="/v1/models",model_name="tiny",status="4xx"} 1.0' in text
 
 
 def test_without_compat_there_are_only_our_own_names() -> None:
-    exposition = Exposition(model_name="tiny", version="1", compat="none")
-    exposition.set_cache_config(block_size=16, num_blocks=4096)
-    families = list(text_string_to_metric_families(exposition.render().decode()))
-    assert len(families) == len(METRICS) + 2
+    registry = MetricsRegistry(model_name="tiny", version="1", compat="none")
+    registry.set_cache_config(block_size=16, num_blocks=4096)
+    families = list(text_string_to_metric_families(registry.render().decode()))
+    assert len(families) == len(METRICS) + sum(bool(metric.old_name) for metric in METRICS.values()) + 2
     assert {family.name.split("_")[0] for family in families} == {"quire"}
 
 
 def test_vllms_dashboards_see_a_server_that_is_up_or_not() -> None:
     sampled = {("engine_up", ""): 1.0}
-    exposition = Exposition(model_name="tiny", version="1", sample=lambda: MetricsDelta(gauges=sampled))
-    assert page(exposition)["vllm:engine_sleep_state", "awake"] == 1
+    registry = MetricsRegistry(model_name="tiny", version="1", sample=lambda: MetricsDelta(gauges=sampled))
+    assert page(registry)["vllm:engine_sleep_state", "awake"] == 1
     sampled["engine_up", ""] = 0.0
-    samples = page(exposition)
+    samples = page(registry)
     assert samples["vllm:engine_sleep_state", "awake"] == samples["vllm:engine_sleep_state", "discard_all"] == 0
 
 
 def test_model_name_is_the_only_common_label_and_is_escaped() -> None:
-    text = Exposition(model_name='a"b\\c\nd', version="1").render().decode()
+    text = MetricsRegistry(model_name='a"b\\c\nd', version="1").render().decode()
     assert 'quire_prompt_tokens_total{model_name="a\\"b\\\\c\\nd"} 0.0' in text
 
 
@@ -136,6 +150,6 @@ def test_model_name_is_the_only_common_label_and_is_escaped() -> None:
         MetricsDelta(counters={("generation_tokens_total", "a", "b"): 1.0}),
     ],
 )
-def test_names_outside_the_table_are_refused(exposition: Exposition, delta: MetricsDelta) -> None:
+def test_names_outside_the_table_are_refused(registry: MetricsRegistry, delta: MetricsDelta) -> None:
     with pytest.raises(KeyError):
-        exposition.merge(delta)
+        registry.merge(delta)

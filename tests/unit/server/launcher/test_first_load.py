@@ -3,7 +3,7 @@
 import pytest
 
 from engine.interface.control import Stage
-from server.launcher.engine_health import FirstLoadWatch
+from server.launcher.engine_health import LoadWatchdog
 from tests.unit.server.launcher.test_heartbeat import Clock
 
 
@@ -13,7 +13,7 @@ class Started:
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.clock = Clock()
         self._caplog = caplog
-        self.watch = FirstLoadWatch(call_later=self.clock.call_later, clock=lambda: self.clock.now_s)
+        self.watch = LoadWatchdog(call_later=self.clock.call_later, clock=lambda: self.clock.now_s)
         self.see("imports")
 
     def see(self, name: str, done: int = 0, *, after_s: float = 0.0) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from engine.interface.control import LOAD_STALL_AFTER_S, Heartbeat
-from server.launcher.engine_health import HeartbeatWatch
+from server.launcher.engine_health import StepWatchdog
 
 
 class Timer:
@@ -45,7 +45,7 @@ class Watched(Clock):
         super().__init__()
         self.changes: list[bool] = []
         self.hangs: list[float] = []
-        self.watch = HeartbeatWatch(
+        self.watch = StepWatchdog(
             self.changes.append,
             stall_after_s=10.0,
             on_hang=lambda: self.hangs.append(self.now_s),

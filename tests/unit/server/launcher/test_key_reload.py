@@ -10,10 +10,10 @@ from engine.interface.config import LaunchConfig
 from engine.interface.control import Stage, State
 from engine.interface.metrics import Metrics
 from server.config.api_keys import KeyRing, read_file_hashes, read_key_hashes
-from server.http.launcher_link import ControlSupervisor
+from server.http.launcher_link import LauncherLink
 from server.launcher.control_server import ControlServer
 from server.launcher.key_reload import KeyReloader
-from server.launcher.metrics_registry import Exposition
+from server.launcher.metrics_registry import MetricsRegistry
 
 
 class Reloaded:
@@ -50,7 +50,7 @@ def test_a_broken_file_keeps_the_old_keys_and_says_so_in_one_line(
     asyncio.run(reloaded.reloader.reload())
     assert reloaded.sent == []
     (record,) = caplog.records
-    assert "api keys not read again, the old ones stay: --api-key-file" in record.message
+    assert "api keys not reloaded, the old ones stay valid: --api-key-file" in record.message
     reloaded.file.write_text("one\nfour\n")
     asyncio.run(reloaded.reloader.reload())
     assert len(reloaded.sent[-1]) == 3
@@ -58,20 +58,18 @@ def test_a_broken_file_keeps_the_old_keys_and_says_so_in_one_line(
 
 def test_without_a_file_it_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
     asyncio.run(KeyReloader(LaunchConfig(), ["a"], lambda hashes: pytest.fail("told")).reload())
-    assert "SIGHUP does nothing without --api-key-file" in caplog.text
+    assert "SIGHUP has no effect without --api-key-file" in caplog.text
 
 
 def test_a_worker_that_comes_later_has_the_new_keys_before_it_serves(tmp_path: Path) -> None:
     async def run() -> None:
         control = ControlServer(
-            exposition=Exposition(model_name="tiny", version="1"), on_message=lambda hello, message: None
+            registry=MetricsRegistry(model_name="tiny", version="1"), on_message=lambda hello, message: None
         )
         path = str(tmp_path / "control.sock")
         await control.start(path)
         control.set_keys(["new"])
-        worker = ControlSupervisor(
-            path, worker_index=0, metrics=Metrics(), on_cancel=lambda request_id, *, key_hash: False
-        )
+        worker = LauncherLink(path, worker_index=0, metrics=Metrics(), on_cancel=lambda request_id, *, key_hash: False)
         await worker.start()
         assert (worker.key_hashes, worker.state) == (["new"], State(Stage("imports"), False))
         control.set_keys(["newer"])

@@ -1,6 +1,6 @@
 """How long the engine was gone, and what /health says of it, on a clock of the tests' own."""
 
-from server.launcher.engine_health import Outage
+from server.launcher.engine_health import EngineDowntime
 
 
 class Engines:
@@ -8,29 +8,29 @@ class Engines:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.outage = Outage(lambda: self.now_s)
-        self.outage.end()
+        self.downtime = EngineDowntime(lambda: self.now_s)
+        self.downtime.end()
 
     def end(self, *, after_s: float) -> str:
         """End the one there is, which may never have been ready; return the fault."""
         self.now_s += after_s
-        self.outage.begin()
-        return self.outage.fault
+        self.downtime.begin()
+        return self.downtime.fault
 
     def replace(self, *, after_s: float) -> str:
         """Get the next one ready; return the fault."""
         self.now_s += after_s
-        self.outage.end()
-        return self.outage.fault
+        self.downtime.end()
+        return self.downtime.fault
 
 
 def test_an_outage_is_as_long_as_from_the_first_end_to_the_next_readiness() -> None:
     engines = Engines()
-    assert (engines.outage.last_s, engines.outage.fault) == (0.0, "")
+    assert (engines.downtime.last_s, engines.downtime.fault) == (0.0, "")
     for _ in range(3):
         engines.end(after_s=4.0)
     assert engines.replace(after_s=1.0) == ""
-    assert engines.outage.last_s == 9.0
+    assert engines.downtime.last_s == 9.0
 
 
 def test_an_engine_is_being_restarted_until_restart_after_restart_has_failed() -> None:
@@ -54,9 +54,9 @@ def test_engines_that_get_ready_and_die_soon_are_restarts_that_failed() -> None:
 def test_how_long_an_engine_served_is_without_its_load() -> None:
     engines = Engines()
     engines.end(after_s=70.0)
-    assert engines.outage.served_s == 70.0
+    assert engines.downtime.served_s == 70.0
     engines.end(after_s=80.0)  # while it loaded
-    assert engines.outage.served_s == 0.0
+    assert engines.downtime.served_s == 0.0
     engines.replace(after_s=90.0)
     engines.end(after_s=5.0)
-    assert engines.outage.served_s == 5.0
+    assert engines.downtime.served_s == 5.0

@@ -37,7 +37,7 @@ def test_a_cancelled_task_ends_and_is_no_error() -> None:
         tasks.spawn(last())
         await asyncio.sleep(0)
         tasks.cancel()
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), 60)
         await asyncio.sleep(0)
         return ended.is_set()
 

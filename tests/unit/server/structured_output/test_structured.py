@@ -19,8 +19,8 @@ from server.structured_output.grammar_spec import (
     MAX_REGEX_BYTES,
     MAX_SCHEMA_DEPTH,
     MAX_SOURCE_BYTES,
-    asked_grammar,
     choice_grammar,
+    constraint_of,
     json_object_grammar,
     json_schema_grammar,
     regex_grammar,
@@ -68,7 +68,7 @@ def test_a_text_that_reads_as_a_tag_is_written_in_characters(spec):
 
 def asked(**fields):
     body = parse_body(ChatBody, {"messages": [{"role": "user", "content": "hi"}], **fields})
-    return asked_grammar(body.response_format, body.structured_outputs)
+    return constraint_of(body.response_format, body.structured_outputs)
 
 
 @given(CHOICES)
@@ -268,7 +268,7 @@ def test_fields_of_a_format_without_effect_are_reported(harness):
 
 def test_completions_know_the_same_fields():
     body = parse_body(CompletionBody, {"prompt": "a", "structured_outputs": {"regex": "a"}})
-    assert asked_grammar(body.response_format, body.structured_outputs).spec == regex_grammar("a")
+    assert constraint_of(body.response_format, body.structured_outputs).spec == regex_grammar("a")
 
 
 def test_an_error_has_no_field_if_none_is_known(model_folder):

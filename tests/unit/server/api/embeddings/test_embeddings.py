@@ -394,7 +394,7 @@ def test_a_disconnected_client_aborts_every_input(app):
 
         headers = [(b"content-type", b"application/json")]
         scope = {"type": "http", "method": "POST", "path": EMBEDDINGS, "headers": headers, "query_string": b""}
-        await asyncio.wait_for(running.app({**scope, "raw_path": EMBEDDINGS.encode()}, receive, send), 5)
+        await asyncio.wait_for(running.app({**scope, "raw_path": EMBEDDINGS.encode()}, receive, send), 60)
 
     asyncio.run(leave())
     assert len(running.client.aborted) == 3

@@ -1,9 +1,9 @@
-"""A Messages request as a chat request: every rule of the translation, and what is refused or named as ignored."""
+"""A Messages request as a chat request: every rule of the equivalent, and what is refused or named as ignored."""
 
 import pytest
 
 from engine.interface.errors import RequestError, UnsupportedFeature
-from server.api.as_chat import Translation, renamed, seal
+from server.api.as_chat import ChatEquivalent, rename_fields, seal
 from server.api.messages.request import translate_count, translate_messages
 from server.api.messages.schema import CountTokensBody, MessagesBody
 from server.api.schemas import ChatBody, parse_body
@@ -18,7 +18,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 SWITCHES = {"enable_thinking": False, "thinking": False}
 
 
-def translate(**fields: object) -> Translation:
+def translate(**fields: object) -> ChatEquivalent:
     return translate_messages(parse_body(MessagesBody, {"model": "m", "max_tokens": 9, "messages": [HI], **fields}))
 
 
@@ -46,7 +46,7 @@ def error_of(**fields: object) -> RequestError:
 
 
 def test_options_have_their_names_in_chat():
-    translation = translate(
+    equivalent = translate(
         stop_sequences=["a", "b"],
         temperature=0.5,
         top_p=0.25,
@@ -55,7 +55,7 @@ def test_options_have_their_names_in_chat():
         stream=True,
         metadata={"user_id": "u"},
     )
-    assert translation.body == parse_body(
+    assert equivalent.body == parse_body(
         ChatBody,
         {
             "model": "m",
@@ -71,7 +71,7 @@ def test_options_have_their_names_in_chat():
             "chat_template_kwargs": SWITCHES,
         },
     )
-    assert translation.ignored == []
+    assert equivalent.ignored == []
 
 
 @pytest.mark.parametrize("system", ["be nice", text("be nice")])
@@ -87,9 +87,9 @@ def test_system_blocks_are_parts_of_one_message():
 def test_a_billing_header_is_not_shown_to_the_model():
     """It changes from request to request: with it no prefix would be found in the cache."""
     blocks = text("x-anthropic-billing-header: cc_version=2; cch=12ab;", "be nice")
-    translation = translate(system=blocks)
-    assert translation.body.messages[0].content == text("be nice")
-    assert translation.ignored == ["system[0]"]
+    equivalent = translate(system=blocks)
+    assert equivalent.body.messages[0].content == text("be nice")
+    assert equivalent.ignored == ["system[0]"]
     assert [m["role"] for m in messages(HI, system=blocks[:1])] == ["user"]
 
 
@@ -143,11 +143,11 @@ def test_a_last_message_of_the_assistant_is_gone_on_with():
 
 
 def test_tools_are_functions_and_anthropics_own_are_skipped():
-    translation = translate(tools=[BASH, TOOL | {"type": "custom", "strict": True, "cache_control": {}}])
+    equivalent = translate(tools=[BASH, TOOL | {"type": "custom", "strict": True, "cache_control": {}}])
     function = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
-    assert [tool.model_dump() for tool in translation.body.tools] == [{"type": "function", "function": function}]
-    assert translation.ignored == ["tools[0]"]
-    assert renamed("tools[0].function.parameters.type", translation.names) == "tools[1].input_schema.type"
+    assert [tool.model_dump() for tool in equivalent.body.tools] == [{"type": "function", "function": function}]
+    assert equivalent.ignored == ["tools[0]"]
+    assert rename_fields("tools[0].function.parameters.type", equivalent.field_names) == "tools[1].input_schema.type"
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ def test_a_tool_choice_has_chats_form(choice, expected, is_parallel):
     ],
 )
 def test_thinking_is_a_switch_of_the_template(thinking, is_on):
-    translation = translate(thinking=thinking)
-    assert translation.body.chat_template_kwargs == {"enable_thinking": is_on, "thinking": is_on}
-    assert translation.ignored == (["thinking.budget_tokens"] if "budget_tokens" in (thinking or {}) else [])
+    equivalent = translate(thinking=thinking)
+    assert equivalent.body.chat_template_kwargs == {"enable_thinking": is_on, "thinking": is_on}
+    assert equivalent.ignored == (["thinking.budget_tokens"] if "budget_tokens" in (thinking or {}) else [])
     assert translate(chat_template_kwargs={"a": 1}).body.chat_template_kwargs == {"a": 1, **SWITCHES}
 
 
@@ -251,7 +251,7 @@ def test_a_request_has_so_many_blocks_and_no_more():
 
 def test_fields_without_effect_are_named():
     search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
-    translation = translate(
+    equivalent = translate(
         messages=[
             HI,
             assistant({"type": "redacted_thinking", "data": "x"}, search, CALL),
@@ -261,7 +261,7 @@ def test_fields_without_effect_are_named():
         context_management={"edits": []},
         tools=[TOOL | {"defer_loading": True}],
     )
-    assert sorted(translation.ignored) == [
+    assert sorted(equivalent.ignored) == [
         *("container", "context_management", "messages[1].content[0]", "messages[1].content[1]"),
         *("messages[2].content[0].is_error", "messages[2].content[1].mood", "tools[0].defer_loading"),
     ]
@@ -269,7 +269,7 @@ def test_fields_without_effect_are_named():
 
 def test_fields_that_ask_for_nothing_are_not_named():
     cached = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "citations": None}
-    translation = translate(
+    equivalent = translate(
         messages=[user(cached)], cache_control={"type": "ephemeral"}, service_tier="auto", container=None
     )
-    assert translation.ignored == []
+    assert equivalent.ignored == []

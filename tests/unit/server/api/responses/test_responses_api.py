@@ -1,9 +1,9 @@
-"""A Responses request as a chat request: every rule of the translation, and what is refused or named as ignored."""
+"""A Responses request as a chat request: every rule of the equivalent, and what is refused or named as ignored."""
 
 import pytest
 
 from engine.interface.errors import InvalidParameter, RequestError, UnsupportedFeature
-from server.api.as_chat import Translation, client_words, seal
+from server.api.as_chat import ChatEquivalent, errors_in_client_fields, seal
 from server.api.responses.request import echo_of, translate_responses
 from server.api.responses.schema import ResponsesBody
 from server.api.schemas import ChatBody, parse_body
@@ -12,7 +12,7 @@ TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"typ
 WEB = {"type": "web_search"}
 
 
-def translate(**fields: object) -> Translation:
+def translate(**fields: object) -> ChatEquivalent:
     return translate_responses(parse_body(ResponsesBody, {"input": "hi", **fields}))
 
 
@@ -142,11 +142,11 @@ def test_log_probabilities_are_asked_for_by_include_or_by_number():
 
 
 def test_tools_are_functions_and_others_are_skipped_by_name():
-    translation = translate(tools=[WEB, TOOL, {"type": "custom", "name": "patch"}], tool_choice="required")
+    equivalent = translate(tools=[WEB, TOOL, {"type": "custom", "name": "patch"}], tool_choice="required")
     function = {key: value for key, value in TOOL.items() if key != "type"}
-    assert [tool.model_dump() for tool in translation.body.tools] == [{"type": "function", "function": function}]
-    assert translation.body.tool_choice == "required"
-    assert translation.ignored == ["tools[0]", "tools[2]"]
+    assert [tool.model_dump() for tool in equivalent.body.tools] == [{"type": "function", "function": function}]
+    assert equivalent.body.tool_choice == "required"
+    assert equivalent.ignored == ["tools[0]", "tools[2]"]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_faulty_field_is_named(fields, param):
 
 
 def test_fields_without_effect_are_named():
-    translation = translate(
+    equivalent = translate(
         store=True,
         truncation="auto",
         include=["file_search_call.results", "reasoning.encrypted_content"],
@@ -243,7 +243,7 @@ def test_fields_without_effect_are_named():
         input=[{"role": "user", "content": "a", "mood": "good"}, {"type": "web_search_call", "id": "w"}],
         tools=[TOOL | {"defer_loading": True}],
     )
-    assert sorted(translation.ignored) == [
+    assert sorted(equivalent.ignored) == [
         *("include[0]", "input[0].mood", "input[1]", "max_tool_calls", "reasoning.pace", "store"),
         *("stream_options.include_obfuscation", "text.verbosity", "tools[0].defer_loading", "truncation"),
     ]
@@ -251,7 +251,7 @@ def test_fields_without_effect_are_named():
 
 def test_fields_that_ask_for_nothing_are_not_named():
     part = {"type": "output_text", "text": "a", "annotations": [], "logprobs": []}
-    translation = translate(
+    equivalent = translate(
         store=False,
         truncation="disabled",
         metadata={"a": "b"},
@@ -265,11 +265,11 @@ def test_fields_that_ask_for_nothing_are_not_named():
         text={"verbosity": "medium", "format": {"type": "text"}},
         input=[{"type": "message", "role": "assistant", "content": [part], "id": "msg_1", "status": "completed"}],
     )
-    assert translation.ignored == []
+    assert equivalent.ignored == []
 
 
 def test_the_chat_requests_faults_are_told_in_the_clients_words():
-    translation = translate(
+    equivalent = translate(
         input=[thinks("a"), says("b"), {"role": "user", "content": "c"}], tools=[WEB, TOOL], max_output_tokens=3
     )
     told = {
@@ -282,7 +282,7 @@ def test_the_chat_requests_faults_are_told_in_the_clients_words():
         "the tools and chats": "the tools and chats",
     }
     for chat, client in told.items():
-        with pytest.raises(InvalidParameter) as caught, client_words(translation.names):
+        with pytest.raises(InvalidParameter) as caught, errors_in_client_fields(equivalent.field_names):
             raise InvalidParameter(f"{chat} is wrong.", param=chat)
         assert (caught.value.message, caught.value.param) == (f"{client} is wrong.", client)
 

@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from engine.interface.metrics import Metrics
 from server.commands.server_target import error_message
-from server.commands.top.render import frame_lines
-from server.commands.top.sampling import Frame, Histogram, KvRow, activity, quantile, read_metrics
-from server.launcher.metrics_registry import Exposition
+from server.commands.top.render import snapshot_lines
+from server.commands.top.sampling import Histogram, KvRow, Snapshot, activity, quantile, read_metrics
+from server.launcher.metrics_registry import MetricsRegistry
 
 
 @pytest.fixture
-def exposition():
-    page = Exposition(model_name="m", version="1.2")
+def registry():
+    page = MetricsRegistry(model_name="m", version="1.2")
     page.set_cache_config(block_size=16, num_blocks=1001)
     return page
 
 
-def record(exposition, *, tokens=10, ttft=0.04, n=1, running=2, used=250):
+def record(registry, *, tokens=10, ttft=0.04, n=1, running=2, used=250):
     metrics = Metrics()
     metrics.count("requests_finished_total", n, label="stop")
     metrics.count("requests_finished_total", n, label="length")
@@ -32,20 +32,20 @@ def record(exposition, *, tokens=10, ttft=0.04, n=1, running=2, used=250):
         metrics.gauge(name, value)
     metrics.gauge("kv_cache_blocks_total", 1000)
     metrics.gauge("kv_cache_usage_ratio", used / 1000)
-    exposition.merge(metrics.drain())
+    registry.merge(metrics.drain())
 
 
-def read(exposition, time_s, *, only=""):
-    page = exposition.render().decode()
+def read(registry, time_s, *, only=""):
+    page = registry.render().decode()
     lines = [line for line in page.splitlines() if not only or only in line]
     return read_metrics("\n".join(["", *lines, ""]), time_s=time_s)
 
 
-def test_what_happened_between_two_looks_is_their_difference(exposition):
-    record(exposition, tokens=10, ttft=0.04)
-    first = read(exposition, 100.0)
-    record(exposition, tokens=30, ttft=0.15, n=4)
-    second = read(exposition, 102.0)
+def test_what_happened_between_two_looks_is_their_difference(registry):
+    record(registry, tokens=10, ttft=0.04)
+    first = read(registry, 100.0)
+    record(registry, tokens=30, ttft=0.15, n=4)
+    second = read(registry, 102.0)
     recent, total = activity(second, first), activity(second, None)
     assert (recent.seconds, recent.num_finished, recent.generated_tokens) == (2.0, 8, 30)
     assert (total.seconds, total.num_finished, total.generated_tokens) == (None, 10, 40)
@@ -56,18 +56,18 @@ def test_what_happened_between_two_looks_is_their_difference(exposition):
     assert (second.model, second.version, second.block_size) == ("m", "1.2", 16)
 
 
-def test_a_server_that_was_restarted_meanwhile_is_shown_since_its_start(exposition):
-    record(exposition, tokens=50)
-    before = read(exposition, 100.0)
-    fresh = Exposition(model_name="m", version="1.2")
+def test_a_server_that_was_restarted_meanwhile_is_shown_since_its_start(registry):
+    record(registry, tokens=50)
+    before = read(registry, 100.0)
+    fresh = MetricsRegistry(model_name="m", version="1.2")
     record(fresh, tokens=7)
     recent = activity(read(fresh, 101.0), before)
     assert (recent.seconds, recent.generated_tokens) == (None, 7)
 
 
-def test_a_server_with_the_names_of_vllm_alone_is_read_as_well(exposition):
-    record(exposition)
-    reading = read(exposition, 1.0, only="vllm:")
+def test_a_server_with_the_names_of_vllm_alone_is_read_as_well(registry):
+    record(registry)
+    reading = read(registry, 1.0, only="vllm:")
     assert reading.values["num_requests_running"] == 2
     assert reading.values["generation_tokens_total"] == 10
     assert reading.values["requests_finished_total"] == 2
@@ -94,25 +94,25 @@ def test_a_quantile_lies_in_the_bucket_that_its_rank_falls_into(counts, share):
     assert lower <= value <= upper
 
 
-def frame(exposition, requests=None, **changes):
-    reading = read(exposition, 10.0)
-    older = read(exposition, 5.0)
+def snapshot(registry, requests=None, **changes):
+    reading = read(registry, 10.0)
+    older = read(registry, 5.0)
     values = {
         "url": "http://127.0.0.1:8000", "time": 0.0, "model": "m" * 100, "version": "1.2", "num_running": 2,
         "num_waiting": 12345, "kv_usage": 0.25, "kv_blocks_used": 25_000, "kv_blocks_total": 100_000, "block_size": 16,
         "recent": activity(reading, older), "total": activity(reading, None), "requests": requests, "num_unlisted": 0,
     }  # fmt: skip
-    return Frame(**(values | changes))
+    return Snapshot(**(values | changes))
 
 
-def test_lines_fit_80_columns_and_the_height_that_is_there(exposition):
-    record(exposition, tokens=10**9, n=10**8)
+def test_lines_fit_80_columns_and_the_height_that_is_there(registry):
+    record(registry, tokens=10**9, n=10**8)
     rows = [
         KvRow(f"chatcmpl-{i:032x}", "preempted", num_blocks=99_999, num_tokens=131_072, num_computed_tokens=131_071,
               num_hit_tokens=131_000, age_s=86_000.0, num_preemptions=100)
         for i in range(500)
     ]  # fmt: skip
-    lines = frame_lines(frame(exposition, rows, num_unlisted=3), width=80, height=24)
+    lines = snapshot_lines(snapshot(registry, rows, num_unlisted=3), width=80, height=24)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     shown = sum(line.startswith("chatcmpl-") for line in lines)
@@ -121,14 +121,14 @@ def test_lines_fit_80_columns_and_the_height_that_is_there(exposition):
     assert "25,000 of 100,000 blocks of 16 tokens" in "\n".join(lines)
     assert "[████············]  25.0%" in "\n".join(lines)
     assert "131,071/131,072  131,000  23.9 h" in "\n".join(lines)
-    assert len(frame_lines(frame(exposition, rows), width=80, height=None)) > 500
+    assert len(snapshot_lines(snapshot(registry, rows), width=80, height=None)) > 500
 
 
-def test_what_a_server_says_can_rewrite_no_screen(exposition):
-    record(exposition)
+def test_what_a_server_says_can_rewrite_no_screen(registry):
+    record(registry)
     evil = "\x1b[2J\x07\x9b\r\nx"
     rows = [KvRow(evil, evil)]
-    lines = frame_lines(frame(exposition, rows, model=evil, version=evil, url="u"), width=200, height=None)
+    lines = snapshot_lines(snapshot(registry, rows, model=evil, version=evil, url="u"), width=200, height=None)
     assert all(character.isprintable() for line in lines for character in line)
     assert lines[0].startswith("[2J x · [2J x · u")
 
@@ -141,7 +141,7 @@ def test_an_error_of_a_server_is_one_printable_line(body):
     assert message.endswith("[2Ja b")
 
 
-def test_without_a_table_of_requests_there_is_none(exposition):
-    record(exposition)
-    assert not any("REQUEST" in line for line in frame_lines(frame(exposition), width=80, height=24))
-    assert frame_lines(frame(exposition, []), width=80, height=24)[-1] == "none"
+def test_without_a_table_of_requests_there_is_none(registry):
+    record(registry)
+    assert not any("REQUEST" in line for line in snapshot_lines(snapshot(registry), width=80, height=24))
+    assert snapshot_lines(snapshot(registry, []), width=80, height=24)[-1] == "none"

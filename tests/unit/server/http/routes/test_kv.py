@@ -71,21 +71,21 @@ class Viewer:
             self.is_over = True
 
     def _open(self):
-        return httpx.stream("GET", self._url, headers=self._headers, timeout=20)
+        return httpx.stream("GET", self._url, headers=self._headers, timeout=60)
 
     def names(self):
         return [name for name, _ in self.events]
 
     def wait(self, name, count=1):
-        wait_for(lambda: self.names().count(name) >= count, timeout_s=10, what=f"{count} × {name}")
+        wait_for(lambda: self.names().count(name) >= count, timeout_s=60, what=f"{count} × {name}")
         return self
 
     def leave(self):
         self._must_leave = True
-        self._thread.join(10)
+        self._thread.join(60)
 
     def wait_end(self):
-        wait_for(lambda: self.is_over, timeout_s=10, what="the end of the stream")
+        wait_for(lambda: self.is_over, timeout_s=60, what="the end of the stream")
 
 
 # rule: Endpoints: A KV snapshot matches the engine's state, names requests by their answers' ids, and contains no

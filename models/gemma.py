@@ -1,6 +1,11 @@
 """Gemma 2 (arXiv:2408.00118): norms before and behind attention and MLP, capped logits, every other layer a window.
 
 Its caps and scales are in ModelConfig.scales, its windows in ModelConfig.sliding_windows.
+
+Gemma 3, text (arXiv:2503.19786): Gemma 2 without caps, with a norm on each query and key head, and two ropes.
+
+Five layers of six see a window and turn positions by a small base, the sixth sees all and turns by a large one
+(ModelConfig.sliding_windows and ropes).
 """
 
 from __future__ import annotations
@@ -13,12 +18,12 @@ from models.layers.causal_lm import CausalLM, LayerParts
 from models.layers.decoder import DecoderLayer, Normed
 
 
-def make_layer(parts: LayerParts) -> nn.Module:
+def make_gemma2_layer(parts: LayerParts) -> nn.Module:
     """Return one layer; see models.layers.causal_lm."""
     return sandwich(parts, parts.self_attention(parts.attention()), parts.gated_mlp())
 
 
-Gemma2 = partial(CausalLM, make_layer=make_layer)
+Gemma2 = partial(CausalLM, make_layer=make_gemma2_layer)
 
 
 def sandwich(parts: LayerParts, self_attn: nn.Module, mlp: nn.Module) -> nn.Module:
@@ -30,3 +35,11 @@ def sandwich(parts: LayerParts, self_attn: nn.Module, mlp: nn.Module) -> nn.Modu
         Normed(mlp, parts.norm("post_feedforward_layernorm")),
         mlp_norm="pre_feedforward_layernorm",
     )
+
+
+def make_gemma3_layer(parts: LayerParts) -> nn.Module:
+    """Return one layer; see models.layers.causal_lm."""
+    return sandwich(parts, parts.self_attention(parts.attention(has_head_norms=True)), parts.gated_mlp())
+
+
+Gemma3 = partial(CausalLM, make_layer=make_gemma3_layer)
