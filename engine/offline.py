@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from engine.core.local_client import Generation, LocalTransport, generate
+from engine.core.local_client import GenerationResult, LocalTransport, generate
 from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
 from engine.interface.metrics import Metrics
@@ -56,14 +56,14 @@ class OfflineEngine:
 
     def generate(
         self, prompts: list[list[int]], params: list[SamplingParams], *, lora_indices: Sequence[int] | None = None
-    ) -> list[Generation]:
+    ) -> list[GenerationResult]:
         """Run all prompts to their ends and return them in order; a prompt that failed has `error` set. Blocks.
 
         lora_indices: each prompt's adapter, counted from 1 as in EngineConfig.loras; 0: the model itself.
         """
         return generate(self.engine, self.transport, prompts, params, lora_indices=lora_indices)
 
-    def embed(self, prompts: list[list[int]], kind: PoolingKind) -> list[Generation]:
+    def embed(self, prompts: list[list[int]], kind: PoolingKind) -> list[GenerationResult]:
         """Make each prompt's embedding, not normalised; a prompt that failed has `error` set. Blocks."""
         params, kinds = [SamplingParams(max_tokens=1)] * len(prompts), [kind] * len(prompts)
         return generate(self.engine, self.transport, prompts, params, kinds)

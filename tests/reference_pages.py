@@ -1,18 +1,27 @@
 """Writes the generated pages of docs/reference: make reference-pages; with --check it only compares.
 
-Generated: the tables of flags.md (tests/configuration_page.py), metrics.md (METRICS) and errors.md (the error
-classes) between their markers, and all of api-rules.md (the comments `# rule: …` of the tests).
+Generated: the tables of flags.md (tests/configuration_page.py), metrics.md (METRICS), errors.md (the error classes) and
+the sampling parameters of api.md (server/api/sampling_fields.py) between their markers, and all of api-rules.md (the
+comments `# rule: …` of the tests).
 """
 
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
+
+import msgspec
 
 from engine.interface.errors import RequestError, ServiceError, StartupError
 from engine.interface.metrics import METRICS, Metric
+from engine.interface.protocol import SamplingParams
 from server.api.error_replies import anthropic_body, error_body, error_reply, error_status
+from server.api.messages.schema import MessagesBody
+from server.api.responses.schema import ResponsesBody
+from server.api.sampling_fields import SamplingField, sampling_fields
+from server.api.schemas import ChatBody, CompletionBody
 from server.errors import ClientGone, DeadlineExceeded, HttpError, MethodNotAllowed
 from tests import configuration_page
 
@@ -43,6 +52,8 @@ _UNITS = {  # the first pattern that is found in a name decides
 _ERROR_HEAD = ["| status | `code` | `type` | Anthropic's `type` | when | headers |", "|---|---|---|---|---|---|"]
 _INTERNAL = "A fault of the server; the message has the request id, the log has the traceback."
 _NO_REPLY = (RequestError, HttpError, StartupError, ClientGone)  # base classes, and errors that no client receives
+
+_SCHEMAS = {"chat": ChatBody, "completions": CompletionBody, "responses": ResponsesBody, "messages": MessagesBody}
 
 _SECTIONS = ("Endpoints", "Fields", "Streams", "Errors", "Limits", "Security", "Tools and reasoning")
 _RULES_HEAD = """\
@@ -131,6 +142,31 @@ def _first_paragraph(cls: type[ServiceError]) -> str:
     return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
 
 
+def api_page() -> str:
+    """Return what docs/reference/api.md should be."""
+    text = (REFERENCE / "api.md").read_text(encoding="utf-8")
+    return _between(text, "sampling parameters", list(_sampling_rows()))
+
+
+def _sampling_rows() -> Iterator[str]:
+    yield from ("| field | APIs | | when absent |", "|---|---|---|---|")
+    rows = []
+    for name, field in sampling_fields(ChatBody).items():
+        apis = [api for api, schema in _SCHEMAS.items() if name in schema.model_fields]
+        places = "all" if len(apis) == len(_SCHEMAS) else ", ".join(apis)
+        rows.append((name, (places, field.documentation, _when_absent(name, field))))
+    for cells, names in groupby(rows, key=lambda row: row[1]):
+        yield _row((", ".join(f"`{name}`" for name, _ in names), *cells))
+
+
+def _when_absent(name: str, field: SamplingField) -> str:
+    if name == "seed":
+        return "drawn"
+    default = {f.name: f.default for f in msgspec.structs.fields(SamplingParams)}[name]
+    off = "none" if default is msgspec.NODEFAULT else f"{default:g}"
+    return f"`generation_config.json`, else {off}" if field.default == "model" else off
+
+
 def rules_page() -> str:
     """Return what docs/reference/api-rules.md should be."""
     sections: dict[str, dict[str, list[str]]] = {name: {} for name in _SECTIONS}
@@ -183,6 +219,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     configuration_page.PAGE: configuration_page.page,
     REFERENCE / "metrics.md": metrics_page,
     REFERENCE / "errors.md": errors_page,
+    REFERENCE / "api.md": api_page,
     REFERENCE / "api-rules.md": rules_page,
 }
 

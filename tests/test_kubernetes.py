@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fastapi.routing import APIRoute
 
-from server.http.routes.health import public_router
+from server.http.routes.health import health_routes
 from tests.deploy.manifests import (
     ENGINE_FREE_PATHS,
     KUBERNETES,
@@ -51,7 +50,7 @@ def test_probes_ask_routes_that_need_no_key() -> None:
     class Nobody:
         supervisor = client = None
 
-    paths = {route.path for route in public_router(Nobody()).routes if isinstance(route, APIRoute)}
+    paths = {route.path for route in health_routes(Nobody()) if route.is_public}
     assert paths >= ENGINE_FREE_PATHS
 
 

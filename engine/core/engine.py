@@ -59,7 +59,7 @@ class EngineParts:
     grammars: Grammars | None = None  # None: requests with a grammar fail
     can_generate: bool = True  # False: all requests but those for embeddings fail
     num_loras: int = 0  # adapters of the executor
-    # called for each request without a grammar that is not for an embedding; None: no speculation
+    # called for each request without a grammar or filter of tokens that is not for an embedding; None: no speculation
     make_drafter: Callable[[SamplingParams], Drafter | None] | None = None
     bytes_per_block: int = 0  # of the KV pool, for KV snapshots
 
@@ -78,6 +78,7 @@ class RequestFactory:
         self._check_ids(message.prompt_token_ids, "prompt")
         self._check_ids(message.params.logit_bias, "logit_bias")
         self._check_ids(message.params.stop_token_ids, "stop_token_ids")
+        self._check_filter(message.params)
         if not 0 <= message.lora_index <= self._num_loras:
             raise InvalidParameter(
                 f"There is no adapter {message.lora_index}; {self._num_loras} are loaded.", param="model"
@@ -96,9 +97,22 @@ class RequestFactory:
             request.embedding = EmbeddingAccumulator(message.pooling, len(message.prompt_token_ids))
         elif not self._can_generate:
             raise UnsupportedFeature("This model has no language-model head: it makes embeddings and no text.")
-        elif message.grammar is None and self._make_drafter is not None:
+        elif message.grammar is None and not message.params.has_filter and self._make_drafter is not None:
             request.drafter = self._make_drafter(message.params)
         return request
+
+    def _check_filter(self, params: SamplingParams) -> None:
+        """Raise InvalidParameter unless all ids exist, and some token may be the first."""
+        self._check_ids(params.allowed_token_ids, "allowed_token_ids")
+        for word in params.bad_words:
+            self._check_ids(word, "bad_words")
+        bad = {word[0] for word in params.bad_words if len(word) == 1}
+        if bad and all(token_id in bad for token_id in params.allowed_token_ids or range(self._vocab_size)):
+            raise InvalidParameter(
+                f"The {len(bad)} tokens that are bad_words leave none to sample: there are "
+                f"{len(params.allowed_token_ids) or self._vocab_size} allowed ones.",
+                param="bad_words",
+            )
 
     def _check_ids(self, token_ids: list[int] | dict[int, float], name: str) -> None:
         """Raise InvalidParameter unless all ids exist."""
@@ -247,6 +261,7 @@ class Engine:
         request = self._request_factory.make(message, client_id=client_id)
         if message.grammar is None:
             self.scheduler.add(request)
+            self._grammars.follow(request)
         else:
             self._grammars.defer(request, message.grammar, self.clock())
 

@@ -1,9 +1,11 @@
 """Grammars: what constrained requests may sample, step by step. Plain Python over bitmasks; never torch, never text.
 
-A constrained request's life: defer() keeps it while its grammar compiles in a thread → pop_compiled() gives it to the
-loop, with a matcher of its own → masks() before each of its tokens is sampled, advance() after each is committed → its
-end. The matcher belongs to the Request and follows committed tokens alone, so preemption, recomputation, dropped steps
-and aborts need nothing here. While no constrained request lives, all of this costs a test for an empty list.
+A request is constrained by a grammar, by a TokenFilter (bad_words, allowed_token_ids), or by both. Without a grammar
+its life begins with follow(). With one: defer() keeps it while its grammar compiles in a thread → pop_compiled() gives
+it to the loop, with a matcher of its own → masks() before each of its tokens is sampled, advance() after each is
+committed → its end. The matcher belongs to the Request, and matcher and filter follow committed tokens alone, so
+preemption, recomputation, dropped steps and aborts need nothing here. While no constrained request lives, all of this
+costs a test for an empty dict.
 """
 
 import logging
@@ -20,7 +22,7 @@ from engine.core.step import StepPlan, TokenMasks
 from engine.core.step_in_flight import RowOutput
 from engine.grammar.compiler import GrammarCompiler, Matcher
 from engine.interface.errors import GrammarError, ServiceError, UnsupportedFeature
-from engine.interface.protocol import GrammarSpec
+from engine.interface.protocol import GrammarSpec, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,29 @@ class Outcome(NamedTuple):
     error: ServiceError | None
 
 
+class TokenFilter:
+    """What one request's allowed_token_ids and bad_words leave of a mask."""
+
+    def __init__(self, params: SamplingParams, *, vocab_size: int) -> None:
+        allowed = np.zeros(-(-vocab_size // 32) * 32, dtype=bool)
+        allowed[params.allowed_token_ids or slice(vocab_size)] = True
+        allowed[[word[0] for word in params.bad_words if len(word) == 1]] = False
+        self._always = _packed(allowed)  # [num_words] uint32
+        # Longer words by their token before the last: the tokens up to it, and the last one
+        self._longer: dict[int, list[tuple[list[int], int]]] = {}
+        for word in params.bad_words:
+            if len(word) > 1:
+                self._longer.setdefault(word[-2], []).append((word[:-1], word[-1]))
+
+    def apply(self, mask: np.ndarray, output_token_ids: list[int]) -> None:
+        """Take out of mask [num_words] uint32, in place, what must not follow the committed output."""
+        mask &= self._always
+        if self._longer and output_token_ids:
+            for prefix, last in self._longer.get(output_token_ids[-1], ()):
+                if output_token_ids[-len(prefix) :] == prefix:
+                    mask[last // 32] &= ~_bit(last)
+
+
 class Grammars:
     """Owns the pending requests, the compiled grammars, and the list of constrained requests that live."""
 
@@ -48,14 +73,15 @@ class Grammars:
         self.pending: dict[str, Request] = {}  # those whose grammar compiles, by request_id
         self.num_pending_prompt_tokens = 0  # of their prompts
         self._wanted: dict[str, tuple[GrammarSpec, float]] = {}  # by request_id: what each waits for, and until when
-        self._live: list[Request] = []
+        self._live: dict[Request, TokenFilter | None] = {}
         self._compiled: OrderedDict[GrammarSpec, Matcher] = OrderedDict()  # at their beginnings; least recent first
         self._compiling: set[GrammarSpec] = set()
         self._todo: queue.SimpleQueue[GrammarSpec] = queue.SimpleQueue()
         self._done: deque[tuple[GrammarSpec, Matcher | ServiceError]] = deque()
         self._threads: list[threading.Thread] = []
         self._compiler: GrammarCompiler | None = None  # once one grammar was compiled
-        self._valid: np.ndarray | None = None  # [num_words] uint32: the bits of tokens that exist
+        self._vocabulary = self._bits_below(vocab_size)
+        self._valid: np.ndarray | None = None  # [num_words] uint32: the bits of tokens that grammars know, too
 
     def defer(self, request: Request, spec: GrammarSpec, now: float) -> None:
         """Keep a request until its grammar is compiled."""
@@ -66,6 +92,12 @@ class Grammars:
             self._start_threads()
             self._compiling.add(spec)
             self._todo.put(spec)
+
+    def follow(self, request: Request) -> None:
+        """Constrain a request that is about to be queued, if something constrains it."""
+        params = request.params
+        if request.matcher is not None or params.has_filter:
+            self._live[request] = TokenFilter(params, vocab_size=self._vocab_size) if params.has_filter else None
 
     def drop(self, request_id: str, reason: str) -> Request | None:
         """End a pending request; None if it is not pending."""
@@ -89,7 +121,7 @@ class Grammars:
         for request, error in compiled_now:
             self._remove(request.request_id)
             if error is None:
-                self._live.append(request)
+                self.follow(request)
         while len(self._compiled) > _MAX_CACHED:
             self._compiled.popitem(last=False)
         return compiled_now
@@ -112,22 +144,26 @@ class Grammars:
         """Return what the constrained rows of a plan may sample, and the requests that must end instead."""
         if not self._live:
             return None, []
-        self._live = [request for request in self._live if request.finish_reason is None]
+        self._live = {request: filter_ for request, filter_ in self._live.items() if request.finish_reason is None}
         sampling = {row.req_index for row in plan.rows if row.samples}
         requests = [request for request in self._live if request.req_index in sampling]
-        matchers = [request.matcher for request in requests if request.matcher is not None]
-        if not matchers or self._compiler is None:
+        if not requests:
             return None, []
-        masks, may_end = self._fill(self._compiler, matchers)
+        masks, may_end = self._grammar_masks(requests)
         outcomes: list[Outcome] = []
         free_rows: list[int] = []
-        for row, (request, matcher) in enumerate(zip(requests, matchers, strict=True)):
+        for row, request in enumerate(requests):
+            matcher, filter_ = request.matcher, self._live[request]
+            if filter_ is not None:
+                filter_.apply(masks[row], request.output_token_ids)
             _apply_stop_tokens(masks[row], request, may_end=may_end[row])
-            if matcher.error:
+            if filter_ is not None and may_end[row]:  # stop tokens have been added
+                filter_.apply(masks[row], request.output_token_ids)
+            if matcher is not None and matcher.error:
                 outcomes.append(self._fail(request, matcher))
             elif masks[row].any():
                 free_rows.append(row)
-            elif may_end[row]:
+            elif matcher is None or may_end[row]:
                 outcomes.append(Outcome(request, None))
             else:
                 outcomes.append(Outcome(request, GrammarError("The answer cannot go on: no token fits its grammar.")))
@@ -143,19 +179,34 @@ class Grammars:
         self.num_pending_prompt_tokens -= request.num_tokens
         return request
 
+    def _grammar_masks(self, requests: list[Request]) -> tuple[np.ndarray, list[bool]]:
+        """Return what grammars allow, and where they may end; without one all tokens, and never."""
+        rows = [row for row, request in enumerate(requests) if request.matcher is not None]
+        matchers = [request.matcher for request in requests if request.matcher is not None]
+        if self._compiler is not None and len(rows) == len(requests):
+            return self._fill(self._compiler, matchers)
+        masks, may_end = np.tile(self._vocabulary, (len(requests), 1)), [False] * len(requests)
+        if self._compiler is not None and rows:
+            masks[rows], ends = self._fill(self._compiler, matchers)
+            for row, is_end in zip(rows, ends, strict=True):
+                may_end[row] = is_end
+        return masks, may_end
+
     def _fill(self, compiler: GrammarCompiler, matchers: list[Matcher]) -> tuple[np.ndarray, list[bool]]:
         """Return masks [C, num_words] uint32 of the model's vocabulary, and where the grammars may end."""
         words = compiler.fill_masks(matchers)
         end = compiler.end_token_id
         may_end = ((words[:, end // 32] >> (end % 32)) & 1).astype(bool).tolist()
         if self._valid is None:
-            bits = np.zeros(self._num_words * 32, dtype=bool)
-            bits[: min(end, self._vocab_size)] = True
-            self._valid = np.packbits(bits, bitorder="little").view(np.uint32)
+            self._valid = self._bits_below(min(end, self._vocab_size))
         masks = np.zeros((len(matchers), self._num_words), dtype=np.uint32)
         width = min(self._num_words, compiler.num_words)
         np.bitwise_and(words[:, :width], self._valid[:width], out=masks[:, :width])
         return masks, may_end
+
+    def _bits_below(self, end: int) -> np.ndarray:
+        """Return a mask [num_words] uint32 of the tokens from 0 to end - 1."""
+        return _packed(np.arange(self._num_words * 32) < end)
 
     def _compile_outcome(
         self, request_id: str, failures: dict[GrammarSpec, ServiceError], now: float
@@ -226,6 +277,10 @@ def _apply_stop_tokens(mask: np.ndarray, request: Request, *, may_end: bool) -> 
         allowed[token_id // 32] &= ~_bit(token_id)
     if allowed.any():
         mask[:] = allowed
+
+
+def _packed(bits: np.ndarray) -> np.ndarray:
+    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def _bit(token_id: int) -> np.uint32:

@@ -52,7 +52,7 @@ class LocalTransport:
         self.outbox.append(message)
 
 
-class Generation(msgspec.Struct):
+class GenerationResult(msgspec.Struct):
     """What became of one prompt: its tokens and reason, or `error`."""
 
     token_ids: list[int] = []
@@ -73,13 +73,13 @@ def generate(
     pooling: Sequence[PoolingKind | None] | None = None,
     *,
     lora_indices: Sequence[int] | None = None,
-) -> list[Generation]:
+) -> list[GenerationResult]:
     """Run all prompts to their ends and return them in order. The engine must be idle, and is again afterwards.
 
     pooling: for each prompt the kind of embedding to make of it instead of tokens. lora_indices: each prompt's adapter,
     as in AddRequest; None: all are for the model itself.
     """
-    generations = [Generation() for _ in prompts]
+    generations = [GenerationResult() for _ in prompts]
     by_id = {str(index): generation for index, generation in enumerate(generations)}
     nothing, no_loras = [None] * len(prompts), [0] * len(prompts)
     todo = deque(zip(by_id, prompts, params, pooling or nothing, lora_indices or no_loras, strict=True))
@@ -95,14 +95,14 @@ def generate(
     return generations
 
 
-def _apply(message: FromEngine, by_id: dict[str, Generation]) -> None:
+def _apply(message: FromEngine, by_id: dict[str, GenerationResult]) -> None:
     if isinstance(message, RequestFailed):
         by_id[message.request_id].error = message
     elif isinstance(message, StepEvents):
         _apply_events(message, by_id)
 
 
-def _apply_events(events: StepEvents, by_id: dict[str, Generation]) -> None:
+def _apply_events(events: StepEvents, by_id: dict[str, GenerationResult]) -> None:
     start = 0
     for row, request_id in enumerate(events.request_ids):
         generation = by_id[request_id]

@@ -3,7 +3,7 @@
 SocketEngineClient is the real one: one connection per HTTP worker, made again after the engine was restarted.
 tests/support/fakes.py has one without processes. A request's life here: submit() registers a mailbox under its
 request_id and
-sends AddRequest; StepEvents fill the mailbox, merging tokens while the reader is behind; the last delta, an error or
+sends AddRequest; StepEvents fill the mailbox, merging tokens while the reader is behind; the last output, an error or
 the reader's leaving removes it.
 """
 
@@ -37,7 +37,7 @@ _RECONNECT_S = 0.05
 QUEUE_IS_FULL = "The queue is full; try again later."
 
 
-class Delta(msgspec.Struct):
+class RequestOutput(msgspec.Struct):
     """The next tokens of one request, in order. Several when the reader is behind; none in an end without a token."""
 
     token_ids: list[int]
@@ -53,7 +53,10 @@ class Delta(msgspec.Struct):
 
 
 class EngineClient(Protocol):
-    """Submit and abort requests. Every submitted request ends: by a Delta with finish_reason or by a ServiceError."""
+    """Submit and abort requests.
+
+    Every submitted request ends: by a RequestOutput with finish_reason or by a ServiceError.
+    """
 
     @property
     def ready(self) -> EngineReady | None:
@@ -65,8 +68,8 @@ class EngineClient(Protocol):
         """True while the engine's queue takes nothing more."""
         ...
 
-    def submit(self, request: AddRequest) -> AsyncGenerator[Delta, None]:
-        """Iterate the deltas of a request, which is sent when iteration starts.
+    def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Iterate the outputs of a request, which is sent when iteration starts.
 
         Raises Overloaded, EngineDead, ShuttingDown, EngineError, RequestError. aclose() (or a cancel) before the end
         aborts it.
@@ -119,7 +122,7 @@ class SocketEngineClient:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._greeted.wait(), timeout_s)
 
-    async def submit(self, request: AddRequest) -> AsyncGenerator[Delta, None]:
+    async def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """See EngineClient.submit."""
         if self._is_closed:
             raise _shutting_down()
@@ -131,11 +134,11 @@ class SocketEngineClient:
         self._writer.write(encode_frame(request))
         try:
             while True:
-                delta = await mailbox.get()
-                if delta.finish_reason is not None:
+                output = await mailbox.get()
+                if output.finish_reason is not None:
                     self._mailboxes.pop(request.request_id, None)
-                yield delta
-                if delta.finish_reason is not None:
+                yield output
+                if output.finish_reason is not None:
                     return
         finally:
             if self._mailboxes.pop(request.request_id, None) is not None:
@@ -222,20 +225,20 @@ class SocketEngineClient:
             end = start + events.num_tokens[row]
             mailbox = self._mailboxes.get(request_id)
             if mailbox is not None:  # else its reader left while this step was in flight
-                delta = Delta(events.token_ids[start:end], events.logprobs.get(row), arrival_s=now)
+                output = RequestOutput(events.token_ids[start:end], events.logprobs.get(row), arrival_s=now)
                 if row in events.prompt_logprobs:
-                    delta.prompt_logprobs = events.prompt_logprobs[row]
-                delta.embedding = events.embeddings.get(row, b"")
+                    output.prompt_logprobs = events.prompt_logprobs[row]
+                output.embedding = events.embeddings.get(row, b"")
                 if row in started:
                     entry = started[row]
-                    delta.num_cached_tokens, delta.queue_s, delta.prefill_s = (
+                    output.num_cached_tokens, output.queue_s, output.prefill_s = (
                         entry.num_cached_tokens,
                         entry.queue_s,
                         entry.prefill_s,
                     )
                 if row in finished:
-                    delta.finish_reason, delta.stop_token_id = finished[row].reason, finished[row].stop_token_id
-                mailbox.put(delta)
+                    output.finish_reason, output.stop_token_id = finished[row].reason, finished[row].stop_token_id
+                mailbox.put(output)
             start = end
 
 
@@ -248,19 +251,19 @@ def _shutting_down() -> ShuttingDown:
 
 
 class _Mailbox:
-    """What one reader has not taken yet: at most one delta, into which later ones are merged, or an error."""
+    """What one reader has not taken yet: at most one output, into which later ones are merged, or an error."""
 
     def __init__(self) -> None:
-        self._delta: Delta | None = None
+        self._output: RequestOutput | None = None
         self._error: ServiceError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, delta: Delta) -> None:
-        """Add a delta."""
-        if self._delta is None:
-            self._delta = delta
+    def put(self, output: RequestOutput) -> None:
+        """Add an output."""
+        if self._output is None:
+            self._output = output
         else:
-            _merge(self._delta, delta)
+            _merge(self._output, output)
         self._wake()
 
     def fail(self, error: ServiceError) -> None:
@@ -268,23 +271,23 @@ class _Mailbox:
         self._error = error
         self._wake()
 
-    async def get(self) -> Delta:
+    async def get(self) -> RequestOutput:
         """Wait for and take what has arrived."""
-        while self._delta is None:
+        while self._output is None:
             if self._error is not None:
                 raise self._error
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        delta, self._delta = self._delta, None
-        return delta
+        output, self._output = self._output, None
+        return output
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
-def _merge(first: Delta, second: Delta) -> None:
-    """Append `second` to `first` in place. Only the first delta with a token has the start facts."""
+def _merge(first: RequestOutput, second: RequestOutput) -> None:
+    """Append `second` to `first` in place. Only the first output with a token has the start facts."""
     if not first.token_ids and second.queue_s is not None:  # only prompt log-probabilities came so far
         first.num_cached_tokens, first.queue_s, first.prefill_s = (
             second.num_cached_tokens,

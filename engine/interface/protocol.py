@@ -38,6 +38,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: dict[int, float] = {}
     seed: int = 0  # 0 ≤ seed < 2**63; the server draws one when the client gives none
     stop_token_ids: list[int] = []  # end-of-sequence ids included, unless the request ignores them
+    bad_words: list[list[int]] = []  # token ids; the last of a word is not sampled after the others of it
+    allowed_token_ids: list[int] = []  # no others are sampled; []: all are
     logprobs: int | None = None  # None: none; n: the sampled token's and the n most likely ones' (0 ≤ n ≤ 20)
     prompt_logprobs: int | None = None  # the same for every prompt token but the first
 
@@ -52,10 +54,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
     @property
+    def has_filter(self) -> bool:
+        """True if it names tokens that must not be sampled, or all that may be."""
+        return bool(self.bad_words or self.allowed_token_ids)
+
+    @property
     def has_extras(self) -> bool:
         """True if each of its tokens takes memory beyond a draw from the logits."""
         has_logprobs = self.logprobs is not None or self.prompt_logprobs is not None
-        return self.has_penalties or bool(self.logit_bias) or has_logprobs
+        return self.has_penalties or self.has_filter or bool(self.logit_bias) or has_logprobs
 
 
 class GrammarSpec(msgspec.Struct, frozen=True):

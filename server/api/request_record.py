@@ -10,7 +10,7 @@ W3C's draft of Trace Response Headers: traceparent and tracestate are defined fo
 Which POST requests this worker is serving, so that one can be cancelled by its id. Imports server.http.access_log.
 
 AccessLog adds a request's record when it arrives and removes it when its answer is over. How to end it is noted there
-by grammar_wait.py first; then, with the answer's id, by routes/answer.py (generations) or routes/embeddings.py.
+by grammar_wait.py first; then, with the answer's id, by routes/reply.py (generations) or routes/embeddings.py.
 """
 
 import re

@@ -1,280 +1,209 @@
-"""From a parsed body to a GenerationSpec, a type of its own: what holds one has been checked against every limit.
+"""The sampling parameters: each is declared once, in a class below, with its type, bounds, default and documentation.
 
-Order of a request: check_chat / check_completion (features), then the text side makes token ids, then
-chat_spec / completion_spec (limits of the model). Raises RequestErrors that name field, value and limit. Pure.
+    SharedSampling ─→ chat, completions, responses, messages        OpenAISampling ─→ chat, completions
 
-GenerationSpec: a validated request, and what validation takes from outside. Imports server only.
+The schemas inherit these classes. wire_values() checks a body's parameters against the model and returns them by their
+names in SamplingParams (engine/interface/protocol.py), where their effect begins. docs/reference/api.md has its table
+from here. Parameters that each API has in a form of its own (max_tokens, stop, logprobs) are in the schemas.
+Imports engine.interface, pydantic and server.text.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
-import msgspec
+from pydantic import AfterValidator, BaseModel, Field, GetPydanticSchema, PlainSerializer, WithJsonSchema
 
-from engine.interface.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
-from engine.interface.protocol import EngineReady, GrammarSpec, SamplingParams
-from server.api.schemas import ChatBody, CompletionBody
-from server.config.api_keys import cache_salt_of
-from server.generation.generation import GenerationSpec
+from engine.interface.errors import InvalidParameter
+from engine.interface.protocol import EngineReady
 from server.text.generation_defaults import GenerationDefaults
+from server.text.tokenizer import Tokenizer
 
-
-class Moment(NamedTuple):
-    """What a spec takes from outside: arrival, the server's deadline, a drawn seed, and whose request it is."""
-
-    arrival_s: float
-    timeout_s: float | None
-    seed: int
-    key_hash: str = ""
-
-    def timeout_of(self, timeout_s: float | None) -> float | None:
-        """Return the seconds that a request with its own `timeout_s` has from its arrival on."""
-        return min((seconds for seconds in (timeout_s, self.timeout_s) if seconds is not None), default=None)
-
-
-MAX_CHILDREN = 1024  # engine requests of one HTTP request: prompts × n
-_COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 64
+MAX_ALLOWED_TOKEN_IDS = 16_384
+MAX_TOKENS = 2**31 - 1  # a bound for arithmetic; the context is the real limit
 _GREEDY_BELOW = 1e-4  # a smaller temperature would overflow logits / temperature
 _SEED_BITS = 2**63 - 1
-_RESERVED_TEMPLATE_KWARGS = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
-)
 
 
-def check_chat(body: ChatBody) -> None:
-    """Refuse what is not served yet, and fields that contradict each other."""
-    _check_common(body)
-    _refuse_unless(
-        body.functions in (None, []) or body.function_call == "none",
-        "functions",
-        "functions (the predecessor of tools)",
+class ModelFacts(NamedTuple):
+    """What parameters are checked against and made into the engine's with."""
+
+    limits: EngineReady
+    defaults: GenerationDefaults
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingField:
+    """What is known of a sampling parameter besides its name, type and bounds."""
+
+    documentation: str  # its line in docs/reference/api.md; neighbours with the same line share a row
+    # Where the value of a request without it comes from: SamplingParams, or the field of this name in
+    # GenerationDefaults, which generation_config.json fills
+    default: Literal["engine", "model"] = "engine"
+    has_token_ids: bool = False  # its items, or keys, must be in the vocabulary
+    to_wire: Callable[[Any, ModelFacts], Any] | None = None  # from the body's value to that of SamplingParams
+
+
+def _logit_bias(value: dict[str, float]) -> dict[int, float]:
+    if len(value) > MAX_LOGIT_BIAS:
+        raise ValueError(f"has {len(value)} entries, the limit is {MAX_LOGIT_BIAS}")
+    bias: dict[int, float] = {}
+    for key, number in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise ValueError(f"has the key {key[:40]!r}, keys are token ids")
+        if not -100 <= number <= 100:
+            raise ValueError(f"has the value {number} for token {key}, values are from -100 to 100")
+        bias[int(key)] = number
+    return bias
+
+
+def _top_k(value: int, model: ModelFacts) -> int:
+    return value if 0 < value < model.limits.vocab_size else 0
+
+
+def _bad_words(words: list[str], model: ModelFacts) -> list[list[int]]:
+    """Return the token ids of each word at the beginning of a text, after a space, and right after other text."""
+    encode, encode_inner = model.tokenizer.encode, model.tokenizer.encode_inner
+    found: dict[tuple[int, ...], None] = {}
+    for place, word in enumerate(words):
+        bare = word.lstrip(" ") or word
+        texts = (bare,) if bare.isspace() else (bare, f" {bare}")
+        ids = [encode_inner(bare), *(encode(text, add_special_tokens=False) for text in texts)]
+        if not any(ids):
+            raise InvalidParameter(f"bad_words[{place}] has no tokens in this model's vocabulary.", param="bad_words")
+        found |= dict.fromkeys(tuple(word_ids) for word_ids in ids if word_ids)
+    return [list(word_ids) for word_ids in found]
+
+
+_TextLogitBias = Annotated[dict[str, float], AfterValidator(_logit_bias), PlainSerializer(dict)]  # as JSON has it
+LogitBias = Annotated[
+    dict[int, float],
+    GetPydanticSchema(lambda _, handler: handler(_TextLogitBias)),
+    WithJsonSchema({"type": "object", "maxProperties": MAX_LOGIT_BIAS}),
+]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+
+
+class SharedSampling(BaseModel):
+    """The sampling parameters that every API takes, by one name."""
+
+    temperature: Annotated[
+        float | None,
+        Field(ge=0, le=2),
+        SamplingField(
+            "0 to 2; below 0.0001 it is greedy",
+            default="model",
+            to_wire=lambda value, _: value if value >= _GREEDY_BELOW else 0.0,
+        ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Field(ge=0, le=1),
+        SamplingField("0 to 1; 0 leaves only the most likely token", default="model"),
+    ] = None
+    seed: Annotated[
+        int | None,
+        Field(ge=-(2**63), lt=2**63),
+        SamplingField(
+            "any 64-bit integer, the sign bit unused. Choice `i` of a prompt uses `seed + i`. "
+            "The same seed draws the same tokens alone or in a batch, as far as the logits are the same",
+            to_wire=lambda value, _: value & _SEED_BITS,
+        ),
+    ] = None
+    bad_words: Annotated[
+        list[_BadWord] | None,
+        Field(max_length=MAX_BAD_WORDS),
+        SamplingField(
+            f"up to {MAX_BAD_WORDS} strings, each of 1 to {MAX_BAD_WORD_CHARS} characters; case counts. A string is "
+            "encoded with a space before it and without, and its last token is not sampled after its other tokens. "
+            "The same text in other tokens is not found",
+            to_wire=_bad_words,
+        ),
+    ] = None
+    allowed_token_ids: Annotated[
+        list[TokenId] | None,
+        Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS),
+        SamplingField(
+            f"1 to {MAX_ALLOWED_TOKEN_IDS:,} ids of the vocabulary: no other token is sampled, not even a stop token",
+            has_token_ids=True,
+        ),
+    ] = None
+
+
+class OpenAISampling(SharedSampling):
+    """The sampling parameters of chat and completions."""
+
+    top_k: Annotated[
+        int | None, Field(ge=-1, le=2**31 - 1), SamplingField("0 or -1: off", default="model", to_wire=_top_k)
+    ] = None
+    min_p: Annotated[float | None, Field(ge=0, le=1), SamplingField("0 to 1", default="model")] = None
+    presence_penalty: Annotated[float | None, Field(ge=-2, le=2), SamplingField("-2 to 2, over generated tokens")] = (
+        None
     )
-    _refuse_unless(body.function_call in (None, "none", "auto"), "function_call", "functions")
-    _refuse_unless(body.modalities in (None, [], ["text"]), "modalities", "output other than text")
-    _refuse_unless(body.audio is None, "audio", "audio output")
-    _refuse_unless(body.prediction is None, "prediction", "predicted output")
-    _refuse_unless(body.web_search_options is None, "web_search_options", "web search")
-    if body.top_logprobs and not body.logprobs:
-        raise InvalidParameter("top_logprobs needs logprobs to be true.", param="top_logprobs")
-    if body.continue_final_message and body.add_generation_prompt:
-        raise InvalidParameter(
-            "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
-        )
-    reserved = _RESERVED_TEMPLATE_KWARGS.intersection(body.chat_template_kwargs or {})
-    if reserved:
-        name = min(reserved)
-        raise InvalidParameter(
-            f"chat_template_kwargs must not contain {name}, which the server sets.", param="chat_template_kwargs"
-        )
-
-
-def check_completion(body: CompletionBody) -> None:
-    """Refuse what is not served yet."""
-    _check_common(body)
-    _refuse_unless(body.suffix in (None, ""), "suffix", "fill-in-the-middle")
-    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
-        raise InvalidParameter(
-            "max_tokens = 0 needs echo or prompt_logprobs, without which there is no answer.", param="max_tokens"
-        )
-
-
-def chat_spec(
-    body: ChatBody,
-    token_ids: Sequence[int],
-    *,
-    limits: EngineReady,
-    defaults: GenerationDefaults,
-    moment: Moment,
-    grammar: GrammarSpec | None = None,
-    shrinks_max_tokens: bool = False,
-) -> GenerationSpec:
-    """Check a chat request against the model's limits; without max_tokens the rest of the context is its own."""
-    _check_choices(body.n or 1, limits)
-    name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
-    asked = body.max_completion_tokens or body.max_tokens
-    if shrinks_max_tokens and asked is not None:
-        asked = min(asked, max(limits.max_model_len - len(token_ids), 1))
-    max_tokens = _fit(
-        len(token_ids), asked=asked, asked_by=name, default=limits.max_model_len, limits=limits, param="messages"
+    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2), SamplingField("-2 to 2, over generated tokens")] = (
+        None
     )
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = _params(
-        body,
-        max_tokens=max_tokens,
-        max_name=name,
-        logprobs=logprobs,
-        limits=limits,
-        defaults=defaults,
-        seed=moment.seed,
-    )
-    is_continued = bool(body.continue_final_message)
-    prompts = (tuple(token_ids),)
-    return _spec(body, prompts=prompts, continues_prompt=is_continued, params=params, moment=moment, grammar=grammar)
+    repetition_penalty: Annotated[
+        float | None,
+        Field(ge=0.01, le=10),
+        SamplingField("0.01 to 10, over prompt and generated tokens", default="model"),
+    ] = None
+    min_tokens: Annotated[
+        int | None,
+        Field(ge=0, le=MAX_TOKENS),
+        SamplingField(
+            "not more than `max_tokens`; until then no stop token is sampled, and no stop string is looked for"
+        ),
+    ] = None
+    logit_bias: Annotated[
+        LogitBias | None,
+        SamplingField(f"up to {MAX_LOGIT_BIAS:,} token ids, -100 to 100 each", has_token_ids=True),
+    ] = None
+    stop_token_ids: Annotated[
+        list[TokenId] | None,
+        Field(max_length=MAX_STOP_TOKEN_IDS),
+        SamplingField(
+            f"up to {MAX_STOP_TOKEN_IDS:,} ids of the vocabulary; generation stops at one of them", has_token_ids=True
+        ),
+    ] = None
 
 
-def completion_spec(
-    body: CompletionBody,
-    prompts: Sequence[Sequence[int]],
-    *,
-    limits: EngineReady,
-    defaults: GenerationDefaults,
-    moment: Moment,
-    grammar: GrammarSpec | None = None,
-) -> GenerationSpec:
-    """Check a completion request against the model's limits; max_tokens is 16 unless given."""
-    if len(prompts) * (body.n or 1) > MAX_CHILDREN:
-        raise InvalidParameter(
-            f"{len(prompts)} prompts × n = {body.n} are {len(prompts) * (body.n or 1)} choices, "
-            f"the limit is {MAX_CHILDREN}.",
-            param="n",
-        )
-    _check_choices(len(prompts) * (body.n or 1), limits)
-    if not all(prompts):
-        raise InvalidParameter(f"prompt[{list(map(bool, prompts)).index(False)}] has no tokens.", param="prompt")
-    max_tokens = min(
-        _fit(
-            len(prompt),
-            asked=body.max_tokens,
-            asked_by="max_tokens",
-            default=_COMPLETION_MAX_TOKENS,
-            limits=limits,
-            param="prompt",
-        )
-        for prompt in prompts
-    )
-    for prompt in prompts:  # after the lengths: a body of ids far over the context is not walked
-        check_ids(prompt, "prompt", limits)
-    params = _params(
-        body,
-        max_tokens=max_tokens,
-        max_name="max_tokens",
-        logprobs=body.logprobs,
-        limits=limits,
-        defaults=defaults,
-        seed=moment.seed,
-    )
-    is_scoring_only = max_tokens == 0
-    if is_scoring_only:
-        params = msgspec.structs.replace(params, max_tokens=1)
-    all_prompts = tuple(map(tuple, prompts))
-    spec = _spec(body, prompts=all_prompts, continues_prompt=True, params=params, moment=moment, grammar=grammar)
-    return msgspec.structs.replace(spec, is_scoring_only=is_scoring_only)
+def sampling_fields(schema: type[BaseModel]) -> dict[str, SamplingField]:
+    """Return the sampling parameters that a schema declares here, by name and in order."""
+    found = ((name, item) for name, info in schema.model_fields.items() for item in info.metadata)
+    return {name: item for name, item in found if isinstance(item, SamplingField)}
 
 
-def _check_choices(num_choices: int, limits: EngineReady) -> None:
-    most = limits.max_num_seqs + limits.max_waiting
-    if num_choices > most:
-        raise InvalidParameter(
-            f"{num_choices} choices are more than this server holds: {limits.max_num_seqs} at once and "
-            f"{limits.max_waiting} in its queue.",
-            param="n",
-        )
+def shared_values(body: SharedSampling) -> dict[str, Any]:
+    """Return a body's values of the parameters that every API takes, for the chat request that it stands for."""
+    return {name: getattr(body, name) for name in _SHARED}
 
 
-def _check_common(body: ChatBody | CompletionBody) -> None:
-    if body.prompt_logprobs is not None and body.stream:
-        raise InvalidParameter(
-            "prompt_logprobs are not part of streams: stream must be false.", param="prompt_logprobs"
-        )
-    _refuse_unless(body.best_of in (None, body.n or 1), "best_of", "best_of other than n")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidParameter("stream_options needs stream to be true.", param="stream_options")
+def wire_values(body: OpenAISampling, model: ModelFacts) -> dict[str, Any]:
+    """Return the parameters that have a value, the body's or the model's, by their names in SamplingParams.
+
+    Raises InvalidParameter for token ids outside the vocabulary.
+    """
+    values: dict[str, Any] = {}
+    for name, field in _ALL.items():
+        value = getattr(body, name)
+        if value is None and field.default == "model":
+            value = getattr(model.defaults, name)
+        if value is None:
+            continue
+        if field.has_token_ids:
+            check_ids(value, name, model.limits)
+        values[name] = value if field.to_wire is None else field.to_wire(value, model)
+    return values
 
 
-def _refuse_unless(is_fine: bool, field: str, feature: str) -> None:
-    if not is_fine:
-        raise UnsupportedFeature(f"{field}: {feature} is not supported by this server yet.", param=field)
-
-
-def _fit(num_prompt: int, *, asked: int | None, asked_by: str, default: int, limits: EngineReady, param: str) -> int:
-    """Return max_tokens so that the prompt and it fit the context. `asked_by`, `param`: the fields of both."""
-    rest = limits.max_model_len - num_prompt
-    if rest < 1:
-        raise PromptTooLong(
-            f"This model's maximum context length is {limits.max_model_len} tokens, of which at least one is for the "
-            f"answer, but the prompt has {num_prompt} tokens.",
-            param=param,
-        )
-    if asked is None:
-        return min(default, rest)
-    if asked > rest:
-        raise PromptTooLong(
-            f"This model's maximum context length is {limits.max_model_len} tokens, but {num_prompt + asked} were "
-            f"asked for: {num_prompt} in the prompt and {asked_by} = {asked}, which can be {rest} at most.",
-            param=asked_by,
-        )
-    return asked
-
-
-def _params(
-    body: ChatBody | CompletionBody,
-    *,
-    max_tokens: int,
-    max_name: str,
-    logprobs: int | None,
-    limits: EngineReady,
-    defaults: GenerationDefaults,
-    seed: int,
-) -> SamplingParams:
-    min_tokens = body.min_tokens or 0
-    if min_tokens > max_tokens:
-        raise InvalidParameter(f"min_tokens is {min_tokens}, more than {max_name} = {max_tokens}.", param="min_tokens")
-    check_ids(body.logit_bias or {}, "logit_bias", limits)
-    check_ids(body.stop_token_ids or (), "stop_token_ids", limits)
-    temperature = _given(body.temperature, defaults.temperature)
-    top_p, top_k = _given(body.top_p, defaults.top_p), max(_given(body.top_k, defaults.top_k), 0)
-    if top_p == 0:
-        top_p, top_k = 1.0, 1  # nothing but the most likely token
-    eos_ids = () if body.ignore_eos else defaults.eos_token_ids
-    return SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
-        top_k=top_k if top_k < limits.vocab_size else 0,
-        top_p=top_p,
-        min_p=_given(body.min_p, defaults.min_p),
-        presence_penalty=_given(body.presence_penalty, 0.0),
-        frequency_penalty=_given(body.frequency_penalty, 0.0),
-        repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
-        logit_bias=body.logit_bias or {},
-        seed=(seed if body.seed is None else body.seed) & _SEED_BITS,
-        stop_token_ids=list(dict.fromkeys([*eos_ids, *(body.stop_token_ids or ())])),
-        logprobs=logprobs,
-        prompt_logprobs=_prompt_logprobs(body),
-    )
-
-
-def _prompt_logprobs(body: ChatBody | CompletionBody) -> int | None:
-    counts = [body.prompt_logprobs, body.logprobs if isinstance(body, CompletionBody) and body.echo else None]
-    return max((count for count in counts if count is not None), default=None)
-
-
-def _spec(
-    body: ChatBody | CompletionBody,
-    *,
-    prompts: tuple[tuple[int, ...], ...],
-    continues_prompt: bool,
-    params: SamplingParams,
-    moment: Moment,
-    grammar: GrammarSpec | None,
-) -> GenerationSpec:
-    return GenerationSpec(
-        prompts=prompts,
-        n=body.n or 1,
-        params=params,
-        stop=tuple(body.stop or ()),
-        include_stop_str_in_output=bool(body.include_stop_str_in_output),
-        skip_special_tokens=_given(body.skip_special_tokens, True),
-        continues_prompt=continues_prompt,
-        cache_salt=cache_salt_of(moment.key_hash, body.cache_salt or ""),
-        priority=body.priority or 0,
-        grammar=grammar,
-        timeout_s=moment.timeout_of(body.timeout),
-        arrival_s=moment.arrival_s,
-    )
-
-
-def check_ids(ids: Sequence[int] | dict[int, float], field: str, limits: EngineReady) -> None:
+def check_ids(ids: Iterable[int], field: str, limits: EngineReady) -> None:
     """Refuse ids outside the vocabulary."""
     for token_id in ids:
         if not 0 <= token_id < limits.vocab_size:
@@ -283,5 +212,5 @@ def check_ids(ids: Sequence[int] | dict[int, float], field: str, limits: EngineR
             )
 
 
-def _given(value: Any, default: Any) -> Any:
-    return default if value is None else value
+_SHARED = sampling_fields(SharedSampling)
+_ALL = sampling_fields(OpenAISampling)

@@ -13,18 +13,16 @@ The names are vLLM's; `content`, `add_special` and `with_pieces` are llama.cpp's
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    GetPydanticSchema,
-    PlainSerializer,
     ValidationError,
     WithJsonSchema,
 )
 
 from engine.interface.errors import InvalidParameter
+from server.api.sampling_fields import MAX_TOKENS, OpenAISampling, TokenId
 from server.structured_output.grammar_spec import ResponseFormat, StructuredOutputs
 
 MAX_TOOLS = 128
@@ -74,10 +72,8 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_BYTES = 1024
 MAX_LOGPROBS = 20
-MAX_LOGIT_BIAS = 1024
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 8192
-MAX_TOKENS = 2**31 - 1  # a bound for arithmetic; the context is the real limit
 
 Json = Any
 TextOrParts = Annotated[
@@ -124,19 +120,6 @@ def _prompt(value: Any) -> list[str] | list[list[int]]:
     return check_texts_or_ids(value, noun="prompts", limit=MAX_PROMPTS)
 
 
-def _logit_bias(value: dict[str, float]) -> dict[int, float]:
-    if len(value) > MAX_LOGIT_BIAS:
-        raise ValueError(f"has {len(value)} entries, the limit is {MAX_LOGIT_BIAS}")
-    bias: dict[int, float] = {}
-    for key, number in value.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise ValueError(f"has the key {key[:40]!r}, keys are token ids")
-        if not -100 <= number <= 100:
-            raise ValueError(f"has the value {number} for token {key}, values are from -100 to 100")
-        bias[int(key)] = number
-    return bias
-
-
 _PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
@@ -149,14 +132,6 @@ _STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type"
 
 Prompt = Annotated[Any, BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 Stop = Annotated[Any, BeforeValidator(_stop), WithJsonSchema(_STOP_SCHEMA)]
-_TextLogitBias = Annotated[dict[str, float], AfterValidator(_logit_bias), PlainSerializer(dict)]  # as JSON has it
-LogitBias = Annotated[
-    dict[int, float],
-    GetPydanticSchema(lambda _, handler: handler(_TextLogitBias)),
-    WithJsonSchema({"type": "object", "maxProperties": MAX_LOGIT_BIAS}),
-]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
 Label = Annotated[str, Field(max_length=512)]
 
 STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -209,8 +184,8 @@ class ChatMessage(BaseModel):
     annotations: Json = None
 
 
-class _CommonBody(BaseModel):
-    """The fields that chat and completions share."""
+class _CommonBody(OpenAISampling):
+    """The fields that chat and completions share, beside the sampling parameters."""
 
     model_config = STRICT
 
@@ -219,21 +194,10 @@ class _CommonBody(BaseModel):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: LogitBias | None = None
     user: Label | None = None
     # beyond OpenAI, by the names of the field
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: Label | None = None

@@ -11,8 +11,8 @@ from engine.interface.control import Supervisor
 from engine.interface.errors import InvalidParameter, Overloaded, RequestError, ServiceError, UnsupportedFeature
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import EngineReady
+from server.api.generation_spec import Moment
 from server.api.request_record import RequestRecord
-from server.api.sampling_fields import Moment
 from server.errors import DeadlineExceeded, Draining, HttpError, ModelNotFound, NotReady
 from server.structured_output.compile_check import GrammarChecker
 from server.text.embedding_model import EmbeddingModel, load_embedding_model

@@ -1,6 +1,6 @@
 """The forms that streams of server-sent events take: OpenAI's anonymous chunks, and events with names.
 
-A StreamWriter makes the bytes of one answer; routes/answer.py runs it. An event that shows nothing is b"".
+An SseWriter makes the bytes of one answer; http/routes/reply.py runs it.
 
 Answers that watch their client: server-sent events, and plain answers given up when nobody waits. Imports starlette.
 
@@ -11,7 +11,7 @@ the work, and the work's own `finally` aborts the engine requests.
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from engine.interface.errors import ServiceError
 from server.api.error_replies import error_body
 from server.errors import ClientGone
+from server.generation.events import Event
 
 PING_INTERVAL_S = 15.0
 SSE_DONE = b"data: [DONE]\n\n"
@@ -135,9 +136,6 @@ async def _disconnected(receive: Callable[[], Awaitable[Mapping[str, Any]]]) -> 
         pass
 
 
-E = TypeVar("E")
-E_contra = TypeVar("E_contra", contravariant=True)
-
 _encoder = msgspec.json.Encoder()
 
 
@@ -149,33 +147,8 @@ class ReplyHead(msgspec.Struct, frozen=True):
     model: str
 
 
-class Writer(Protocol[E_contra]):
-    """Makes one kind of answer of one kind of events."""
-
-    def opening(self) -> list[msgspec.Struct]:
-        """Chunks before the first event."""
-        ...
-
-    def chunk(self, event: E_contra, *, is_last: bool) -> msgspec.Struct | None:
-        """The chunk of one event, if it shows anything. `is_last`: no chunk of a choice comes after it."""
-        ...
-
-    def closing(self) -> msgspec.Struct | None:
-        """The usage chunk, if it was asked for."""
-        ...
-
-    def whole(self, events: Sequence[E_contra]) -> msgspec.Struct:
-        """The answer as one body."""
-        ...
-
-
-def sse_event(chunk: msgspec.Struct) -> bytes:
-    """Return one server-sent event."""
-    return b"data: " + _encoder.encode(chunk) + b"\n\n"
-
-
-class StreamWriter(Protocol[E_contra]):
-    """Makes one kind of answer, whole or as the bytes of a stream."""
+class SseWriter(Protocol):
+    """Makes one kind of answer, whole or as the bytes of a stream. One writer belongs to one request."""
 
     @property
     def ping(self) -> bytes:
@@ -186,8 +159,8 @@ class StreamWriter(Protocol[E_contra]):
         """What comes before the first event."""
         ...
 
-    def event(self, event: E_contra, *, is_last: bool) -> bytes:
-        """What one event shows. `is_last`: no event of any choice comes after it."""
+    def event(self, event: Event, *, is_last: bool) -> bytes:
+        """What one event shows, b"" for nothing. `is_last`: no event of any choice comes after it."""
         ...
 
     def closing(self) -> bytes:
@@ -198,40 +171,19 @@ class StreamWriter(Protocol[E_contra]):
         """What ends a stream that did not: a stream is never just closed."""
         ...
 
-    def whole(self, events: Sequence[E_contra]) -> msgspec.Struct:
+    def whole(self, events: Sequence[Event]) -> msgspec.Struct:
         """The answer as one body."""
         ...
 
 
-class DataEvents(Generic[E]):
-    """A StreamWriter over a Writer of chunks: each is an event without a name, and [DONE] is the last in any case."""
+def data_events(*chunks: msgspec.Struct) -> bytes:
+    """Return one server-sent event for each chunk, without a name: OpenAI's form. SSE_DONE ends such a stream."""
+    return b"".join([b"data: " + _encoder.encode(chunk) + b"\n\n" for chunk in chunks])
 
-    ping = PING
 
-    def __init__(self, writer: Writer[E]) -> None:
-        self._writer = writer
-
-    def opening(self) -> bytes:
-        """See StreamWriter.opening."""
-        return b"".join(map(sse_event, self._writer.opening()))
-
-    def event(self, event: E, *, is_last: bool) -> bytes:
-        """See StreamWriter.event."""
-        chunk = self._writer.chunk(event, is_last=is_last)
-        return sse_event(chunk) if chunk is not None else b""
-
-    def closing(self) -> bytes:
-        """See StreamWriter.closing."""
-        chunk = self._writer.closing()
-        return (sse_event(chunk) if chunk is not None else b"") + SSE_DONE
-
-    def failed(self, error: ServiceError, *, request_id: str) -> bytes:
-        """See StreamWriter.failed."""
-        return b"data: " + error_body(error, request_id=request_id) + b"\n\n" + SSE_DONE
-
-    def whole(self, events: Sequence[E]) -> msgspec.Struct:
-        """See StreamWriter.whole."""
-        return self._writer.whole(events)
+def data_failure(error: ServiceError, *, request_id: str) -> bytes:
+    """Return the end of a stream of data_events() that failed."""
+    return b"data: " + error_body(error, request_id=request_id) + b"\n\n" + SSE_DONE
 
 
 def named_event(event: msgspec.Struct) -> bytes:

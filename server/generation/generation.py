@@ -1,26 +1,27 @@
 """One HTTP request's generation: engine requests in, one ordered stream of text events out. Never torch.
 
-    GenerationSpec ─ submit prompts × n ─→ Deltas per child ─ detokenize, stop strings ─→ Piece* Ended, merged
+    GenerationSpec ─ submit prompts × n ─→ RequestOutputs per choice
+        ─ detokenize, stop strings, in a chat MessageSplitter ─→ TextDelta* ChoiceFinished, merged
 
-A child is one engine request and one choice of the answer. Whatever ends events() early (a stop string, an error, a
-client that left, a deadline), closing it aborts every engine request that is still open.
-
-Several async generators as one. Standard library only.
+A choice of the answer is one engine request. Whatever ends batches() early (a stop string, an error, a client that
+left, a deadline), closing it aborts every engine request that is still open.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
 import msgspec
 
-from engine.interface.client import Delta, EngineClient
+from engine.interface.client import EngineClient, RequestOutput
 from engine.interface.errors import EngineError, GrammarError, RequestAborted
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import AddRequest, GrammarSpec, SamplingParams, TokenLogprobs
 from server.errors import DeadlineExceeded
+from server.generation.events import ChoiceFinished, Event, TextDelta
+from server.generation.message_splitter import MessageSplitter
 from server.text.detokenizer import StopChecker
 from server.text.tokenizer import Tokenizer
 
@@ -70,7 +71,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     prompts: tuple[tuple[int, ...], ...]
     n: int
-    params: SamplingParams  # the first child's; child i of a prompt uses seed + i
+    params: SamplingParams  # the first choice's; choice i of a prompt uses seed + i
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -95,26 +96,6 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompts[index // self.n] if self.continues_prompt else ()
 
 
-class Piece(msgspec.Struct):
-    """New text of one choice. The text can be "": its tokens are held back, or show nothing."""
-
-    index: int  # of the choice
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None  # one per token
-
-
-class Ended(msgspec.Struct):
-    """The end of one choice. finish_reason: "stop" | "length", in a chat also "tool_calls"."""
-
-    index: int
-    finish_reason: str
-    stop_string: str | None = None  # the one that was found
-
-
-Event = Piece | Ended
-
-
 class Stats(msgspec.Struct, kw_only=True):
     """What one generation cost so far; the source of usage, timings and the access log."""
 
@@ -122,7 +103,7 @@ class Stats(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_reasoning_tokens: int = 0  # of the output; counted in chats alone
-    queue_s: float | None = None  # of the first child that started, as prefill_s and ttft_s
+    queue_s: float | None = None  # of the first choice that started, as prefill_s and ttft_s
     prefill_s: float | None = None
     ttft_s: float | None = None
     itl_s: float | None = None  # mean over all tokens after each choice's first
@@ -130,10 +111,10 @@ class Stats(msgspec.Struct, kw_only=True):
     finish_reasons: list[str] = []  # distinct ones, in order of arrival
 
 
-class Generation:
-    """Runs one spec once. `request_id` is unique; the children are numbered below it.
+class CompletionStream:
+    """Runs one spec once. `request_id` is unique; the engine requests are numbered below it.
 
-    `by_token`: one Piece per token, for readers that must know which token a text belongs to.
+    `make_splitter`: gives what splits the text of the choice with that index, or None where its text is the answer.
     """
 
     def __init__(
@@ -144,99 +125,102 @@ class Generation:
         client: EngineClient,
         tokenizer: Tokenizer,
         metrics: Metrics,
-        by_token: bool = False,
+        make_splitter: Callable[[int], MessageSplitter | None] = lambda index: None,
     ) -> None:
         self.spec = spec
         self.request_id = request_id
         self._client = client
         self._is_cancelled = False
-        self._children = [
-            _Child(
-                spec, index=i, request_id=f"{request_id}-{i}", tokenizer=tokenizer, metrics=metrics, by_token=by_token
+        self._choices = [
+            _ChoiceStream(
+                spec,
+                index=i,
+                request_id=f"{request_id}-{i}",
+                tokenizer=tokenizer,
+                metrics=metrics,
+                splitter=make_splitter(i),
             )
             for i in range(len(spec.prompts) * spec.n)
         ]
 
     @property
     def num_choices(self) -> int:
-        """How many Ended events there will be."""
-        return len(self._children)
-
-    async def events(self) -> AsyncGenerator[Event, None]:
-        """Yield every choice's pieces and its end. Raises ServiceErrors, DeadlineExceeded among them."""
-        async with aclosing(self.batches()) as batches:
-            async for batch in batches:
-                for event in batch:
-                    yield event
+        """How many ChoiceFinished events there will be."""
+        return len(self._choices)
 
     def batches(self) -> AsyncGenerator[list[Event], None]:
-        """As events(), but what came at once for one choice is one list."""
-        sources = [self._drive(child) for child in self._children]
+        """Yield every choice's events and its end. A list is never empty: it is what came at once for one choice.
+
+        Raises ServiceErrors, DeadlineExceeded among them.
+        """
+        sources = [self._drive(choice) for choice in self._choices]
         return sources[0] if len(sources) == 1 else merged(sources)
 
     def cancel(self) -> None:
-        """End it from outside: events() raises RequestAborted, at once or when it begins."""
+        """End it from outside: batches() raises RequestAborted, at once or when it begins."""
         self._is_cancelled = True
-        for child in self._children:
-            if not child.finish_reason:
-                self._client.abort(child.request_id)
+        for choice in self._choices:
+            if not choice.finish_reason:
+                self._client.abort(choice.request_id)
 
     def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
         """The entries of a choice's prompt from its second token on, if asked for: all are there at its first event."""
-        return self._children[index].prompt_logprobs
+        return self._choices[index].prompt_logprobs
 
     def stats(self) -> Stats:
-        """Add up what the children used until now."""
-        children, n = self._children, self.spec.n
-        started = [child for child in children if child.first_s is not None]
-        first = min(started, key=lambda child: child.first_s or 0.0, default=None)
-        num_intervals = sum(max(child.num_tokens - 1, 0) for child in started)
-        decode_s = sum(child.last_s - (child.first_s or 0.0) for child in started)
+        """Add up what the choices used until now."""
+        choices, n = self._choices, self.spec.n
+        started = [choice for choice in choices if choice.first_s is not None]
+        first = min(started, key=lambda choice: choice.first_s or 0.0, default=None)
+        num_intervals = sum(max(choice.num_tokens - 1, 0) for choice in started)
+        decode_s = sum(choice.last_s - (choice.first_s or 0.0) for choice in started)
         return Stats(
             num_prompt_tokens=sum(map(len, self.spec.prompts)),
-            num_cached_tokens=sum(child.num_cached_tokens for child in children[::n]),
-            num_output_tokens=sum(child.num_tokens for child in children),
+            num_cached_tokens=sum(choice.num_cached_tokens for choice in choices[::n]),
+            num_output_tokens=sum(choice.num_tokens for choice in choices),
+            num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in choices),
             queue_s=None if first is None else first.queue_s,
             prefill_s=None if first is None else first.prefill_s,
             ttft_s=None if first is None else (first.first_s or 0.0) - self.spec.arrival_s,
             itl_s=decode_s / num_intervals if num_intervals else None,
-            total_s=max([child.last_s for child in started], default=self.spec.arrival_s) - self.spec.arrival_s,
-            finish_reasons=list(dict.fromkeys(child.finish_reason for child in children if child.finish_reason)),
+            total_s=max([choice.last_s for choice in started], default=self.spec.arrival_s) - self.spec.arrival_s,
+            finish_reasons=list(dict.fromkeys(choice.finish_reason for choice in choices if choice.finish_reason)),
         )
 
-    async def _drive(self, child: "_Child") -> AsyncGenerator[list[Event], None]:
+    async def _drive(self, choice: "_ChoiceStream") -> AsyncGenerator[list[Event], None]:
         if self._is_cancelled:
             raise RequestAborted("The request was cancelled.")
-        async with aclosing(self._client.submit(child.add_request())) as deltas:  # closing it early aborts
-            while not child.finish_reason:
+        async with aclosing(self._client.submit(choice.add_request())) as outputs:  # closing it early aborts
+            while not choice.finish_reason:
                 try:
-                    events = child.feed(await self._next(deltas))
+                    events = choice.feed(await self._next(outputs))
                 except GrammarError as error:  # of the engine, which knows no fields
                     error.param = error.param or self.spec.grammar_param
                     raise
-                if child.is_stopped_early:
-                    self._client.abort(child.request_id, reason="stop")
-                if child.finish_reason and all(sibling.finish_reason for sibling in self._children):
-                    longest = max(sibling.num_tokens for sibling in self._children)
-                    child.metrics.observe("request_max_num_generation_tokens", longest)
-                yield events
+                if choice.is_stopped_early:
+                    self._client.abort(choice.request_id, reason="stop")
+                if choice.finish_reason and all(sibling.finish_reason for sibling in self._choices):
+                    longest = max(sibling.num_tokens for sibling in self._choices)
+                    choice.metrics.observe("request_max_num_generation_tokens", longest)
+                if events:
+                    yield events
 
-    async def _next(self, deltas: AsyncIterator[Delta]) -> Delta:
+    async def _next(self, outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
         deadline_s = self.spec.deadline_s
         if deadline_s is None:
-            delta = await anext(deltas, None)
+            output = await anext(outputs, None)
         else:
             try:
                 async with asyncio.timeout(deadline_s - time.monotonic()):
-                    delta = await anext(deltas, None)
+                    output = await anext(outputs, None)
             except TimeoutError:
                 raise DeadlineExceeded(self.spec.timeout_s or 0.0) from None
-        if delta is None:
+        if output is None:
             raise EngineError("The engine ended the request without a reason.")
-        return delta
+        return output
 
 
-class _Child:
+class _ChoiceStream:
     """One engine request: its text state, its counts, its clock."""
 
     def __init__(
@@ -247,7 +231,7 @@ class _Child:
         request_id: str,
         tokenizer: Tokenizer,
         metrics: Metrics,
-        by_token: bool,
+        splitter: MessageSplitter | None,
     ) -> None:
         self.index = index
         self.request_id = request_id
@@ -261,13 +245,18 @@ class _Child:
         self.finish_reason = ""
         self._spec = spec
         self.metrics = metrics
-        self._by_token = by_token
+        self._splitter = splitter
         self._detokenizer = tokenizer.detokenizer(
             skip_special_tokens=spec.skip_special_tokens,
             visible_ids=spec.visible_ids,
             context=spec.text_context(index),
         )
         self._stop = StopChecker(spec.stop, include_in_output=spec.include_stop_str_in_output) if spec.stop else None
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far, its tags among them."""
+        return self._splitter.num_reasoning_tokens if self._splitter is not None else 0
 
     @property
     def is_stopped_early(self) -> bool:
@@ -292,51 +281,58 @@ class _Child:
             lora_index=spec.lora_index,
         )
 
-    def feed(self, delta: Delta) -> list[Event]:
-        """Turn a delta into events. Raises RequestAborted if someone else ended the request."""
-        if delta.finish_reason == "abort":
+    def feed(self, output: RequestOutput) -> list[Event]:
+        """Turn what the engine sent into events. Raises RequestAborted if someone else ended the request."""
+        if output.finish_reason == "abort":
             raise RequestAborted("The request was cancelled.")
-        self.prompt_logprobs += delta.prompt_logprobs
+        self.prompt_logprobs += output.prompt_logprobs
         if self._spec.is_scoring_only:
-            delta.token_ids, delta.logprobs, delta.stop_token_id = [], None, None
-            delta.finish_reason = delta.finish_reason and "length"
-        texts, num_used = self._advance(delta)
-        self._count(delta, num_used)
-        finish_reason = delta.finish_reason or ""
+            output.token_ids, output.logprobs, output.stop_token_id = [], None, None
+            output.finish_reason = output.finish_reason and "length"
+        texts, num_used = self._advance(output)
+        self._count(output, num_used)
+        finish_reason = output.finish_reason or ""
         tail = self._finish_text() if finish_reason else ""
         if self._stop is not None and self._stop.matched is not None:
             finish_reason = "stop"
-        events = self._pieces(delta, texts, tail, num_used)
+        deltas = self._deltas(output, texts, tail, num_used)
+        end = None
         if finish_reason:
-            self.finish_reason = finish_reason
             self.metrics.observe("e2e_request_latency_seconds", self.last_s - self._spec.arrival_s)
-            events.append(Ended(self.index, finish_reason, self._stop.matched if self._stop is not None else None))
+            stop_string = self._stop.matched if self._stop is not None else None
+            end = ChoiceFinished(self.index, finish_reason, stop_string)
+        if self._splitter is not None:
+            events = self._splitter.feed(deltas, end)
+        else:
+            events = [*deltas, end] if end is not None else [*deltas]
+        if end is not None:
+            self.finish_reason = end.finish_reason
         return events
 
-    def _pieces(self, delta: Delta, texts: list[str], tail: str, num_used: int) -> list[Event]:
-        """Return one Piece, or one per token; the tail belongs to the last."""
-        logprobs = delta.logprobs
-        if not self._by_token or num_used < 2:
+    def _deltas(self, output: RequestOutput, texts: list[str], tail: str, num_used: int) -> list[TextDelta]:
+        """Return one delta, or one per token for a splitter; the tail belongs to the last."""
+        ids, logprobs = output.token_ids, output.logprobs
+        if self._splitter is None or num_used < 2:
             text = "".join(texts) + tail
             shown = logprobs[:num_used] if logprobs is not None else None
-            return [Piece(self.index, text, delta.token_ids[:num_used], shown)] if num_used or text else []
+            return [TextDelta(self.index, "text", text, ids[:num_used], shown)] if num_used or text else []
         texts += [""] * (num_used - len(texts))  # the token that stopped it is no text
         texts[-1] += tail
         return [
-            Piece(self.index, text, delta.token_ids[i : i + 1], logprobs[i : i + 1] if logprobs is not None else None)
+            TextDelta(self.index, "text", text, ids[i : i + 1], logprobs[i : i + 1] if logprobs is not None else None)
             for i, text in enumerate(texts)
         ]
 
-    def _advance(self, delta: Delta) -> tuple[list[str], int]:
+    def _advance(self, output: RequestOutput) -> tuple[list[str], int]:
         """Return the texts to give out (one per token if they are needed or known) and how many of the tokens count:
         those up to a stop string's end.
         """
-        ids = delta.token_ids
+        ids = output.token_ids
         num_shown = len(ids)
-        if delta.stop_token_id is not None and not self._spec.include_stop_str_in_output:
+        if output.stop_token_id is not None and not self._spec.include_stop_str_in_output:
             num_shown -= 1  # the token that stopped it is counted but not text
         if self._stop is None:
-            if not self._by_token:
+            if self._splitter is None:
                 return [self._detokenizer.push(ids[:num_shown])], len(ids)
             return [self._detokenizer.push((token_id,)) for token_id in ids[:num_shown]], len(ids)
         parts = []
@@ -354,13 +350,13 @@ class _Child:
             return tail
         return self._stop.push(tail) + self._stop.finish()
 
-    def _count(self, delta: Delta, num_tokens: int) -> None:
-        now_s = delta.arrival_s or time.monotonic()
-        is_scored = self._spec.is_scoring_only and delta.queue_s is not None
+    def _count(self, output: RequestOutput, num_tokens: int) -> None:
+        now_s = output.arrival_s or time.monotonic()
+        is_scored = self._spec.is_scoring_only and output.queue_s is not None
         if self.first_s is None and (num_tokens or is_scored):
             self.first_s = now_s
-            self.num_cached_tokens = delta.num_cached_tokens or 0
-            self.queue_s, self.prefill_s = delta.queue_s, delta.prefill_s
+            self.num_cached_tokens = output.num_cached_tokens or 0
+            self.queue_s, self.prefill_s = output.queue_s, output.prefill_s
             self.metrics.observe("time_to_first_token_seconds", now_s - self._spec.arrival_s)
             if num_tokens > 1:
                 self.metrics.observe("inter_token_latency_seconds", 0.0, num_tokens - 1)

@@ -1,13 +1,13 @@
 """create_app: the ASGI application of one HTTP worker. Imports engine.interface and server.
 
-AccessLog (id, log line, exceptions) → CORS → KeyGuard → BodyLimit → FastAPI: routers, handlers → reply, streaming
+AccessLog (id, log line, exceptions) → CORS → KeyGuard → BodyLimit → FastAPI: ApiRoutes, handlers → reply, streaming
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -17,44 +17,27 @@ from engine.interface.config import ServerConfig
 from engine.interface.control import Supervisor
 from engine.interface.errors import ServiceError
 from engine.interface.metrics import Metrics
-from server.api.embeddings.schema import EmbeddingBody
 from server.api.error_replies import error_from_http, error_reply
-from server.api.messages.schema import CountTokensBody, MessagesBody
 from server.api.request_record import OpenRequests, record_of
-from server.api.responses.schema import ResponsesBody
-from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from server.api.service import Service, make_service
 from server.config.api_keys import KeyRing
 from server.config.version import package_version
 from server.errors import ClientGone
 from server.http.access_log import AccessLog, RequestTracer
+from server.http.api_route import ApiRoute, router_of
 from server.http.auth import KeyGuard
 from server.http.metrics import HttpMetrics
 from server.http.openapi import openapi_document
-from server.http.routes.embeddings import embeddings_router
-from server.http.routes.generate import chat_router, completions_router
-from server.http.routes.health import metrics_router, public_router
-from server.http.routes.kv import kv_router
-from server.http.routes.messages import messages_router
-from server.http.routes.models import models_router, requests_router
-from server.http.routes.pages import chat_page_router, pages_router, public_pages_router
+from server.http.routes.embeddings import embeddings_routes
+from server.http.routes.generate import chat_routes, completions_routes
+from server.http.routes.health import health_routes, metrics_routes
+from server.http.routes.kv import kv_routes
+from server.http.routes.messages import messages_routes
+from server.http.routes.models import models_routes, requests_routes
+from server.http.routes.pages import chat_page_routes, docs_routes, kv_page_routes
 from server.http.routes.request_body import BodyLimit
-from server.http.routes.responses import responses_router
-from server.http.routes.tokenize import tokens_router
-
-_BODIES: dict[str, type[BaseModel]] = {
-    model.__name__: model
-    for model in (
-        ChatBody,
-        CompletionBody,
-        ResponsesBody,
-        MessagesBody,
-        CountTokensBody,
-        TokenizeBody,
-        DetokenizeBody,
-        EmbeddingBody,
-    )
-}
+from server.http.routes.responses import responses_routes
+from server.http.routes.tokenize import tokens_routes
 
 
 def create_app(
@@ -79,31 +62,16 @@ def create_app(
         redoc_url=None,
         lifespan=lambda app: service.grammars,
     )
-    public = public_router(service)
-    pages, chat_page = public_pages_router(), chat_page_router()
-    routers = [public, pages, chat_page]  # first, so that what KeyGuard finds to be public is answered by them
-    for make_router in (
-        chat_router,
-        completions_router,
-        responses_router,
-        messages_router,
-        embeddings_router,
-        tokens_router,
-        models_router,
-        metrics_router,
-        kv_router,
-    ):
-        routers.append(make_router(service))
-    routers += [requests_router(service, open_requests), pages_router()]
-    for router in routers:
-        app.include_router(router)
-    http_metrics.create_series(routers)
+    routes = _routes(service, open_requests)
+    public = router_of(route for route in routes if route.is_public)
+    app.include_router(public)  # first, so that what KeyGuard finds to be public is answered by it
+    app.include_router(router_of(route for route in routes if not route.is_public))
+    http_metrics.create_series(route.path for route in routes)
     _handle_errors(app, service)
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key_hashes:
         keys = KeyRing(config.api_key_hashes, newer=lambda: supervisor.key_hashes)
-        shown = [*public.routes, *pages.routes, *chat_page.routes]
-        app.add_middleware(KeyGuard, keys=keys, public=shown, on_refusal=service.count_rejected)
+        app.add_middleware(KeyGuard, keys=keys, public=public.routes, on_refusal=service.count_rejected)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -115,8 +83,28 @@ def create_app(
     app.add_middleware(
         AccessLog, tracker=open_requests, on_end=http_metrics.end, tracer=tracer, root_path=config.root_path
     )
-    app.openapi = lambda: _openapi(app, needs_key=bool(config.api_key_hashes))  # type: ignore[method-assign]
+    app.openapi = lambda: _openapi(app, routes, needs_key=bool(config.api_key_hashes))  # type: ignore[method-assign]
     return app
+
+
+def _routes(service: Service, open_requests: OpenRequests) -> list[ApiRoute]:
+    """Return all endpoints, in the order of the OpenAPI document."""
+    return [
+        *health_routes(service),
+        *kv_page_routes(),
+        *chat_page_routes(),
+        *chat_routes(service),
+        *completions_routes(service),
+        *responses_routes(service),
+        *messages_routes(service),
+        *embeddings_routes(service),
+        *tokens_routes(service),
+        *models_routes(service),
+        *metrics_routes(service),
+        *kv_routes(service),
+        *requests_routes(service, open_requests),
+        *docs_routes(),
+    ]
 
 
 def _handle_errors(app: FastAPI, service: Service) -> None:
@@ -146,7 +134,7 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
     app.add_exception_handler(ClientDisconnect, handle_disconnect)  # type: ignore[arg-type]
 
 
-def _openapi(app: FastAPI, *, needs_key: bool) -> dict[str, Any]:
+def _openapi(app: FastAPI, routes: Sequence[ApiRoute], *, needs_key: bool) -> dict[str, Any]:
     if app.openapi_schema is None:
-        app.openapi_schema = openapi_document(app, bodies=_BODIES, needs_key=needs_key)
+        app.openapi_schema = openapi_document(app, routes, needs_key=needs_key)
     return app.openapi_schema

@@ -6,8 +6,6 @@ It counts per request, not per token, and sets gauges when the counts are sent t
 import asyncio
 from collections.abc import Callable, Iterable
 
-from fastapi import APIRouter
-from starlette.routing import Route
 from starlette.types import Scope
 
 from engine.interface.metrics import FAILURES, Metrics
@@ -26,10 +24,9 @@ class HttpMetrics:
         self._num_requests = num_requests
         self.num_connections: Callable[[], int] = lambda: 0
 
-    def create_series(self, routers: Iterable[APIRouter]) -> None:
-        """Count nothing on each route, so that every series is there from the start."""
-        paths = {route.path for router in routers for route in router.routes if isinstance(route, Route)}
-        for path in (*sorted(paths), NO_ROUTE):
+    def create_series(self, paths: Iterable[str]) -> None:
+        """Count nothing on the path of each route, so that every series is there from the start."""
+        for path in (*sorted(set(paths)), NO_ROUTE):
             for status in _CLASSES:
                 self._metrics.count("http_requests_total", 0, (path, status))
 

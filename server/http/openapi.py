@@ -1,32 +1,19 @@
 """The OpenAPI document: FastAPI's, with bodies, replies, errors and headers. Imports fastapi, msgspec, pydantic.
 
-The routes parse bodies and write replies themselves, so FastAPI knows neither. A route that reads a body names its
-schema in `openapi_extra={"x-body": …}`; the replies are in _ANSWERS, by path. The document is made once per app.
+The handlers parse bodies and write replies themselves, so FastAPI knows neither: both are in the ApiRoutes.
+The document is made once per app.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
 
-from server.api.embeddings.run import EmbeddingList
+from server.api.embeddings.schema import EmbeddingBody
 from server.api.error_replies import AnthropicBody, ErrorBody, speaks_anthropic
-from server.api.messages.objects import Message, TokenCount
-from server.api.objects import (
-    CancelledRequest,
-    ChatChunk,
-    ChatCompletion,
-    Detokenized,
-    ModelCard,
-    ModelList,
-    Rendered,
-    TextCompletion,
-)
-from server.api.responses.objects import Response
-from server.http.routes.kv_feed import KvState
+from server.http.api_route import ApiRoute
 
 Schema = dict[str, Any]
 
@@ -58,70 +45,16 @@ _STATUSES: dict[int, tuple[str, tuple[str, ...]]] = {
 }
 _ANY_ROUTE = (400, 405, 431, 500)
 _WITH_BODY = (404, 408, 409, 413, 415, 429, 503)
-_PUBLIC = ("/health", "/ready", "/version")  # no key is asked for
 
 
-class _Answers(msgspec.Struct, frozen=True):
-    """The 200 reply of a route. stream: the data of its events, and their end."""
-
-    whole: type[msgspec.Struct]
-    stream: str | None = None
-    is_list: bool = False
-
-
-class Health(msgspec.Struct):
-    """The reply of GET /health; detail: the fault."""
-
-    status: str
-    detail: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class Ready(msgspec.Struct):
-    """The reply of GET /ready; done: the finished part of the stage, 0 to 1."""
-
-    stage: str
-    done: float
-
-
-class Version(msgspec.Struct):
-    """The reply of GET /version."""
-
-    version: str
-
-
-def _name(kind: type[msgspec.Struct]) -> str:
-    return _PREFIX + kind.__name__
-
-
-_ANSWERS: dict[str, _Answers] = {
-    "/v1/chat/completions": _Answers(ChatCompletion, f"{_name(ChatChunk)}, and [DONE] at the end"),
-    "/v1/completions": _Answers(TextCompletion, f"{_name(TextCompletion)}, and [DONE] at the end"),
-    "/v1/responses": _Answers(Response, "OpenAI's named events, from response.created to response.completed"),
-    "/v1/messages": _Answers(Message, "Anthropic's named events, from message_start to message_stop"),
-    "/v1/messages/count_tokens": _Answers(TokenCount),
-    "/v1/embeddings": _Answers(EmbeddingList),
-    "/v1/chat/completions/render": _Answers(Rendered),
-    "/v1/completions/render": _Answers(Rendered, is_list=True),
-    "/v1/requests/{request_id}": _Answers(CancelledRequest),
-    "/detokenize": _Answers(Detokenized),
-    "/v1/models": _Answers(ModelList),
-    "/v1/models/{model_id}": _Answers(ModelCard),
-    "/health": _Answers(Health),
-    "/ready": _Answers(Ready),
-    "/version": _Answers(Version),
-    "/kv/snapshot": _Answers(KvState),
-}
-_MAY_BE_503 = ("/kv/snapshot",)  # with an error
-_ALSO_503 = ("/health", "/ready")  # with the same body as their 200
-
-
-def openapi_document(app: FastAPI, *, bodies: Mapping[str, type[BaseModel]], needs_key: bool) -> Schema:
-    """Return the whole document. bodies: by the names in x-body; needs_key: API keys are set."""
+def openapi_document(app: FastAPI, routes: Sequence[ApiRoute], *, needs_key: bool) -> Schema:
+    """Return the whole document. routes: the app's; needs_key: API keys are set."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    schemas = {**_body_schemas(bodies), **_answer_schemas()}
+    shown = {route.document_path: route for route in routes if route.summary}
+    schemas = {**_body_schemas(shown.values()), **_answer_schemas(shown.values())}
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            _fill_in(operation, path, needs_key=needs_key and path not in _PUBLIC)
+            _fill_in(operation, shown[path], needs_key=needs_key)
     document["components"] = {
         "schemas": schemas,
         "headers": {name: {"description": text, "schema": schema} for name, (schema, text) in _HEADERS.items()},
@@ -135,41 +68,43 @@ def openapi_document(app: FastAPI, *, bodies: Mapping[str, type[BaseModel]], nee
     return document
 
 
-def _fill_in(operation: Schema, path: str, *, needs_key: bool) -> None:
-    statuses = [*_ANY_ROUTE]
-    if (name := operation.pop("x-body", None)) is not None:
-        operation["requestBody"] = {"required": True, "content": _json_content(name)}
+def _fill_in(operation: Schema, route: ApiRoute, *, needs_key: bool) -> None:
+    statuses = [*_ANY_ROUTE, *route.error_statuses]
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": _json_content(route.body.__name__)}
         statuses += _WITH_BODY
-    elif "{" in path:
+    elif "{" in route.path:
         statuses.append(404)
-    if path in _MAY_BE_503:
-        statuses.append(503)
-    if needs_key:
+    if needs_key and not route.is_public:
         statuses.append(401)
-    error = _json_content(_name(AnthropicBody if speaks_anthropic(path) else ErrorBody))
-    responses: Schema = {"200": _success(path, has_body=name is not None)}
+    error = _json_content(_name(AnthropicBody if speaks_anthropic(route.path) else ErrorBody))
+    responses: Schema = {"200": _success(route)}
     for status in sorted(statuses):
         description, headers = _STATUSES[status]
         responses[str(status)] = _response(description, error, headers)
-    if path in _ALSO_503:
+    if route.is_state:
         responses["503"] = {**responses["200"], "description": "Not now; the body says why"}
-    if not needs_key and path in _PUBLIC:
+    if route.is_public:
         operation["security"] = []
     operation["responses"] = responses
 
 
-def _success(path: str, *, has_body: bool) -> Schema:
-    headers = ("x-quire-ignored",) if has_body else ()
-    answers = _ANSWERS.get(path)
-    if answers is None:
-        return _response("Success", {"text/plain" if path == "/metrics" else "application/json": {}}, headers)
-    content = _json_content(_name(answers.whole))
-    if answers.is_list:
+def _success(route: ApiRoute) -> Schema:
+    headers = ("x-quire-ignored",) if route.body is not None else ()
+    if route.answer is None:
+        return _response("Success", {route.media_type: {}}, headers)
+    content = _json_content(_name(route.answer))
+    if route.is_list:
         content = {"application/json": {"schema": {"type": "array", "items": content["application/json"]["schema"]}}}
-    if answers.stream is not None:
-        event = {"data": {"type": "string", "description": answers.stream}, "event": {"type": "string"}}
+    if route.stream is not None:
+        data = route.stream if isinstance(route.stream, str) else f"{_name(route.stream)}, and [DONE] at the end"
+        event = {"data": {"type": "string", "description": data}, "event": {"type": "string"}}
         content["text/event-stream"] = {"schema": {"type": "object", "properties": event}}
     return _response("Success", content, headers)
+
+
+def _name(kind: type[msgspec.Struct]) -> str:
+    return _PREFIX + kind.__name__
 
 
 def _response(description: str, content: Schema, headers: tuple[str, ...]) -> Schema:
@@ -181,17 +116,20 @@ def _json_content(name: str) -> Schema:
     return {"application/json": {"schema": {"$ref": _REF + name}}}
 
 
-def _body_schemas(bodies: Mapping[str, type[BaseModel]]) -> Schema:
+def _body_schemas(routes: Iterable[ApiRoute]) -> Schema:
+    bodies = dict.fromkeys(route.body for route in routes if route.body is not None)
     schemas: Schema = {}
-    for name, model in bodies.items():
-        schema = model.model_json_schema(ref_template=_REF + "{model}")
+    for body in sorted(bodies, key=lambda body: body is EmbeddingBody):  # the last one, so that the bytes stay
+        schema = body.model_json_schema(ref_template=_REF + "{model}")
         schemas.update(schema.pop("$defs", {}))
-        schemas[name] = schema
+        schemas[body.__name__] = schema
     return schemas
 
 
-def _answer_schemas() -> Schema:
-    types = {answers.whole for answers in _ANSWERS.values()} | {ChatChunk, ErrorBody, AnthropicBody}
+def _answer_schemas(routes: Iterable[ApiRoute]) -> Schema:
+    types: set[type[msgspec.Struct]] = {ErrorBody, AnthropicBody}
+    for route in routes:
+        types.update(kind for kind in (route.answer, route.stream) if isinstance(kind, type))
     in_order = sorted(types, key=lambda kind: kind.__name__)
     _, components = msgspec.json.schema_components(in_order, ref_template=_REF + _PREFIX + "{name}")
     return {_PREFIX + name: schema for name, schema in components.items()}

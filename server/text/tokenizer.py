@@ -84,6 +84,17 @@ class Tokenizer:
         # a batch of one, since encode() holds the GIL: a long prompt would stop every stream of the worker
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    def encode_inner(self, text: str) -> list[int]:
+        """Return the ids of text within a text: sentencepiece must not put its first space there.
+
+        The trick of transformers' _encode_chat_piece: encode after a newline, then take the newline off.
+        """
+        newline = self.encode("\n", add_special_tokens=False)
+        ids = self.encode("\n" + text, add_special_tokens=False)
+        if ids[: len(newline)] == newline:
+            return ids[len(newline) :]
+        return self.encode(text, add_special_tokens=False)
+
     def check_length(self, text: str, *, max_model_len: int, param: str) -> None:
         """Raise PromptTooLong for a text that is hopelessly long, without encoding all of it (8 MiB take seconds).
 
@@ -172,27 +183,16 @@ class Tokenizer:
             if not ids:
                 ids += self._encode_plain(piece) if is_plain else self.encode(piece, add_special_tokens=False)
             else:
-                ids += self._encode_plain(piece) if is_plain else self._encode_inner(piece)
+                ids += self._encode_plain(piece) if is_plain else self.encode_inner(piece)
         return ids
 
     def _encode_plain(self, token: str) -> list[int]:
         """Encode a control token's text as the characters that it is made of."""
         for parts in ((token[:1], token[1:]), tuple(token)):
-            ids = [id_ for part in parts if part for id_ in self._encode_inner(part)]
+            ids = [id_ for part in parts if part for id_ in self.encode_inner(part)]
             if self._added_ids.isdisjoint(ids):
                 return ids
         return []  # a vocabulary whose single characters are control tokens: nothing can stand for it but nothing
-
-    def _encode_inner(self, text: str) -> list[int]:
-        """Encode text from the middle of a prompt: sentencepiece must not put its first space there.
-
-        The trick of transformers' _encode_chat_piece: encode after a newline, then take the newline off.
-        """
-        newline = self.encode("\n", add_special_tokens=False)
-        ids = self.encode("\n" + text, add_special_tokens=False)
-        if ids[: len(newline)] == newline:
-            return ids[len(newline) :]
-        return self.encode(text, add_special_tokens=False)
 
 
 def load_tokenizer(folder: Path, *, chat_template: Path | None = None) -> Tokenizer:

@@ -13,7 +13,8 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from server.http.routes.pages import chat_page_router
+from server.http.api_route import router_of
+from server.http.routes.pages import chat_page_routes
 
 Chunk = dict[str, Any]
 
@@ -45,7 +46,7 @@ class FakeServer:
     def app(self) -> FastAPI:
         """Return the application."""
         app = FastAPI(openapi_url=None)
-        app.include_router(chat_page_router())
+        app.include_router(router_of(chat_page_routes()))
 
         @app.get("/ready")
         async def ready() -> Response:

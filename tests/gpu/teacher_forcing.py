@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from engine.core.local_client import Generation
+from engine.core.local_client import GenerationResult
 from kernels import dispatch
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
@@ -85,10 +85,10 @@ class Reference:
             self._model = build(config, Weights(reader), TensorParallel())
         self._config, self._device, self._dtype = config, reader.device, reader.dtype
 
-    def score(self, prompts: list[list[int]], generations: list[Generation]) -> Scores:
+    def score(self, prompts: list[list[int]], generations: list[GenerationResult]) -> Scores:
         """Feed each prompt with the tokens that followed it. Blocks."""
         parts: list[Scores] = []
-        batch: list[tuple[list[int], Generation]] = []
+        batch: list[tuple[list[int], GenerationResult]] = []
         for pair in zip(prompts, generations, strict=True):
             if sum(len(p) + len(g.token_ids) for p, g in [*batch, pair]) > _MAX_TOKENS:
                 parts.append(self._score(batch))
@@ -97,7 +97,7 @@ class Reference:
         parts.append(self._score(batch))
         return Scores(*(torch.cat([getattr(part, name) for part in parts]) for name in ("gaps", "spreads", "logprobs")))
 
-    def _score(self, batch: list[tuple[list[int], Generation]]) -> Scores:
+    def _score(self, batch: list[tuple[list[int], GenerationResult]]) -> Scores:
         sequences = [prompt + generation.token_ids[:-1] for prompt, generation in batch]
         with torch.inference_mode(), mock.patch.object(dispatch, "HAS_TRITON", False):
             hidden = self._forward(sequences).split([len(sequence) for sequence in sequences])
@@ -108,7 +108,7 @@ class Reference:
         gaps, spreads, logprobs = zip(*scores, strict=True)
         return Scores(torch.cat(gaps), torch.cat(spreads), torch.cat(logprobs))
 
-    def _score_one(self, hidden: torch.Tensor, generation: Generation) -> tuple[torch.Tensor, ...]:
+    def _score_one(self, hidden: torch.Tensor, generation: GenerationResult) -> tuple[torch.Tensor, ...]:
         """hidden: [n, hidden_size], before each generated token."""
         logits = self._model.compute_logits(hidden).float()
         chosen = torch.tensor(generation.token_ids, device=self._device)

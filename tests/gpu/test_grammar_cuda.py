@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from engine.interface.config import EngineConfig
@@ -38,3 +39,17 @@ def test_a_forced_text_comes_out_whole_whatever_the_sampling(offline):
         text = TOKENIZER.decode(generation.token_ids)
         assert text.startswith("page ")
         assert text.endswith(" of 640.")
+
+
+def test_a_filter_of_tokens_holds_beside_free_rows(offline):
+    free = [(SamplingParams(max_tokens=40, temperature=1.0, seed=i), None) for i in range(4)]
+    alone = run(offline, free)
+    allowed = list(range(3, 200))
+    filters = {"max_tokens": 40, "min_tokens": 0, "allowed_token_ids": allowed, "bad_words": [[5], [9, 9]]}
+    bound = [(msgspec.structs.replace(kind, **filters), None) for kind in KINDS * 4]
+    replies = run(offline, bound + free)
+    assert [reply.token_ids for reply in replies[len(bound) :]] == [reply.token_ids for reply in alone]
+    for reply in replies[: len(bound)]:
+        assert len(reply.token_ids) == 40
+        assert set(reply.token_ids) <= set(allowed) - {5}
+        assert (9, 9) not in set(zip(reply.token_ids, reply.token_ids[1:], strict=False))

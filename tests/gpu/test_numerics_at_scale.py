@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import torch
 
-from engine.core.local_client import Generation, generate
+from engine.core.local_client import GenerationResult, generate
 from engine.interface.config import EngineConfig
 from engine.interface.protocol import AbortRequest, SamplingParams
 from engine.offline import OfflineEngine
@@ -65,7 +65,7 @@ class Run:
 
     name: str
     prompts: list[list[int]]
-    generations: list[Generation]
+    generations: list[GenerationResult]
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _run(loaded: LoadedEngine, shape: Shape, case: Case, *, depth: int, name: st
     return Run(name, prompts, generations)
 
 
-def _judged(run: Run) -> tuple[list[list[int]], list[Generation]]:
+def _judged(run: Run) -> tuple[list[list[int]], list[GenerationResult]]:
     """Requests from all over the batch."""
     stride = -(-len(run.prompts) // MAX_JUDGED)
     return run.prompts[::stride], run.generations[::stride]

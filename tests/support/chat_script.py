@@ -1,4 +1,4 @@
-"""Chat events to feed to the writers of other APIs, and a generation that only has what writers ask of it."""
+"""Events of a chat to feed to the writers of other APIs, and a generation that only has what writers ask of it."""
 
 import json
 
@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from engine.interface.protocol import SamplingParams
 from server.api.sse import ReplyHead
-from server.generation.chat_generation import ChatEvent, ReasoningDelta, TextDelta, ToolArguments, ToolCallStart
-from server.generation.generation import Ended, GenerationSpec, Stats
+from server.generation.events import ChoiceFinished, Event, TextDelta, ToolArguments, ToolCallStart
+from server.generation.generation import GenerationSpec, Stats
 
 HEAD = ReplyHead("id_1", 1_700_000_000, "tiny")
 
 
 class ScriptedChat:
-    """Stands in for a ChatGeneration that has run."""
+    """Stands in for the CompletionStream of a chat that has run."""
 
     def __init__(self, **counts: int) -> None:
         params = SamplingParams(max_tokens=99, temperature=0.5, top_p=0.9)
@@ -39,22 +39,20 @@ class Said(msgspec.Struct, frozen=True):
         return "".join(self.pieces)
 
 
-def events_of(script: list[Said], finish_reason: str = "stop", stop_string: str | None = None) -> list[ChatEvent]:
-    """Return the chat events of a script; each call has the id call_0, call_1, ..."""
-    events: list[ChatEvent] = []
+def events_of(script: list[Said], finish_reason: str = "stop", stop_string: str | None = None) -> list[Event]:
+    """Return the events of a script; each call has the id call_0, call_1, ..."""
+    events: list[Event] = []
     num_calls = 0
     for said in script:
-        if said.kind == "text":
-            events += [TextDelta(0, piece, [1], None) for piece in said.pieces]
-        elif said.kind == "reasoning":
-            events += [ReasoningDelta(0, piece, [1], None) for piece in said.pieces]
+        if said.kind in ("text", "reasoning"):
+            events += [TextDelta(0, said.kind, piece, [1], None) for piece in said.pieces]
         else:
             events.append(ToolCallStart(0, num_calls, f"call_{num_calls}", said.kind))
             for piece in said.pieces:
                 events.append(ToolArguments(0, num_calls, piece))
-                events.append(TextDelta(0, "", [1], None))  # the tokens of a call ride on events without text
+                events.append(TextDelta(0, "text", "", [1], None))  # the tokens of a call ride on events without text
             num_calls += 1
-    return [*events, Ended(0, finish_reason, stop_string)]
+    return [*events, ChoiceFinished(0, finish_reason, stop_string)]
 
 
 def joined(script: list[Said]) -> list[tuple[str, str]]:

@@ -219,7 +219,7 @@ class Harness:
         return {request_id: seen.token_ids for request_id, seen in self.seen.items()}
 
     def _check_seen(self, request_id: str, seen: Seen) -> None:
-        if seen.grammar is not None:
+        if seen.grammar is not None or seen.params.has_filter:
             assert len(seen.ends) == 1, f"{request_id} ended {seen.ends}"
             assert seen.num_started == bool(seen.token_ids)
             return
@@ -291,5 +291,5 @@ class Harness:
         for finished in events.finished:
             seen = self.seen[events.request_ids[finished.row]]
             seen.ends.append(finished.reason)
-            if seen.grammar is None and seen.pooling is None:
+            if seen.grammar is None and seen.pooling is None and not seen.params.has_filter:
                 assert (finished.reason == "stop") == (finished.stop_token_id is not None)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from engine.core.step import NEWEST, RowPlan, StepPlan, StepResult, TokenMasks
-from engine.interface.client import Delta
+from engine.interface.client import RequestOutput
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
 from engine.interface.protocol import AddRequest, EngineReady, KvSnapshot, SamplingParams, TokenLogprobs
@@ -77,7 +77,7 @@ class FakeEngineClient:
     def ready(self, ready: EngineReady | None) -> None:
         self._ready = ready
 
-    async def submit(self, request: AddRequest) -> AsyncGenerator[Delta, None]:
+    async def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         self.submitted.append(request)
         has_failed = False
         try:
@@ -108,7 +108,7 @@ class FakeEngineClient:
         self._ready = None
         self.fail, self.fail_after = ShuttingDown("The server is shutting down."), 0
 
-    async def _answer(self, request: AddRequest) -> AsyncIterator[Delta]:
+    async def _answer(self, request: AddRequest) -> AsyncIterator[RequestOutput]:
         if request.pooling is not None:
             yield await self._embed(request)
             return
@@ -123,10 +123,10 @@ class FakeEngineClient:
             if self.fail is not None and num_sent >= self.fail_after:
                 raise self.fail
             if request.request_id in self._aborting:
-                yield Delta([], finish_reason="abort")
+                yield RequestOutput([], finish_reason="abort")
                 return
             is_last = i == len(pieces) - 1
-            yield Delta(
+            yield RequestOutput(
                 piece,
                 prompt_logprobs=_prompt_logprobs(request) if i == 0 else [],
                 logprobs=_logprobs(piece, request.params.logprobs),
@@ -139,15 +139,15 @@ class FakeEngineClient:
             )
             num_sent += len(piece)
 
-    async def _embed(self, request: AddRequest) -> Delta:
+    async def _embed(self, request: AddRequest) -> RequestOutput:
         await asyncio.sleep(self.delay_s)
         if self.hold is not None:
             await self.hold.wait()
         if self.fail is not None:
             raise self.fail
         if request.request_id in self._aborting:
-            return Delta([], finish_reason="abort")
-        return Delta(
+            return RequestOutput([], finish_reason="abort")
+        return RequestOutput(
             [],
             embedding=fake_embedding(request).tobytes(),
             arrival_s=time.monotonic(),

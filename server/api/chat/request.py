@@ -18,20 +18,20 @@ from engine.interface.protocol import EngineReady
 from server.api.as_chat import rename_fields
 from server.api.chat.template_messages import shorten_call_ids, template_messages
 from server.api.chat.tools import ToolPlan, check_tools, plan_tools
+from server.api.generation_spec import chat_spec, check_chat
 from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
 from server.api.reply_options import ReplyOptions, reply_options
 from server.api.request_record import record_of
-from server.api.sampling_fields import chat_spec, check_chat
-from server.api.schemas import MAX_TOKENS, ChatBody
+from server.api.sampling_fields import MAX_TOKENS, ModelFacts
+from server.api.schemas import ChatBody
 from server.api.service import Service
 from server.api.sse import ReplyHead
-from server.generation.chat_generation import ChatGeneration
-from server.generation.generation import Generation
+from server.generation.generation import CompletionStream
+from server.generation.message_splitter import MessageSplitter
 from server.structured_output.grammar_spec import ConstraintRequest, constraint_of
 from server.structured_output.tool_grammar import answer_grammar, tool_grammar
 from server.text.chat_template import template_timeout
-from server.text.parsers.base import PartsParser
 from server.text.parsers.detect import ChatFormat, make_parser
 from server.text.parsers.reasoning import ReasoningPlace, reasoning_place
 from server.text.tokenizer import TEMPLATE_DEADLINE_S, Tokenizer
@@ -44,7 +44,7 @@ class PreparedChat(msgspec.Struct, frozen=True):
     """A checked chat request, not begun yet."""
 
     head: ReplyHead
-    generation: ChatGeneration
+    generation: CompletionStream
     options: ReplyOptions
     headers: dict[str, str]  # of the answer: names what was ignored
     ignored: list[str]  # the same names, for a route whose body has others
@@ -90,8 +90,7 @@ async def prepare_chat(
     spec = chat_spec(
         body,
         prompt.token_ids,
-        limits=limits,
-        defaults=service.defaults,
+        model=ModelFacts(limits, service.defaults, tokenizer),
         moment=moment,
         grammar=grammar,
         shrinks_max_tokens=shrinks_max_tokens,
@@ -103,20 +102,21 @@ async def prepare_chat(
     spec = msgspec.structs.replace(spec, visible_ids=visible_ids, grammar_param=grammar_param, lora_index=lora_index)
     head = ReplyHead(f"{id_prefix}{secrets.token_hex(16)}", int(time.time()), model)
 
-    def parser() -> PartsParser | None:
-        return make_parser(chat_format, tools=plan.callable, is_reasoning=prompt.reasoning == "open")
+    def splitter(index: int) -> MessageSplitter | None:
+        parser = make_parser(chat_format, tools=plan.callable, is_reasoning=prompt.reasoning == "open")
+        if parser is None:
+            return None
+        return MessageSplitter(index, parser, max_calls=None if plan.is_parallel else 1, must_call=plan.must_call)
 
-    generation = Generation(
+    generation = CompletionStream(
         spec,
         request_id=head.id,
         client=service.client,
         tokenizer=tokenizer,
         metrics=service.metrics,
-        by_token=parser() is not None,
+        make_splitter=splitter,
     )
-    max_calls = None if plan.is_parallel else 1
-    chat = ChatGeneration(generation, make_parser=parser, max_calls=max_calls, must_call=plan.must_call)
-    return PreparedChat(head, chat, reply_options(body, spec.params), headers, ignored, plan)
+    return PreparedChat(head, generation, reply_options(body, spec.params), headers, ignored, plan)
 
 
 def _constraint_of(

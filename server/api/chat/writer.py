@@ -1,6 +1,6 @@
-"""Chat events as chat.completion and chat.completion.chunk. Imports server only.
+"""Events of a chat as chat.completion, or as a stream of chat.completion.chunk. Imports server only.
 
-Chat events joined into whole messages. Imports server only.
+The whole answer is collected from the same events that the stream sends one by one.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from engine.interface.errors import ServiceError
 from engine.interface.protocol import TokenLogprobs
 from server.api.logprobs import finite_logprob, prompt_logprobs_of, top_entries
 from server.api.objects import (
@@ -29,20 +30,13 @@ from server.api.objects import (
     usage_of,
 )
 from server.api.reply_options import ReplyOptions
-from server.api.sse import ReplyHead
-from server.generation.chat_generation import (
-    ChatEvent,
-    ChatGeneration,
-    ReasoningDelta,
-    TextDelta,
-    ToolArguments,
-    ToolCallStart,
-)
-from server.generation.generation import Ended
+from server.api.sse import PING, SSE_DONE, ReplyHead, data_events, data_failure
+from server.generation.events import ChoiceFinished, Event, TextDelta, ToolArguments, ToolCallStart
+from server.generation.generation import CompletionStream
 from server.text.tokenizer import Tokenizer
 
 
-class FoldedCall(msgspec.Struct):
+class CollectedCall(msgspec.Struct):
     """One whole tool call."""
 
     id: str
@@ -50,13 +44,13 @@ class FoldedCall(msgspec.Struct):
     arguments: str = ""
 
 
-class FoldedMessage(msgspec.Struct):
+class CollectedMessage(msgspec.Struct):
     """All events of one choice, joined."""
 
     index: int
     text: str = ""
     reasoning: str = ""
-    calls: list[FoldedCall] = []
+    calls: list[CollectedCall] = []
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str = ""
@@ -67,26 +61,24 @@ class FoldedMessage(msgspec.Struct):
         return self.text or (None if self.calls else "")
 
 
-def fold_chat(events: Sequence[ChatEvent]) -> list[FoldedMessage]:
+def collect_messages(events: Sequence[Event]) -> list[CollectedMessage]:
     """Join the events of each choice that ended, in order of index."""
     texts: dict[int, list[str]] = {}
     reasonings: dict[int, list[str]] = {}
     arguments: dict[tuple[int, int], list[str]] = {}
-    messages: dict[int, FoldedMessage] = {}
+    messages: dict[int, CollectedMessage] = {}
     for event in events:
-        message = messages.setdefault(event.index, FoldedMessage(event.index))
+        message = messages.setdefault(event.index, CollectedMessage(event.index))
         match event:
             case TextDelta():
-                texts.setdefault(event.index, []).append(event.text)
-                _add_tokens(message, event)
-            case ReasoningDelta():
-                reasonings.setdefault(event.index, []).append(event.text)
+                own = texts if event.kind == "text" else reasonings
+                own.setdefault(event.index, []).append(event.text)
                 _add_tokens(message, event)
             case ToolCallStart():
-                message.calls.append(FoldedCall(event.id, event.name))
+                message.calls.append(CollectedCall(event.id, event.name))
             case ToolArguments():
                 arguments.setdefault((event.index, event.call_index), []).append(event.text)
-            case Ended():
+            case ChoiceFinished():
                 message.finish_reason = event.finish_reason
     for index, message in messages.items():
         message.text = "".join(texts.get(index, ()))
@@ -96,7 +88,7 @@ def fold_chat(events: Sequence[ChatEvent]) -> list[FoldedMessage]:
     return [messages[index] for index in sorted(messages) if messages[index].finish_reason]
 
 
-def _add_tokens(message: FoldedMessage, event: TextDelta | ReasoningDelta) -> None:
+def _add_tokens(message: CollectedMessage, event: TextDelta) -> None:
     message.token_ids += event.token_ids
     if event.logprobs is not None:
         message.logprobs = message.logprobs or []
@@ -104,31 +96,80 @@ def _add_tokens(message: FoldedMessage, event: TextDelta | ReasoningDelta) -> No
 
 
 class ChatWriter:
-    """chat.completion and chat.completion.chunk."""
+    """Makes one answer."""
+
+    ping = PING
 
     def __init__(
-        self, head: ReplyHead, options: ReplyOptions, *, generation: ChatGeneration, tokenizer: Tokenizer
+        self, head: ReplyHead, options: ReplyOptions, *, generation: CompletionStream, tokenizer: Tokenizer
     ) -> None:
         self._head = head
         self._options = options
         self._generation = generation
         self._tokenizer = tokenizer
 
-    def opening(self) -> list[msgspec.Struct]:
+    def opening(self) -> bytes:
         """One role chunk per choice; the first one shows the prompt's ids if asked for."""
-        chunks: list[msgspec.Struct] = []
+        chunks = []
         for i in range(self._generation.num_choices):
             choice = ChatChunkChoice(i, ChatDelta(role="assistant", content="", refusal=None))
             chunk = self._chunk(choice)
             if i == 0:
                 chunk.prompt_token_ids = self._prompt_ids()
             chunks.append(chunk)
-        return chunks
+        return data_events(*chunks)
 
-    def chunk(self, event: ChatEvent, *, is_last: bool) -> msgspec.Struct | None:
+    def event(self, event: Event, *, is_last: bool) -> bytes:
         """The chunk of one event, if it shows anything."""
+        chunk = self._chunk_of(event, is_last=is_last)
+        return data_events(chunk) if chunk is not None else b""
+
+    def closing(self) -> bytes:
+        """The usage chunk, if it was asked for."""
+        if not self._options.include_usage:
+            return SSE_DONE
+        stats = self._generation.stats()
+        chunk = ChatChunk(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=[],
+            usage=usage_of(stats),
+            timings=timings_of(stats),
+        )
+        return data_events(chunk) + SSE_DONE
+
+    def failed(self, error: ServiceError, *, request_id: str) -> bytes:
+        """The error."""
+        return data_failure(error, request_id=request_id)
+
+    def whole(self, events: Sequence[Event]) -> msgspec.Struct:
+        """The answer as one body."""
+        choices = []
+        for collected in collect_messages(events):
+            choice = ChatChoice(
+                collected.index,
+                _message(collected),
+                self._logprobs(collected.logprobs, collected),
+                collected.finish_reason,
+            )
+            choice.token_ids = collected.token_ids if self._options.return_token_ids else UNSET
+            choices.append(choice)
+        stats = self._generation.stats()
+        return ChatCompletion(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=choices,
+            usage=usage_of(stats),
+            timings=timings_of(stats),
+            prompt_token_ids=self._prompt_ids(),
+            prompt_logprobs=self._prompt_logprobs(),
+        )
+
+    def _chunk_of(self, event: Event, *, is_last: bool) -> ChatChunk | None:
         match event:
-            case Ended():
+            case ChoiceFinished():
                 chunk = self._chunk(ChatChunkChoice(event.index, ChatDelta(), finish_reason=event.finish_reason))
                 if is_last and not self._options.include_usage:
                     chunk.timings = timings_of(self._generation.stats())
@@ -144,41 +185,6 @@ class ChatWriter:
         choice = ChatChunkChoice(event.index, _text_delta(event), self._logprobs(event.logprobs, event))
         choice.token_ids = event.token_ids if self._options.return_token_ids else UNSET
         return self._chunk(choice)
-
-    def closing(self) -> msgspec.Struct | None:
-        """The usage chunk."""
-        if not self._options.include_usage:
-            return None
-        stats = self._generation.stats()
-        return ChatChunk(
-            id=self._head.id,
-            created=self._head.created,
-            model=self._head.model,
-            choices=[],
-            usage=usage_of(stats),
-            timings=timings_of(stats),
-        )
-
-    def whole(self, events: Sequence[ChatEvent]) -> msgspec.Struct:
-        """The fold of the events."""
-        choices = []
-        for folded in fold_chat(events):
-            choice = ChatChoice(
-                folded.index, _message(folded), self._logprobs(folded.logprobs, folded), folded.finish_reason
-            )
-            choice.token_ids = folded.token_ids if self._options.return_token_ids else UNSET
-            choices.append(choice)
-        stats = self._generation.stats()
-        return ChatCompletion(
-            id=self._head.id,
-            created=self._head.created,
-            model=self._head.model,
-            choices=choices,
-            usage=usage_of(stats),
-            timings=timings_of(stats),
-            prompt_token_ids=self._prompt_ids(),
-            prompt_logprobs=self._prompt_logprobs(),
-        )
 
     def _prompt_logprobs(self) -> PromptLogprobs | UnsetType:
         count = self._options.prompt_logprobs
@@ -199,7 +205,7 @@ class ChatWriter:
         return list(self._generation.spec.prompts[0]) if self._options.return_token_ids else UNSET
 
     def _logprobs(
-        self, logprobs: list[TokenLogprobs] | None, source: TextDelta | ReasoningDelta | FoldedMessage
+        self, logprobs: list[TokenLogprobs] | None, source: TextDelta | CollectedMessage
     ) -> ChatLogprobs | None:
         if logprobs is None:
             return None
@@ -223,19 +229,19 @@ def _top(data: bytes, logprob: float) -> TopLogprob:
     return TopLogprob(_text(data), finite_logprob(logprob), list(data))
 
 
-def _text_delta(event: TextDelta | ReasoningDelta) -> ChatDelta:
-    if isinstance(event, TextDelta):
+def _text_delta(event: TextDelta) -> ChatDelta:
+    if event.kind == "text":
         return ChatDelta(content=event.text)
     return ChatDelta(reasoning_content=event.text, reasoning=event.text)
 
 
-def _message(folded: FoldedMessage) -> ChatMessage:
-    message = ChatMessage(content=folded.content)
-    if folded.reasoning:
-        message.reasoning_content = message.reasoning = folded.reasoning
-    if folded.calls:
+def _message(collected: CollectedMessage) -> ChatMessage:
+    message = ChatMessage(content=collected.content)
+    if collected.reasoning:
+        message.reasoning_content = message.reasoning = collected.reasoning
+    if collected.calls:
         message.tool_calls = [
-            ToolCall(id=call.id, function=CalledFunction(call.name, call.arguments)) for call in folded.calls
+            ToolCall(id=call.id, function=CalledFunction(call.name, call.arguments)) for call in collected.calls
         ]
     return message
 

@@ -8,15 +8,16 @@ import msgspec
 from starlette.requests import Request
 
 from engine.interface.protocol import EngineReady
+from server.api.generation_spec import check_completion, completion_spec
 from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
 from server.api.reply_options import ReplyOptions, reply_options
 from server.api.request_record import record_of
-from server.api.sampling_fields import check_completion, completion_spec
+from server.api.sampling_fields import ModelFacts
 from server.api.schemas import CompletionBody
 from server.api.service import Service
 from server.api.sse import ReplyHead
-from server.generation.generation import Generation
+from server.generation.generation import CompletionStream
 from server.structured_output.grammar_spec import constraint_of
 from server.text.tokenizer import Tokenizer
 
@@ -25,7 +26,7 @@ class PreparedCompletion(msgspec.Struct, frozen=True):
     """A checked completion request, not begun yet."""
 
     head: ReplyHead
-    generation: Generation
+    generation: CompletionStream
     options: ReplyOptions
     headers: dict[str, str]  # of the answer: names what was ignored
 
@@ -44,11 +45,12 @@ async def prepare_completion(service: Service, body: CompletionBody, request: Re
     prompts = body.prompt
     if isinstance(prompts[0], str):
         prompts = await asyncio.to_thread(_encode, service.tokenizer, prompts, limits)
-    spec = completion_spec(body, prompts, limits=limits, defaults=service.defaults, moment=moment, grammar=grammar)
+    facts = ModelFacts(limits, service.defaults, service.tokenizer)
+    spec = completion_spec(body, prompts, model=facts, moment=moment, grammar=grammar)
     lora_index = service.lora_index(model)
     spec = msgspec.structs.replace(spec, grammar_param=constraint and constraint.param, lora_index=lora_index)
     head = ReplyHead(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model)
-    generation = Generation(
+    generation = CompletionStream(
         spec, request_id=head.id, client=service.client, tokenizer=service.tokenizer, metrics=service.metrics
     )
     return PreparedCompletion(head, generation, reply_options(body, spec.params), headers)

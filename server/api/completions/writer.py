@@ -1,8 +1,6 @@
-"""From events to the bytes of an answer, whole or streamed. Imports server only.
+"""Events as text_completion, whole or as a stream of it. Imports server only.
 
-A writer belongs to one request. The whole answer is the fold of the same events that the stream sends one by one.
-
-Events of a generation, joined into whole choices, and its counts as usage and timings. Imports server only.
+The whole answer is collected from the same events that the stream sends one by one.
 """
 
 from collections.abc import Sequence
@@ -10,16 +8,18 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
+from engine.interface.errors import ServiceError
 from engine.interface.protocol import TokenLogprobs
 from server.api.logprobs import LegacyLogprobs, prompt_logprobs_of
 from server.api.objects import TextChoice, TextCompletion, TextLogprobs, timings_of, usage_of
 from server.api.reply_options import ReplyOptions
-from server.api.sse import ReplyHead
-from server.generation.generation import Ended, Event, Generation, Piece
+from server.api.sse import PING, SSE_DONE, ReplyHead, data_events, data_failure
+from server.generation.events import ChoiceFinished, Event, TextDelta
+from server.generation.generation import CompletionStream
 from server.text.tokenizer import Tokenizer
 
 
-class FoldedChoice(msgspec.Struct):
+class CollectedChoice(msgspec.Struct):
     """All events of one choice, joined."""
 
     index: int
@@ -29,43 +29,42 @@ class FoldedChoice(msgspec.Struct):
     finish_reason: str
 
 
-def fold(events: Sequence[Event]) -> list[FoldedChoice]:
+def collect_choices(events: Sequence[Event]) -> list[CollectedChoice]:
     """Join the events of each choice, in order of index."""
-    pieces: dict[int, list[Piece]] = {}
+    deltas: dict[int, list[TextDelta]] = {}
     reasons: dict[int, str] = {}
     for event in events:
-        if isinstance(event, Ended):
+        if isinstance(event, ChoiceFinished):
             reasons[event.index] = event.finish_reason
-        else:
-            pieces.setdefault(event.index, []).append(event)
+        elif isinstance(event, TextDelta):
+            deltas.setdefault(event.index, []).append(event)
     choices = []
     for index in sorted(reasons):
-        own = pieces.get(index, [])
-        logprobs = [entry for piece in own for entry in piece.logprobs or ()]
+        own = deltas.get(index, [])
+        logprobs = [entry for delta in own for entry in delta.logprobs or ()]
         choices.append(
-            FoldedChoice(
+            CollectedChoice(
                 index,
-                "".join(piece.text for piece in own),
-                [id_ for piece in own for id_ in piece.token_ids],
-                logprobs if any(piece.logprobs is not None for piece in own) else None,
+                "".join(delta.text for delta in own),
+                [id_ for delta in own for id_ in delta.token_ids],
+                logprobs if any(delta.logprobs is not None for delta in own) else None,
                 reasons[index],
             )
         )
     return choices
 
 
-_encoder = msgspec.json.Encoder()
-
-
 class TextWriter:
-    """text_completion. `echo`: the prompts' texts to put before the answers, or None."""
+    """Makes one answer. `echo`: the prompts' texts to put before the answers, or None."""
+
+    ping = PING
 
     def __init__(
         self,
         head: ReplyHead,
         options: ReplyOptions,
         *,
-        generation: Generation,
+        generation: CompletionStream,
         tokenizer: Tokenizer,
         echo: list[str] | None,
     ) -> None:
@@ -76,36 +75,38 @@ class TextWriter:
         self._echo = echo
         self._legacy: dict[int, LegacyLogprobs] = {}  # of the choices that have begun
 
-    def opening(self) -> list[msgspec.Struct]:
+    def opening(self) -> bytes:
         """One chunk per choice when the prompts are echoed or their ids shown."""
         has_echo = self._echo is not None and not self._options.echoes_logprobs  # else it comes with its logprobs
         if not has_echo and not self._options.return_token_ids:
-            return []
+            return b""
         choices = range(self._generation.num_choices)
-        return [self._chunk(self._choice(i, self._echo_text(i) if has_echo else "", [])) for i in choices]
+        chunks = [self._chunk(self._choice(i, self._echo_text(i) if has_echo else "", [])) for i in choices]
+        return data_events(*chunks)
 
-    def chunk(self, event: Event, *, is_last: bool) -> msgspec.Struct | None:
+    def event(self, event: Event, *, is_last: bool) -> bytes:
         """A text or finish chunk."""
+        assert isinstance(event, TextDelta | ChoiceFinished), "a completion calls no tools"
         begins = event.index not in self._legacy and self._options.echoes_logprobs
         echo = self._echo_text(event.index) if begins else ""
-        if isinstance(event, Ended):
+        if isinstance(event, ChoiceFinished):
             choice = TextChoice(event.index, echo, self._logprobs(None, event), event.finish_reason)
             chunk = self._chunk(choice)
             if is_last and not self._options.include_usage:
                 chunk.timings = timings_of(self._generation.stats())
-            return chunk
+            return data_events(chunk)
         if not event.text and event.logprobs is None and not self._options.return_token_ids:
-            return None
+            return b""
         choice = TextChoice(event.index, echo + event.text, self._logprobs(event.logprobs, event))
         choice.token_ids = event.token_ids if self._options.return_token_ids else UNSET
-        return self._chunk(choice)
+        return data_events(self._chunk(choice))
 
-    def closing(self) -> msgspec.Struct | None:
-        """The usage chunk."""
+    def closing(self) -> bytes:
+        """The usage chunk, if it was asked for."""
         if not self._options.include_usage:
-            return None
+            return SSE_DONE
         stats = self._generation.stats()
-        return TextCompletion(
+        chunk = TextCompletion(
             id=self._head.id,
             created=self._head.created,
             model=self._head.model,
@@ -113,18 +114,25 @@ class TextWriter:
             usage=usage_of(stats),
             timings=timings_of(stats),
         )
+        return data_events(chunk) + SSE_DONE
+
+    def failed(self, error: ServiceError, *, request_id: str) -> bytes:
+        """The error."""
+        return data_failure(error, request_id=request_id)
 
     def whole(self, events: Sequence[Event]) -> msgspec.Struct:
-        """The fold of the events."""
+        """The answer as one body."""
         choices = []
-        for folded in fold(events):
-            choice = self._choice(folded.index, self._echo_text(folded.index) + folded.text, folded.token_ids)
-            choice.logprobs = self._logprobs(folded.logprobs, folded)
-            choice.finish_reason = folded.finish_reason
+        for collected in collect_choices(events):
+            choice = self._choice(
+                collected.index, self._echo_text(collected.index) + collected.text, collected.token_ids
+            )
+            choice.logprobs = self._logprobs(collected.logprobs, collected)
+            choice.finish_reason = collected.finish_reason
             if self._options.prompt_logprobs is not None:
                 choice.prompt_logprobs = prompt_logprobs_of(
-                    self._prompt(folded.index),
-                    self._generation.prompt_logprobs(folded.index),
+                    self._prompt(collected.index),
+                    self._generation.prompt_logprobs(collected.index),
                     num_top=self._options.prompt_logprobs,
                     tokenizer=self._tokenizer,
                 )
@@ -158,7 +166,7 @@ class TextWriter:
         return self._echo[index // self._generation.spec.n] if self._echo is not None else ""
 
     def _logprobs(
-        self, logprobs: list[TokenLogprobs] | None, source: Piece | Ended | FoldedChoice
+        self, logprobs: list[TokenLogprobs] | None, source: TextDelta | ChoiceFinished | CollectedChoice
     ) -> TextLogprobs | None:
         """The logprobs of new tokens, and before the first of a choice those of an echoed prompt."""
         begins = source.index not in self._legacy and self._options.echoes_logprobs
@@ -173,7 +181,7 @@ class TextWriter:
             context = self._generation.spec.text_context(source.index)
             offset = len(self._echo_text(source.index)) if self._options.echoes_logprobs else 0
             self._legacy[source.index] = self._make_legacy(context=context, offset=offset)
-        if logprobs is not None and not isinstance(source, Ended):
+        if logprobs is not None and not isinstance(source, ChoiceFinished):
             self._legacy[source.index].extend(result, source.token_ids, logprobs)
         return result
 

@@ -16,7 +16,7 @@ from contextlib import aclosing, asynccontextmanager
 import msgspec
 import numpy as np
 
-from engine.interface.client import Delta, EngineClient
+from engine.interface.client import EngineClient, RequestOutput
 from engine.interface.errors import EngineError, RequestAborted
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import AddRequest, PoolingKind, SamplingParams
@@ -79,7 +79,7 @@ class EmbeddingRun:
         self.request_id = request_id
         self._client = client
         self._metrics = metrics
-        self._ends: dict[int, Delta] = {}  # by input
+        self._ends: dict[int, RequestOutput] = {}  # by input
         self._open: dict[str, None] = {}  # ids that the engine has
         self._is_cancelled = False
 
@@ -111,11 +111,11 @@ class EmbeddingRun:
 
     def stats(self) -> Stats:
         """Add up what was used until now."""
-        first = min(self._ends.values(), key=lambda delta: delta.arrival_s, default=None)
-        last_s = max((delta.arrival_s for delta in self._ends.values()), default=self.spec.arrival_s)
+        first = min(self._ends.values(), key=lambda output: output.arrival_s, default=None)
+        last_s = max((output.arrival_s for output in self._ends.values()), default=self.spec.arrival_s)
         return Stats(
             num_prompt_tokens=sum(map(len, self.spec.inputs)),
-            num_cached_tokens=sum(delta.num_cached_tokens or 0 for delta in self._ends.values()),
+            num_cached_tokens=sum(output.num_cached_tokens or 0 for output in self._ends.values()),
             queue_s=None if first is None else first.queue_s,
             prefill_s=None if first is None else first.prefill_s,
             total_s=max(last_s - self.spec.arrival_s, 0.0),
@@ -140,21 +140,21 @@ class EmbeddingRun:
             )
             self._open[request_id] = None
             try:
-                async with aclosing(self._client.submit(request)) as deltas:  # closing it early aborts
-                    async for delta in deltas:
-                        self._feed(index, delta)
+                async with aclosing(self._client.submit(request)) as outputs:  # closing it early aborts
+                    async for output in outputs:
+                        self._feed(index, output)
             finally:
                 self._open.pop(request_id, None)
         if index not in self._ends:
             raise EngineError("The engine ended the request without a reason.")
 
-    def _feed(self, index: int, delta: Delta) -> None:
-        if delta.finish_reason == "abort":
+    def _feed(self, index: int, output: RequestOutput) -> None:
+        if output.finish_reason == "abort":
             raise RequestAborted("The request was cancelled.")
-        if delta.finish_reason is not None:
-            delta.arrival_s = delta.arrival_s or time.monotonic()
-            self._ends[index] = delta
-            self._metrics.observe("e2e_request_latency_seconds", delta.arrival_s - self.spec.arrival_s)
+        if output.finish_reason is not None:
+            output.arrival_s = output.arrival_s or time.monotonic()
+            self._ends[index] = output
+            self._metrics.observe("e2e_request_latency_seconds", output.arrival_s - self.spec.arrival_s)
 
     def _vector(self, index: int) -> np.ndarray:
         vector = unit_vector(self._ends[index].embedding, dimensions=self.spec.dimensions)

@@ -33,6 +33,7 @@ from server.api.messages.schema import (
     client_tool,
     content_blocks,
 )
+from server.api.sampling_fields import shared_values
 
 _FIELDS = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
 _FIELDS |= {"response_format": "output_config.format", "response_format.json_schema": "output_config.format"}
@@ -52,13 +53,10 @@ _TEXT_KINDS = {"text": "text"}
 
 def translate_messages(body: MessagesBody) -> ChatEquivalent:
     """Return the chat request. Raises RequestErrors that name the field of this one."""
-    fields = {
+    fields = shared_values(body) | {
         "max_completion_tokens": body.max_tokens,
         "stop": body.stop_sequences,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
         "top_k": body.top_k,
-        "seed": body.seed,
         "stream": body.stream,
         "user": body.metadata.user_id if body.metadata else None,
     }

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.interface.errors import InvalidParameter
-from server.api.schemas import MAX_MESSAGES, MAX_TOKENS, MAX_TOOLS, Json, Label, Stop, TextOrParts, parse_body
+from server.api.sampling_fields import MAX_TOKENS, SharedSampling
+from server.api.schemas import MAX_MESSAGES, MAX_TOOLS, Json, Label, Stop, TextOrParts, parse_body
 
 MAX_BLOCKS = 32_768  # of one request
 MAX_NAME_CHARS = 256
@@ -169,20 +170,17 @@ class CountTokensBody(BaseModel):
     cache_control: Json = None
 
 
-class MessagesBody(CountTokensBody):
+class MessagesBody(SharedSampling, CountTokensBody):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
     stream: bool | None = None
     stop_sequences: Stop | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     # harmless by meaning: they say something about the request, and ask nothing of the answer
     metadata: RequestMetadata | None = None
     service_tier: Label | None = None
-    # beyond Anthropic's form, as in chat
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    # beyond Anthropic's form, as in chat; so is seed
     chat_template_kwargs: dict[str, Json] | None = None
 
 

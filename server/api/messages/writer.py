@@ -1,4 +1,4 @@
-"""Chat events as an Anthropic Message, whole or as its stream of named events. Imports server only.
+"""Events of a chat as an Anthropic Message, whole or as its stream of named events. Imports server only.
 
     message_start ─ (block start ─ delta* ─ block stop)* ─ message_delta ─ message_stop | error
 
@@ -36,15 +36,8 @@ from server.api.messages.objects import (
     ToolUseContent,
 )
 from server.api.sse import ReplyHead, named_event
-from server.generation.chat_generation import (
-    ChatEvent,
-    ChatGeneration,
-    ReasoningDelta,
-    TextDelta,
-    ToolArguments,
-    ToolCallStart,
-)
-from server.generation.generation import Ended
+from server.generation.events import ChoiceFinished, Event, TextDelta, ToolArguments, ToolCallStart
+from server.generation.generation import CompletionStream
 
 _UNSIGNED = "quire"  # clients drop thoughts without a signature; this one says that there is nothing to check
 
@@ -54,7 +47,7 @@ class MessagesWriter:
 
     ping = named_event(Ping())
 
-    def __init__(self, head: ReplyHead, *, generation: ChatGeneration, max_tokens: int, omits_thinking: bool) -> None:
+    def __init__(self, head: ReplyHead, *, generation: CompletionStream, max_tokens: int, omits_thinking: bool) -> None:
         self._head = head
         self._generation = generation
         self._max_tokens = max_tokens
@@ -68,8 +61,8 @@ class MessagesWriter:
         """message_start."""
         return named_event(MessageStart(self._message([])))
 
-    def event(self, event: ChatEvent, *, is_last: bool) -> bytes:
-        """What one chat event adds to the blocks."""
+    def event(self, event: Event, *, is_last: bool) -> bytes:
+        """What one event adds to the blocks."""
         return b"".join(map(named_event, self._feed(event)))
 
     def closing(self) -> bytes:
@@ -80,20 +73,19 @@ class MessagesWriter:
         """The error as an event; nothing comes after it."""
         return named_event(anthropic_body(error, request_id=request_id))
 
-    def whole(self, events: Sequence[ChatEvent]) -> msgspec.Struct:
-        """The fold of the events."""
+    def whole(self, events: Sequence[Event]) -> msgspec.Struct:
+        """The answer as one body."""
         for event in events:
             self._feed(event)
         message = self._message(self._blocks)
         message.stop_reason, message.stop_sequence = self._stop.stop_reason, self._stop.stop_sequence
         return message
 
-    def _feed(self, event: ChatEvent) -> list[msgspec.Struct]:
+    def _feed(self, event: Event) -> list[msgspec.Struct]:
         match event:
             case TextDelta():
-                return self._add(event.text, kind=TextContent) if event.text else []
-            case ReasoningDelta():
-                return self._add(event.text, kind=ThinkingContent) if event.text else []
+                content = TextContent if event.kind == "text" else ThinkingContent
+                return self._add(event.text, kind=content) if event.text else []
             case ToolCallStart():
                 return [*self._close(), *self._begin(ToolUseContent(id=event.id, name=event.name))]
             case ToolArguments():
@@ -142,7 +134,7 @@ class MessagesWriter:
                 return [BlockDelta(index, SignaturePiece(block.signature)), BlockStop(index)]
         return [BlockStop(index)]
 
-    def _stop_of(self, event: Ended) -> StopDelta:
+    def _stop_of(self, event: ChoiceFinished) -> StopDelta:
         if event.stop_string is not None:
             return StopDelta("stop_sequence", event.stop_string)
         if event.finish_reason == "tool_calls":

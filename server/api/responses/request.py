@@ -23,6 +23,7 @@ from server.api.responses.schema import (
     function_tool,
     input_items,
 )
+from server.api.sampling_fields import shared_values
 
 SEALED_REASONING, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 
@@ -48,13 +49,10 @@ def translate_responses(body: ResponsesBody) -> ChatEquivalent:
     tools = _Tools(body)
     field_names = _FIELDS | field_names_of(messages.turns) | tools.field_names
     has_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
-    fields = {
+    fields = shared_values(body) | {
         "model": body.model,
         "messages": [turn.message() for turn in messages.turns],
         "max_completion_tokens": body.max_output_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "seed": body.seed,
         "logprobs": has_logprobs or None,
         "top_logprobs": body.top_logprobs if has_logprobs else None,
         "tools": tools.tools or None,

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
-from server.api.schemas import MAX_LOGPROBS, MAX_TOKENS, MAX_TOOLS, Json, Label, StreamOptions, TextOrParts, parse_body
+from server.api.sampling_fields import MAX_TOKENS, SharedSampling
+from server.api.schemas import MAX_LOGPROBS, MAX_TOOLS, Json, Label, StreamOptions, TextOrParts, parse_body
 
 MAX_ITEMS = 8192
 MAX_METADATA = 16
@@ -147,7 +148,7 @@ class ReasoningOptions(BaseModel):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesBody(BaseModel):
+class ResponsesBody(SharedSampling):
     """POST /v1/responses."""
 
     model_config = _STRICT
@@ -158,8 +159,6 @@ class ResponsesBody(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Annotated[list[dict[str, Json]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Json = None
@@ -177,8 +176,7 @@ class ResponsesBody(BaseModel):
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     service_tier: Label | None = None
     store: bool | None = None
-    # beyond OpenAI's form of this endpoint, as in chat
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    # beyond OpenAI's form of this endpoint, as in chat; so is seed
     chat_template_kwargs: dict[str, Json] | None = None
     # known, refused unless they ask for nothing
     previous_response_id: Json = None

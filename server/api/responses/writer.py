@@ -1,15 +1,15 @@
-"""Chat events as an OpenAI Response, whole or as its stream of named events. Imports server only.
+"""Events of a chat as an OpenAI Response, whole or as its stream of named events. Imports server only.
 
-created ─ in_progress ─ (items, see responses_output.py)* ─ completed | incomplete | error, failed
+    created ─ in_progress ─ items* ─ completed | incomplete | error, failed
 
-The output of one /v1/responses answer: chat events in, items and the events of their making out.
+The items of one answer, and the events of their making:
 
     reasoning ─┐                       added ─ part added ─ delta* ─ text done ─ part done ─ item done
     text ──────┼→ one open item ─→
     tool call ─┘                       added ─────────────── delta* ─ arguments done ───── item done
 
 Items follow each other: an event of another kind, or another call, ends the open one. The whole answer is the list of
-items that the same events leave behind. Imports server only.
+items that the same events leave behind.
 """
 
 import secrets
@@ -60,15 +60,8 @@ from server.api.responses.objects import (
     SummaryTextDone,
 )
 from server.api.sse import PING, ReplyHead, named_event
-from server.generation.chat_generation import (
-    ChatEvent,
-    ChatGeneration,
-    ReasoningDelta,
-    TextDelta,
-    ToolArguments,
-    ToolCallStart,
-)
-from server.generation.generation import Ended
+from server.generation.events import ChoiceFinished, Event, TextDelta, ToolArguments, ToolCallStart
+from server.generation.generation import CompletionStream
 
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 
@@ -94,12 +87,12 @@ class ResponsesOutput:
         self._entries: list[ChatTokenLogprob] = []  # the log-probabilities of the open message
         self._early_entries: list[ChatTokenLogprob] = []  # since the last item, without text yet
 
-    def feed(self, event: ChatEvent) -> list[msgspec.Struct]:
-        """Return the events that one chat event leads to. Ended closes what is open."""
+    def feed(self, event: Event) -> list[msgspec.Struct]:
+        """Return the events that one event of the chat leads to. ChoiceFinished closes what is open."""
         match event:
-            case TextDelta():
+            case TextDelta(kind="text"):
                 return self._feed_text(event)
-            case ReasoningDelta():
+            case TextDelta():
                 return self._feed_reasoning(event.text) if event.text else []
             case ToolCallStart():
                 item = FunctionCallOutput(id=self._make_id("fc"), status=IN_PROGRESS, call_id=event.id, name=event.name)
@@ -224,7 +217,7 @@ class ResponsesWriter:
         head: ReplyHead,
         echo: ResponsesEcho,
         *,
-        generation: ChatGeneration,
+        generation: CompletionStream,
         logprobs: Logprobs | None,
         is_sealed: bool,
         is_summary: bool,
@@ -243,8 +236,8 @@ class ResponsesWriter:
         response = self._response(IN_PROGRESS)
         return self._encode([ResponseCreated(response=response), ResponseInProgress(response=response)])
 
-    def event(self, event: ChatEvent, *, is_last: bool) -> bytes:
-        """What one chat event adds to the items."""
+    def event(self, event: Event, *, is_last: bool) -> bytes:
+        """What one event adds to the items."""
         return self._encode(self._feed(event))
 
     def closing(self) -> bytes:
@@ -262,14 +255,14 @@ class ResponsesWriter:
         events += [ErrorEvent(code=error.code, message=message, param=error.param), ResponseFailed(response=response)]
         return self._encode(events)
 
-    def whole(self, events: Sequence[ChatEvent]) -> msgspec.Struct:
-        """The fold of the events."""
+    def whole(self, events: Sequence[Event]) -> msgspec.Struct:
+        """The answer as one body."""
         for event in events:
             self._feed(event)
         return self._response(INCOMPLETE if self._is_cut else COMPLETED)
 
-    def _feed(self, event: ChatEvent) -> list[msgspec.Struct]:
-        if isinstance(event, Ended):
+    def _feed(self, event: Event) -> list[msgspec.Struct]:
+        if isinstance(event, ChoiceFinished):
             self._is_cut = event.finish_reason == "length"
         return self._output.feed(event)
 

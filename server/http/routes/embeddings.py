@@ -2,23 +2,22 @@
 
 import asyncio
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from server.api.embeddings.request import prepare_embeddings
-from server.api.embeddings.run import encode_answer
+from server.api.embeddings.run import EmbeddingList, encode_answer
 from server.api.embeddings.schema import EmbeddingBody
 from server.api.request_record import record_of
 from server.api.schemas import parse_body
 from server.api.service import Service
 from server.api.sse import run_while_connected
+from server.http.api_route import ApiRoute
 from server.http.routes.request_body import read_json
 
 
-def embeddings_router(service: Service) -> APIRouter:
+def embeddings_routes(service: Service) -> list[ApiRoute]:
     """Return the route, bound to one worker's service."""
-    router = APIRouter()
 
-    @router.post("/v1/embeddings", summary="Embeddings", openapi_extra={"x-body": EmbeddingBody.__name__})
     async def create_embeddings(request: Request) -> Response:
         service.check_queue()  # before the body is read
         service.embedding_model()
@@ -33,4 +32,13 @@ def embeddings_router(service: Service) -> APIRouter:
         answer = await asyncio.to_thread(encode_answer, run, model=prepared.model, is_base64=prepared.is_base64)
         return Response(answer, media_type="application/json", headers=prepared.headers)
 
-    return router
+    return [
+        ApiRoute(
+            methods=("POST",),
+            path="/v1/embeddings",
+            handler=create_embeddings,
+            summary="Embeddings",
+            body=EmbeddingBody,
+            answer=EmbeddingList,
+        )
+    ]

@@ -3,26 +3,25 @@
 POST /v1/completions.
 """
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from server.api.chat.request import prepare_chat
 from server.api.chat.writer import ChatWriter
 from server.api.completions.request import prepare_completion
 from server.api.completions.writer import TextWriter
+from server.api.objects import ChatChunk, ChatCompletion, TextCompletion
 from server.api.schemas import ChatBody, CompletionBody, parse_body
 from server.api.service import Service
-from server.api.sse import DataEvents
 from server.generation.generation import GenerationSpec
+from server.http.api_route import ApiRoute
 from server.http.routes.reply import answer
 from server.http.routes.request_body import read_json
 from server.text.tokenizer import Tokenizer
 
 
-def chat_router(service: Service) -> APIRouter:
+def chat_routes(service: Service) -> list[ApiRoute]:
     """Return the route, bound to one worker's service."""
-    router = APIRouter()
 
-    @router.post("/v1/chat/completions", summary="Chat completion", openapi_extra={"x-body": ChatBody.__name__})
     async def create_chat_completion(request: Request) -> Response:
         service.check_room()  # before the body is read
         body = parse_body(ChatBody, await read_json(request))
@@ -32,19 +31,27 @@ def chat_router(service: Service) -> APIRouter:
             service,
             request,
             generation=chat.generation,
-            writer=DataEvents(writer),
+            writer=writer,
             is_stream=chat.options.is_stream,
             headers=chat.headers,
         )
 
-    return router
+    return [
+        ApiRoute(
+            methods=("POST",),
+            path="/v1/chat/completions",
+            handler=create_chat_completion,
+            summary="Chat completion",
+            body=ChatBody,
+            answer=ChatCompletion,
+            stream=ChatChunk,
+        )
+    ]
 
 
-def completions_router(service: Service) -> APIRouter:
+def completions_routes(service: Service) -> list[ApiRoute]:
     """Return the route, bound to one worker's service."""
-    router = APIRouter()
 
-    @router.post("/v1/completions", summary="Text completion", openapi_extra={"x-body": CompletionBody.__name__})
     async def create_completion(request: Request) -> Response:
         service.check_room()  # before the body is read
         body = parse_body(CompletionBody, await read_json(request))
@@ -56,12 +63,22 @@ def completions_router(service: Service) -> APIRouter:
             service,
             request,
             generation=generation,
-            writer=DataEvents(writer),
+            writer=writer,
             is_stream=options.is_stream,
             headers=completion.headers,
         )
 
-    return router
+    return [
+        ApiRoute(
+            methods=("POST",),
+            path="/v1/completions",
+            handler=create_completion,
+            summary="Text completion",
+            body=CompletionBody,
+            answer=TextCompletion,
+            stream=TextCompletion,
+        )
+    ]
 
 
 def _echo_texts(body: CompletionBody, spec: GenerationSpec, tokenizer: Tokenizer) -> list[str]:

@@ -1,11 +1,13 @@
 """GET /health, /ready and /version, which need no API key, and /metrics, which does."""
 
-from fastapi import APIRouter, Response
+import msgspec
+from fastapi import Response
 from fastapi.responses import JSONResponse
 
 from engine.interface.control import LOAD_STALL_AFTER_S, STALL_AFTER_S
 from server.api.service import Service
 from server.config.version import package_version
+from server.http.api_route import ApiRoute
 
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _DETAILS = {
@@ -16,12 +18,29 @@ _DETAILS = {
 }
 
 
-def public_router(service: Service) -> APIRouter:
-    """Return the routes that answer anybody, bound to one worker's service: they tell nothing but the state."""
-    router = APIRouter()
+class Health(msgspec.Struct):
+    """The reply of GET /health; detail: the fault."""
 
-    @router.head("/health", include_in_schema=False)
-    @router.get("/health", summary="Alive: 503 if the engine stands still, or does not come back")
+    status: str
+    detail: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Ready(msgspec.Struct):
+    """The reply of GET /ready; done: the finished part of the stage, 0 to 1."""
+
+    stage: str
+    done: float
+
+
+class Version(msgspec.Struct):
+    """The reply of GET /version."""
+
+    version: str
+
+
+def health_routes(service: Service) -> list[ApiRoute]:
+    """Return the routes that need no key, bound to one worker's service: they tell nothing but the state."""
+
     async def health() -> Response:
         # An engine that is missing after "ready" has ended, whoever notices first.
         state = service.supervisor.state
@@ -32,8 +51,6 @@ def public_router(service: Service) -> APIRouter:
         answer = {"status": f"engine {fault}", "detail": _DETAILS[fault]}
         return JSONResponse(answer, status_code=200 if state.is_alive else 503)
 
-    @router.head("/ready", include_in_schema=False)
-    @router.get("/ready", summary="Ready for requests")
     async def ready() -> Response:
         state = service.supervisor.state
         is_ready = state.stage.name == "ready" and service.client.ready is not None and not state.is_draining
@@ -43,21 +60,51 @@ def public_router(service: Service) -> APIRouter:
         done = state.stage.done / state.stage.total if state.stage.total else float(is_ready)
         return JSONResponse({"stage": stage, "done": done}, status_code=200 if is_ready else 503)
 
-    @router.head("/version", include_in_schema=False)
-    @router.get("/version", summary="Version of the server")
     async def version() -> Response:
         return JSONResponse({"version": package_version()})
 
-    return router
+    return [
+        ApiRoute(
+            methods=("GET", "HEAD"),
+            path="/health",
+            handler=health,
+            summary="Alive: 503 if the engine stands still, or does not come back",
+            is_public=True,
+            answer=Health,
+            is_state=True,
+        ),
+        ApiRoute(
+            methods=("GET", "HEAD"),
+            path="/ready",
+            handler=ready,
+            summary="Ready for requests",
+            is_public=True,
+            answer=Ready,
+            is_state=True,
+        ),
+        ApiRoute(
+            methods=("GET", "HEAD"),
+            path="/version",
+            handler=version,
+            summary="Version of the server",
+            is_public=True,
+            answer=Version,
+        ),
+    ]
 
 
-def metrics_router(service: Service) -> APIRouter:
+def metrics_routes(service: Service) -> list[ApiRoute]:
     """Return the route, bound to one worker's service."""
-    router = APIRouter()
 
-    @router.head("/metrics", include_in_schema=False)
-    @router.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
         return Response(await service.supervisor.scrape(), media_type=_PROMETHEUS_TEXT)
 
-    return router
+    return [
+        ApiRoute(
+            methods=("GET", "HEAD"),
+            path="/metrics",
+            handler=metrics,
+            summary="Prometheus metrics",
+            media_type="text/plain",
+        )
+    ]

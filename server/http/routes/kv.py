@@ -5,12 +5,13 @@ import time
 from collections.abc import AsyncGenerator
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
 from server.api.service import Service
 from server.api.sse import EventStreamResponse
-from server.http.routes.kv_feed import INTERVAL_S, KvFeed
+from server.http.api_route import ApiRoute
+from server.http.routes.kv_feed import INTERVAL_S, KvFeed, KvState
 
 _NEVER_KEPT = {"cache-control": "no-store, no-transform"}
 
@@ -34,28 +35,35 @@ class End(msgspec.Struct, tag="end", tag_field="event"):
     detail: str
 
 
-def kv_router(service: Service) -> APIRouter:
+def kv_routes(service: Service) -> list[ApiRoute]:
     """Return the routes, bound to one worker's service. Their viewers share one feed."""
-    router = APIRouter()
     feed = KvFeed(service.client, model=service.config.served_model_names[0])
 
-    @router.head("/kv/snapshot", include_in_schema=False)
-    @router.get("/kv/snapshot", summary="Who holds which block of the KV cache")
     async def snapshot() -> Response:
         if service.client.ready is None:
             service.limits()  # raises what /ready says
         return Response((await feed.next()).body, media_type="application/json", headers=_NEVER_KEPT)
 
-    @router.head("/kv/stream", include_in_schema=False)
     async def stream_head() -> Response:
         return Response(media_type=EventStreamResponse.media_type, headers=_NEVER_KEPT)
 
-    @router.get("/kv/stream", include_in_schema=False)  # which has no end, so that tools that read all of it would wait
     async def stream() -> Response:
         events = _events(service, feed)
         return EventStreamResponse(events, headers=_NEVER_KEPT, on_disconnect=_nothing, close=events.aclose)
 
-    return router
+    return [
+        ApiRoute(
+            methods=("GET", "HEAD"),
+            path="/kv/snapshot",
+            handler=snapshot,
+            summary="Who holds which block of the KV cache",
+            answer=KvState,
+            error_statuses=(503,),
+        ),
+        ApiRoute(methods=("HEAD",), path="/kv/stream", handler=stream_head),
+        # not in the document: it has no end, so that tools that read all of it would wait
+        ApiRoute(methods=("GET",), path="/kv/stream", handler=stream),
+    ]
 
 
 async def _events(service: Service, feed: KvFeed) -> AsyncGenerator[bytes, None]:

@@ -1,26 +1,25 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from server.api.as_chat import errors_in_client_fields, rename_fields
 from server.api.chat.request import encode_chat, prepare_chat
-from server.api.messages.objects import TokenCount
+from server.api.messages.objects import Message, TokenCount
 from server.api.messages.request import translate_count, translate_messages
 from server.api.messages.schema import CountTokensBody, MessagesBody
 from server.api.messages.writer import MessagesWriter
 from server.api.request_record import record_of
 from server.api.schemas import parse_body
 from server.api.service import Service
+from server.http.api_route import ApiRoute
 from server.http.routes.reply import answer
 from server.http.routes.request_body import read_json
 
 
-def messages_router(service: Service) -> APIRouter:
+def messages_routes(service: Service) -> list[ApiRoute]:
     """Return the routes, bound to one worker's service."""
-    router = APIRouter()
 
-    @router.post("/v1/messages", summary="Message", openapi_extra={"x-body": MessagesBody.__name__})
     async def create_message(request: Request) -> Response:
         service.check_room()  # before the body is read
         record = record_of(request.scope)
@@ -51,9 +50,6 @@ def messages_router(service: Service) -> APIRouter:
             headers={**service.ignored_header(ignored), "request-id": record.request_id},
         )
 
-    @router.post(
-        "/v1/messages/count_tokens", summary="Count a prompt", openapi_extra={"x-body": CountTokensBody.__name__}
-    )
     async def count_tokens(request: Request) -> Response:
         service.limits()
         body = parse_body(CountTokensBody, await read_json(request))
@@ -64,4 +60,22 @@ def messages_router(service: Service) -> APIRouter:
         headers = {**service.ignored_header(equivalent.ignored), "request-id": record_of(request.scope).request_id}
         return Response(msgspec.json.encode(TokenCount(num_tokens)), media_type="application/json", headers=headers)
 
-    return router
+    return [
+        ApiRoute(
+            methods=("POST",),
+            path="/v1/messages",
+            handler=create_message,
+            summary="Message",
+            body=MessagesBody,
+            answer=Message,
+            stream="Anthropic's named events, from message_start to message_stop",
+        ),
+        ApiRoute(
+            methods=("POST",),
+            path="/v1/messages/count_tokens",
+            handler=count_tokens,
+            summary="Count a prompt",
+            body=CountTokensBody,
+            answer=TokenCount,
+        ),
+    ]

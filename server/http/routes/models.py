@@ -4,17 +4,17 @@ DELETE /v1/requests/{id}: ends a running request, whichever HTTP worker serves i
 """
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from server.api.objects import CancelledRequest, ModelCard, ModelList
 from server.api.request_record import OpenRequests, record_of
 from server.api.service import Service
 from server.errors import RequestNotFound
+from server.http.api_route import ApiRoute
 
 
-def models_router(service: Service) -> APIRouter:
+def models_routes(service: Service) -> list[ApiRoute]:
     """Return the routes, bound to one worker's service."""
-    router = APIRouter()
 
     def card(name: str) -> ModelCard:
         ready, root = service.client.ready, service.config.served_model_names[0]
@@ -26,29 +26,38 @@ def models_router(service: Service) -> APIRouter:
             max_model_len=ready.max_model_len if ready is not None else None,
         )
 
-    @router.head("/v1/models", include_in_schema=False)
-    @router.get("/v1/models", summary="List the served models")
     async def list_models() -> Response:
         names = service.config.served_model_names + service.config.lora_names
         return _json(ModelList(data=[card(name) for name in names]))
 
-    @router.head("/v1/models/{model_id:path}", include_in_schema=False)
-    @router.get("/v1/models/{model_id:path}", summary="One served model")
     async def get_model(model_id: str) -> Response:
         return _json(card(service.model_name(model_id)))
 
-    return router
+    return [
+        ApiRoute(
+            methods=("GET", "HEAD"),
+            path="/v1/models",
+            handler=list_models,
+            summary="List the served models",
+            answer=ModelList,
+        ),
+        ApiRoute(
+            methods=("GET", "HEAD"),
+            path="/v1/models/{model_id:path}",
+            handler=get_model,
+            summary="One served model",
+            answer=ModelCard,
+        ),
+    ]
 
 
 def _json(value: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def requests_router(service: Service, open_requests: OpenRequests) -> APIRouter:
+def requests_routes(service: Service, open_requests: OpenRequests) -> list[ApiRoute]:
     """Return the route, bound to one worker's service and requests."""
-    router = APIRouter()
 
-    @router.delete("/v1/requests/{request_id:path}", summary="Cancel a running request by its id or x-request-id")
     async def cancel_request(request_id: str, request: Request) -> Response:
         key_hash = record_of(request.scope).key_hash
         is_here = open_requests.cancel(request_id, key_hash=key_hash)
@@ -58,4 +67,12 @@ def requests_router(service: Service, open_requests: OpenRequests) -> APIRouter:
         body = msgspec.json.encode(CancelledRequest(request_id))
         return Response(body, media_type="application/json")
 
-    return router
+    return [
+        ApiRoute(
+            methods=("DELETE",),
+            path="/v1/requests/{request_id:path}",
+            handler=cancel_request,
+            summary="Cancel a running request by its id or x-request-id",
+            answer=CancelledRequest,
+        )
+    ]

@@ -15,11 +15,13 @@ import re
 from hashlib import sha256
 from pathlib import Path
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
+
+from server.http.api_route import ApiRoute
 
 _PAGES = Path(__file__).resolve().parent.parent.parent / "pages"
 # Nothing but the page's own script and style, and the data beside it.
@@ -31,31 +33,25 @@ _POLICY = (
 _KV_SCRIPTS = ("format", "snapshot", "feed", "pool", "table", "timeline", "page")
 
 
-def pages_router() -> APIRouter:
-    """Return the routes that need a key, with their pages read."""
-    router = APIRouter(include_in_schema=False)
+def docs_routes() -> list[ApiRoute]:
+    """Return the route, which needs a key, with its page read."""
     page = (_PAGES / "docs.html").read_text(encoding="utf-8")
     policy = _POLICY.format(script="'unsafe-inline'", style="'unsafe-inline'")
 
-    @router.head("/docs")
-    @router.get("/docs")
     async def docs() -> Response:
         return HTMLResponse(page, headers={"content-security-policy": policy})
 
-    return router
+    return [ApiRoute(methods=("GET", "HEAD"), path="/docs", handler=docs)]
 
 
-def public_pages_router() -> APIRouter:
-    """Return the routes that need none: their pages hold no data."""
-    router = APIRouter(include_in_schema=False)
+def kv_page_routes() -> list[ApiRoute]:
+    """Return the route, which needs no key: its page holds no data."""
     page, policy = assemble("kv", scripts=_KV_SCRIPTS)
 
-    @router.head("/kv")
-    @router.get("/kv")
     async def kv() -> Response:
         return HTMLResponse(page, headers={"content-security-policy": policy, "cache-control": "no-cache"})
 
-    return router
+    return [ApiRoute(methods=("GET", "HEAD"), path="/kv", handler=kv, is_public=True)]
 
 
 def assemble(name: str, *, scripts: tuple[str, ...], libraries: tuple[str, ...] = ()) -> tuple[str, str]:
@@ -92,23 +88,20 @@ class _ForBrowsers(APIRoute):
         return Match.NONE, {}
 
 
-def chat_page_router() -> APIRouter:
-    """Return the route, with the page put together."""
-    router = APIRouter(include_in_schema=False, route_class=_ForBrowsers)
+def chat_page_routes() -> list[ApiRoute]:
+    """Return the route, which needs no key, with its page put together."""
     text, policy = assemble("chat", scripts=_SCRIPTS, libraries=("marked",))
     plain = text.encode()
     packed = gzip.compress(plain, mtime=0)
     headers = {"content-security-policy": policy, "cache-control": "no-cache", "vary": "accept, accept-encoding"}
     headers |= {"referrer-policy": "no-referrer", "x-content-type-options": "nosniff"}
 
-    @router.head("/")
-    @router.get("/")
     async def chat_page(request: Request) -> Response:
         if _GZIP.search(request.headers.get("accept-encoding", "")):
             return HTMLResponse(packed, headers={**headers, "content-encoding": "gzip"})
         return HTMLResponse(plain, headers=headers)
 
-    return router
+    return [ApiRoute(methods=("GET", "HEAD"), path="/", handler=chat_page, is_public=True, route_class=_ForBrowsers)]
 
 
 def _header(scope: Scope, name: bytes) -> str:

@@ -4,63 +4,29 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Protocol, TypeVar
 
 import msgspec
 from fastapi import Request, Response
 
 from engine.interface.errors import ServiceError
-from engine.interface.protocol import TokenLogprobs
 from server.api.request_record import RequestRecord, record_of
 from server.api.service import Service
-from server.api.sse import EventStreamResponse, StreamWriter, cancel, run_while_connected, wait_or_gone
-from server.generation.generation import Ended, Stats
+from server.api.sse import EventStreamResponse, SseWriter, cancel, run_while_connected, wait_or_gone
+from server.generation.events import ChoiceFinished, Event
+from server.generation.generation import CompletionStream
 
 logger = logging.getLogger(__name__)
 
 MANY_SCORES = 500  # prompt tokens with log-probabilities
 FIRST_EVENT_GRACE_S = 1.0  # an error within it is a real HTTP status; later, the stream begins without a token
 
-E = TypeVar("E")
-E_co = TypeVar("E_co", covariant=True)
-
-
-class Source(Protocol[E_co]):
-    """What is answered: a Generation or a ChatGeneration."""
-
-    @property
-    def num_choices(self) -> int:
-        """How many Ended events there will be."""
-        ...
-
-    @property
-    def request_id(self) -> str:
-        """The answer's id."""
-        ...
-
-    def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
-        """The entries of a choice's prompt from its second token on, if asked for."""
-        ...
-
-    def cancel(self) -> None:
-        """End it from outside: events() raises RequestAborted."""
-        ...
-
-    def events(self) -> AsyncGenerator[E_co, None]:
-        """Yield every choice's events and its end."""
-        ...
-
-    def stats(self) -> Stats:
-        """Add up what was used until now."""
-        ...
-
 
 async def answer(
     service: Service,
     request: Request,
     *,
-    generation: Source[E],
-    writer: StreamWriter[E],
+    generation: CompletionStream,
+    writer: SseWriter,
     is_stream: bool,
     headers: Mapping[str, str],
 ) -> Response:
@@ -78,14 +44,14 @@ async def answer(
             body = msgspec.json.encode(writer.whole(events))
         return Response(body, media_type="application/json", headers=dict(headers))
 
-    source = generation.events()
-    first = asyncio.create_task(anext(source))
+    batches = generation.batches()
+    first = asyncio.create_task(anext(batches))
     try:
         await wait_or_gone(request.receive, first, timeout_s=FIRST_EVENT_GRACE_S)
         if first.done():
             first.result()
     except BaseException:
-        await source.aclose()
+        await batches.aclose()
         raise
 
     def on_disconnect() -> None:
@@ -94,28 +60,28 @@ async def answer(
 
     async def close() -> None:
         await cancel(first)
-        await source.aclose()
+        await batches.aclose()
 
     def on_error(error: ServiceError) -> None:
         record.outcome = error.code
         if not generation.stats().num_output_tokens:
             service.count_rejected(error)
 
-    stream = _stream(generation, writer, source=source, first=first, record=record, on_error=on_error)
+    stream = _stream(generation, writer, batches=batches, first=first, record=record, on_error=on_error)
     return EventStreamResponse(stream, headers=headers, on_disconnect=on_disconnect, close=close, ping=writer.ping)
 
 
-async def _collect(generation: Source[E]) -> list[E]:
-    async with aclosing(generation.events()) as events:
-        return [event async for event in events]
+async def _collect(generation: CompletionStream) -> list[Event]:
+    async with aclosing(generation.batches()) as batches:
+        return [event async for batch in batches for event in batch]
 
 
 async def _stream(
-    generation: Source[E],
-    writer: StreamWriter[E],
+    generation: CompletionStream,
+    writer: SseWriter,
     *,
-    source: AsyncGenerator[E, None],
-    first: "asyncio.Task[E]",
+    batches: AsyncGenerator[list[Event], None],
+    first: "asyncio.Task[list[Event]]",
     record: RequestRecord,
     on_error: Callable[[ServiceError], None],
 ) -> AsyncGenerator[bytes, None]:
@@ -124,14 +90,15 @@ async def _stream(
     try:
         if opening := writer.opening():
             yield opening
-        event = await first
+        batch = await first
         while True:
-            num_open -= isinstance(event, Ended)
-            if shown := writer.event(event, is_last=num_open == 0):
-                yield shown
+            for event in batch:
+                num_open -= isinstance(event, ChoiceFinished)
+                if shown := writer.event(event, is_last=num_open == 0):
+                    yield shown
             if num_open == 0:
                 break
-            event = await anext(source)
+            batch = await anext(batches)
         yield writer.closing()
     except ServiceError as error:
         on_error(error)

@@ -1,28 +1,28 @@
 """POST /v1/responses, and a clear 404 for what would need stored answers."""
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from server.api.as_chat import errors_in_client_fields, rename_fields
 from server.api.chat.request import PreparedChat, prepare_chat
 from server.api.chat.writer import token_logprobs
 from server.api.objects import ChatTokenLogprob
+from server.api.responses import objects
 from server.api.responses.request import SEALED_REASONING, asks_for_summary, echo_of, translate_responses
 from server.api.responses.schema import ResponsesBody
 from server.api.responses.writer import Logprobs, ResponsesWriter
 from server.api.schemas import parse_body
 from server.api.service import Service
 from server.errors import NotFound
-from server.generation.chat_generation import TextDelta
+from server.generation.events import TextDelta
+from server.http.api_route import ApiRoute
 from server.http.routes.reply import answer
 from server.http.routes.request_body import read_json
 from server.text.tokenizer import Tokenizer
 
 
-def responses_router(service: Service) -> APIRouter:
+def responses_routes(service: Service) -> list[ApiRoute]:
     """Return the routes, bound to one worker's service."""
-    router = APIRouter()
 
-    @router.post("/v1/responses", summary="Response", openapi_extra={"x-body": ResponsesBody.__name__})
     async def create_response(request: Request) -> Response:
         service.check_room()  # before the body is read
         body = parse_body(ResponsesBody, await read_json(request))
@@ -49,11 +49,21 @@ def responses_router(service: Service) -> APIRouter:
             headers=service.ignored_header(ignored),
         )
 
-    @router.api_route("/v1/responses/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
     async def stored_response(path: str) -> Response:
         raise NotFound(f"There is no response {path[:100]!r}: this server stores none, as if each had store=false.")
 
-    return router
+    return [
+        ApiRoute(
+            methods=("POST",),
+            path="/v1/responses",
+            handler=create_response,
+            summary="Response",
+            body=ResponsesBody,
+            answer=objects.Response,
+            stream="OpenAI's named events, from response.created to response.completed",
+        ),
+        ApiRoute(methods=("GET", "POST", "DELETE"), path="/v1/responses/{path:path}", handler=stored_response),
+    ]
 
 
 def _logprobs(chat: PreparedChat, tokenizer: Tokenizer) -> Logprobs | None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from engine.interface.errors import InvalidParameter
 from server.api.chat.request import encode_chat, prepare_chat
@@ -13,15 +13,14 @@ from server.api.objects import Detokenized, Rendered, Tokenized, TokenPiece
 from server.api.sampling_fields import check_ids
 from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
 from server.api.service import Service
+from server.http.api_route import ApiRoute
 from server.http.routes.request_body import read_json
 from server.text.tokenizer import Tokenizer
 
 
-def tokens_router(service: Service) -> APIRouter:
+def tokens_routes(service: Service) -> list[ApiRoute]:
     """Return the routes, bound to one worker's service."""
-    router = APIRouter()
 
-    @router.post("/tokenize", summary="Tokens of a text or a chat", openapi_extra={"x-body": TokenizeBody.__name__})
     async def tokenize(request: Request) -> Response:
         limits = service.limits()
         body = parse_body(TokenizeBody, await read_json(request))
@@ -36,7 +35,6 @@ def tokens_router(service: Service) -> APIRouter:
         answer = await asyncio.to_thread(_tokenized, body, token_ids, service.tokenizer, limits.max_model_len)
         return Response(answer, media_type="application/json", headers=headers)
 
-    @router.post("/detokenize", summary="Text of tokens", openapi_extra={"x-body": DetokenizeBody.__name__})
     async def detokenize(request: Request) -> Response:
         limits = service.limits()
         body = parse_body(DetokenizeBody, await read_json(request))
@@ -46,11 +44,6 @@ def tokens_router(service: Service) -> APIRouter:
         text = await asyncio.to_thread(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return _json(Detokenized(text), headers)
 
-    @router.post(
-        "/v1/chat/completions/render",
-        summary="The prompt of a chat completion, in tokens and as text",
-        openapi_extra={"x-body": ChatBody.__name__},
-    )
     async def render_chat_completion(request: Request) -> Response:
         body = parse_body(ChatBody, await read_json(request))
         chat = await prepare_chat(service, body, request)
@@ -58,18 +51,46 @@ def tokens_router(service: Service) -> APIRouter:
         rendered = await _rendered(service, chat.head.id, chat.head.model, [prompt])
         return _json(rendered[0], chat.headers)
 
-    @router.post(
-        "/v1/completions/render",
-        summary="The prompts of a completion, in tokens and as text",
-        openapi_extra={"x-body": CompletionBody.__name__},
-    )
     async def render_completion(request: Request) -> Response:
         body = parse_body(CompletionBody, await read_json(request))
         completion = await prepare_completion(service, body, request)
         prompts = completion.generation.spec.prompts
         return _json(await _rendered(service, completion.head.id, completion.head.model, prompts), completion.headers)
 
-    return router
+    return [
+        ApiRoute(
+            methods=("POST",),
+            path="/tokenize",
+            handler=tokenize,
+            summary="Tokens of a text or a chat",
+            body=TokenizeBody,
+        ),
+        ApiRoute(
+            methods=("POST",),
+            path="/detokenize",
+            handler=detokenize,
+            summary="Text of tokens",
+            body=DetokenizeBody,
+            answer=Detokenized,
+        ),
+        ApiRoute(
+            methods=("POST",),
+            path="/v1/chat/completions/render",
+            handler=render_chat_completion,
+            summary="The prompt of a chat completion, in tokens and as text",
+            body=ChatBody,
+            answer=Rendered,
+        ),
+        ApiRoute(
+            methods=("POST",),
+            path="/v1/completions/render",
+            handler=render_completion,
+            summary="The prompts of a completion, in tokens and as text",
+            body=CompletionBody,
+            answer=Rendered,
+            is_list=True,
+        ),
+    ]
 
 
 def _check_tokenize(body: TokenizeBody) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 
-from engine.core.local_client import Generation, generate
+from engine.core.local_client import GenerationResult, generate
 from engine.interface.config import EngineConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
@@ -79,7 +79,7 @@ def reference(folder: Path, inputs: list[list[int]], kind: str) -> list[np.ndarr
     return [(hidden[-1] if kind == "last" else hidden.mean(dim=0)).numpy() for hidden in states]
 
 
-def vectors(generations: list[Generation]) -> list[np.ndarray]:
+def vectors(generations: list[GenerationResult]) -> list[np.ndarray]:
     assert all(generation.error is None for generation in generations)
     assert all(generation.token_ids == [] and generation.finish_reason == "stop" for generation in generations)
     return [np.frombuffer(generation.embedding, dtype=np.float32) for generation in generations]

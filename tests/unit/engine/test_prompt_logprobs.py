@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.core.local_client import Generation, generate
+from engine.core.local_client import GenerationResult, generate
 from engine.device import prompt_outputs as prompt_logprobs
 from engine.device.prompt_outputs import token_logprobs
 from engine.interface.protocol import SamplingParams, TokenLogprobs
@@ -36,7 +36,7 @@ def expected(checkpoint: Path) -> list[torch.Tensor]:  # noqa: F811
         return [model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1) for prompt in prompts(*LENGTHS)]
 
 
-def check(generation: Generation, prompt: list[int], count: int | None, logprobs: torch.Tensor) -> None:
+def check(generation: GenerationResult, prompt: list[int], count: int | None, logprobs: torch.Tensor) -> None:
     assert generation.error is None
     if count is None:
         assert generation.prompt_logprobs == []

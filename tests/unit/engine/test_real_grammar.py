@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 
 from engine.core.grammars import Grammars
-from engine.core.local_client import Generation, _apply
+from engine.core.local_client import GenerationResult, _apply
 from engine.grammar.compiler import GrammarCompiler
 from engine.interface.config import EngineConfig
 from engine.interface.protocol import AddRequest, GrammarSpec, SamplingParams
@@ -44,8 +44,8 @@ def offline(request: pytest.FixtureRequest) -> OfflineEngine:
     return OfflineEngine.load(EngineConfig(model=str(DEMO_FOLDER), device="cpu", overlap_depth=request.param))
 
 
-def run(offline: OfflineEngine, requests: list[tuple[SamplingParams, GrammarSpec | None]]) -> list[Generation]:
-    by_id = {str(i): Generation() for i in range(len(requests))}
+def run(offline: OfflineEngine, requests: list[tuple[SamplingParams, GrammarSpec | None]]) -> list[GenerationResult]:
+    by_id = {str(i): GenerationResult() for i in range(len(requests))}
     for request_id, (params, grammar) in zip(by_id, requests, strict=True):
         message = AddRequest(request_id, PROMPT, params, offline.engine.clock(), grammar=grammar)
         offline.transport.inbox.append((0, message))

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engine.core.engine import Engine
-from engine.core.local_client import Generation, LocalTransport, generate
+from engine.core.local_client import GenerationResult, LocalTransport, generate
 from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
 from engine.interface.protocol import SamplingParams
@@ -50,7 +50,7 @@ def mixed_params(count: int) -> list[SamplingParams]:
     return [kinds[i % len(kinds)] for i in range(count)]
 
 
-def tokens(generations: list[Generation]) -> list[list[int]]:
+def tokens(generations: list[GenerationResult]) -> list[list[int]]:
     """Only the token ids; no request may have failed."""
     assert all(generation.error is None for generation in generations)
     return [generation.token_ids for generation in generations]

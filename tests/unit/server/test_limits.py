@@ -26,6 +26,9 @@ EDGES = [
     (CHAT, "user", "u" * 512, "u" * 513),
     (CHAT, "cache_salt", "s" * 512, "s" * 513),
     (CHAT, "stop_token_ids", [5] * 1024, [5] * 1025),
+    (CHAT, "bad_words", ["Hi"] * 128, ["Hi"] * 129),
+    (CHAT, "bad_words", ["é" * 64], ["é" * 65]),
+    (CHAT, "allowed_token_ids", [5] * 16_384, [5] * 16_385),
     (COMPLETIONS, "logprobs", 20, 21),
     (COMPLETIONS, "prompt", ["a"] * 1024, ["a"] * 1025),
 ]

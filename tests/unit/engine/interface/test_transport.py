@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.interface.client import Delta, SocketEngineClient
+from engine.interface.client import RequestOutput, SocketEngineClient
 from engine.interface.control import Flush, FromLauncher
 from engine.interface.errors import EngineDead, Overloaded, ServiceError, ShuttingDown
 from engine.interface.protocol import (
@@ -150,7 +150,7 @@ def test_a_slow_reader_gets_scores_and_tokens_joined_and_nothing_lost(tmp_path: 
         StepEvents(2, [name], [1], [8], finished=[Finished(0, "length", None)]),
     ]
 
-    async def run() -> list[Delta]:
+    async def run() -> list[RequestOutput]:
         async with connected(tmp_path) as (client, _, writer):
             deltas = client.submit(REQUEST)
             first = asyncio.ensure_future(anext(deltas))

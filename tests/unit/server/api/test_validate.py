@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 
 from engine.interface.errors import InvalidParameter, PromptTooLong, RequestError, UnsupportedFeature
 from server.api.chat.template_messages import template_messages
+from server.api.generation_spec import Moment, chat_spec, check_chat, check_completion, completion_spec
 from server.api.ignored_fields import ignored_fields
-from server.api.sampling_fields import Moment, chat_spec, check_chat, check_completion, completion_spec
+from server.api.sampling_fields import ModelFacts
 from server.api.schemas import ChatBody, CompletionBody, parse_body
 from server.text.generation_defaults import GenerationDefaults
+from server.text.tokenizer import Tokenizer
 from tests.support.fakes import READY
+from tests.unit.server.conftest import train_byte_level
 
 DEFAULTS = GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, eos_token_ids=(2, 3))
+MODEL = ModelFacts(READY, DEFAULTS, Tokenizer(train_byte_level(), named_tokens={}, chat_template=None))
 MOMENT = Moment(arrival_s=100.0, timeout_s=None, seed=7)
 HI = [{"role": "user", "content": "hi"}]
 
@@ -25,14 +29,14 @@ HI = [{"role": "user", "content": "hi"}]
 def chat(**fields):
     body = parse_body(ChatBody, {"messages": HI, **fields})
     check_chat(body)
-    return chat_spec(body, [5] * 10, limits=READY, defaults=DEFAULTS, moment=MOMENT)
+    return chat_spec(body, [5] * 10, model=MODEL, moment=MOMENT)
 
 
 def completion(**fields):
     body = parse_body(CompletionBody, {"prompt": "x", **fields})
     check_completion(body)
     prompts = body.prompt if isinstance(body.prompt[0], list) else [[5] * 10] * len(body.prompt)
-    return completion_spec(body, prompts, limits=READY, defaults=DEFAULTS, moment=MOMENT)
+    return completion_spec(body, prompts, model=MODEL, moment=MOMENT)
 
 
 def test_logit_bias_is_declared_as_it_arrives_by_token_id():
@@ -76,6 +80,10 @@ def test_a_wrong_logit_bias_is_named(value, message):
         ("stream", 1), ("messages", []), ("messages", "hi"), ("messages", [{"role": "wizard", "content": "x"}]),
         ("messages", None), ("priority", 2**31), ("timeout", 0), ("timeout", 10**9), ("cache_salt", "x" * 513),
         ("stream_options", {"include_usage": 1}), ("model", 3), ("chat_template_kwargs", {"messages": []}),
+        ("bad_words", "a"), ("bad_words", [""]), ("bad_words", [5]), ("bad_words", ["a"] * 129),
+        ("bad_words", ["a" * 65]),
+        ("allowed_token_ids", []), ("allowed_token_ids", [-1]), ("allowed_token_ids", [512]), ("allowed_token_ids", 5),
+        ("allowed_token_ids", [True]), ("allowed_token_ids", [5] * 16_385),
         ("min_tokens", 250), ("prompt_logprobs", 21), ("prompt_logprobs", -1), ("prompt_logprobs", True),
     ],
 )  # fmt: skip
@@ -293,10 +301,10 @@ def test_more_choices_than_the_server_holds_are_refused_for_good():
     few = msgspec.structs.replace(READY, max_num_seqs=2, max_waiting=4)
     body = parse_body(ChatBody, {"messages": HI, "n": 7})
     with pytest.raises(InvalidParameter, match=r"7 choices .* 2 at once and 4 in its queue") as caught:
-        chat_spec(body, [5] * 10, limits=few, defaults=DEFAULTS, moment=MOMENT)
+        chat_spec(body, [5] * 10, model=MODEL._replace(limits=few), moment=MOMENT)
     assert caught.value.param == "n"
     body = parse_body(CompletionBody, {"prompt": ["a", "b"], "n": 3})
-    assert completion_spec(body, [[5], [6]], limits=few, defaults=DEFAULTS, moment=MOMENT).n == 3
+    assert completion_spec(body, [[5], [6]], model=MODEL._replace(limits=few), moment=MOMENT).n == 3
 
 
 @pytest.mark.parametrize(

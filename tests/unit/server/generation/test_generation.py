@@ -1,4 +1,4 @@
-"""Generation: children merged, counted and closed."""
+"""CompletionStream: choices merged, counted and closed."""
 
 import asyncio
 import time
@@ -8,9 +8,10 @@ import pytest
 from engine.interface.errors import EngineDead, RequestAborted
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import SamplingParams
-from server.api.completions.writer import fold
+from server.api.completions.writer import collect_choices
 from server.errors import DeadlineExceeded
-from server.generation.generation import Ended, Generation, GenerationSpec
+from server.generation.events import ChoiceFinished
+from server.generation.generation import CompletionStream, GenerationSpec
 from server.text.tokenizer import load_tokenizer
 from tests.support.fakes import FakeEngineClient
 
@@ -27,15 +28,15 @@ def spec(**fields) -> GenerationSpec:
 
 def run(client, tokenizer, *, metrics=None, stop_after=None, **fields):
     """Return the events and the stats; leave after `stop_after` events."""
-    generation = Generation(
+    generation = CompletionStream(
         spec(**fields), request_id="r", client=client, tokenizer=tokenizer, metrics=metrics or Metrics()
     )
 
     async def collect():
-        events, source = [], generation.events()
-        async for event in source:
-            events.append(event)
-            if len(events) == stop_after:
+        events, source = [], generation.batches()
+        async for batch in source:
+            events += batch
+            if stop_after is not None and len(events) >= stop_after:
                 break
         await source.aclose()
         return events
@@ -50,8 +51,8 @@ def test_every_choice_gets_its_own_seed_and_prompt(tokenizer):
     submitted = sorted(client.submitted, key=lambda request: request.request_id)
     assert [request.params.seed for request in submitted] == [5, 6, 7, 5, 6, 7]
     assert [request.prompt_token_ids for request in submitted] == [[1, 2]] * 3 + [[3]] * 3
-    assert [choice.index for choice in fold(events)] == list(range(6))
-    assert {choice.text for choice in fold(events)} == {"Hello"}
+    assert [choice.index for choice in collect_choices(events)] == list(range(6))
+    assert {choice.text for choice in collect_choices(events)} == {"Hello"}
     assert stats.num_prompt_tokens == 3
     assert stats.num_output_tokens == 6 * len(tokenizer.encode("Hello"))
 
@@ -61,7 +62,7 @@ def test_a_stop_string_cuts_the_text_aborts_the_request_and_ends_the_count(token
     ids = tokenizer.encode("The quick brown fox jumps over the lazy dog.")
     client = FakeEngineClient(ids, tokens_per_delta=tokens_per_delta)
     events, stats = run(client, tokenizer, stop=("wn f",))
-    (choice,) = fold(events)
+    (choice,) = collect_choices(events)
     assert (choice.text, choice.finish_reason) == ("The quick bro", "stop")
     used = tokenizer.decode(ids[: stats.num_output_tokens])
     assert "wn f" in used
@@ -75,7 +76,7 @@ def test_stop_strings_wait_for_min_tokens(tokenizer):
     ids = tokenizer.encode("Hello, world! Hello, world!")
     params = SamplingParams(max_tokens=100, min_tokens=len(ids) // 2 + 1)
     events, _ = run(FakeEngineClient(ids), tokenizer, stop=("wor",), params=params)
-    assert fold(events)[0].text == "Hello, world! Hello, "
+    assert collect_choices(events)[0].text == "Hello, world! Hello, "
 
 
 # rule: Fields: `stop_token_ids`, `min_tokens` and `include_stop_str_in_output` act
@@ -83,10 +84,10 @@ def test_a_stop_token_counts_but_is_no_text(tokenizer):
     ids = [*tokenizer.encode("Hello"), *tokenizer.encode("!")]
     params = SamplingParams(max_tokens=100, stop_token_ids=[ids[-1]])
     events, stats = run(FakeEngineClient(ids), tokenizer, params=params)
-    assert (fold(events)[0].text, fold(events)[0].finish_reason) == ("Hello", "stop")
+    assert (collect_choices(events)[0].text, collect_choices(events)[0].finish_reason) == ("Hello", "stop")
     assert stats.num_output_tokens == len(ids)
     events, _ = run(FakeEngineClient(ids), tokenizer, params=params, include_stop_str_in_output=True)
-    assert fold(events)[0].text == "Hello!"
+    assert collect_choices(events)[0].text == "Hello!"
 
 
 def test_leaving_early_aborts_every_child(tokenizer):
@@ -139,5 +140,5 @@ def test_logprobs_stay_beside_their_tokens(tokenizer):
     params = SamplingParams(max_tokens=100, logprobs=2)
     events, _ = run(FakeEngineClient(ids, tokens_per_delta=3), tokenizer, params=params, stop=("brown",))
     for event in events:
-        if not isinstance(event, Ended):
+        if not isinstance(event, ChoiceFinished):
             assert [entry.logprob for entry in event.logprobs] == [-id_ / 1000 for id_ in event.token_ids]

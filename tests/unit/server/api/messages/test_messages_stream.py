@@ -1,4 +1,4 @@
-"""Chat events become an Anthropic Message: the order of a stream's events, and the whole answer as their fold."""
+"""Events of a chat become an Anthropic Message: the order of a stream's events, and the whole answer as their fold."""
 
 import json
 from typing import get_type_hints
@@ -13,7 +13,7 @@ from engine.interface.errors import EngineDead, InvalidParameter, Overloaded, Pr
 from server.api.as_chat import unseal
 from server.api.messages.objects import TextContent, ThinkingContent
 from server.api.messages.writer import MessagesWriter
-from server.generation.chat_generation import TextDelta, ToolArguments
+from server.generation.events import TextDelta, ToolArguments
 from tests.support.chat_script import HEAD, Said, ScriptedChat, events_of, joined, scripts
 from tests.support.client_types import check_type, named_events
 
@@ -136,7 +136,7 @@ def test_omitted_thoughts_are_in_the_signature():
 def test_arguments_outside_of_a_call_begin_no_call_and_change_no_block():
     """They are a fault of ours; a call is never made up, which would have neither id nor name."""
     writer = make_writer()
-    writer.event(TextDelta(0, "ok", [1], None), is_last=False)
+    writer.event(TextDelta(0, "text", "ok", [1], None), is_last=False)
     with pytest.raises(AssertionError, match="outside of a call"):
         writer.event(ToolArguments(0, 0, "{}"), is_last=False)
     assert whole(events_of([]), writer)["content"] == [{"type": "text", "text": "ok"}]

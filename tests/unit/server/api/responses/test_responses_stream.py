@@ -1,4 +1,4 @@
-"""Chat events become an OpenAI Response: the order of a stream's events, and the whole answer as their fold."""
+"""Events of a chat become an OpenAI Response: the order of a stream's events, and the whole answer as their fold."""
 
 import json
 
@@ -15,8 +15,7 @@ from server.api.as_chat import unseal
 from server.api.objects import ChatTokenLogprob
 from server.api.responses.objects import ReasoningEcho, ResponsesEcho, TextEcho
 from server.api.responses.writer import ResponsesWriter
-from server.generation.chat_generation import TextDelta
-from server.generation.generation import Ended
+from server.generation.events import ChoiceFinished, TextDelta
 from tests.support.chat_script import HEAD, Said, ScriptedChat, events_of, joined, scripts
 from tests.support.client_types import check_type, named_events
 
@@ -160,8 +159,12 @@ def test_log_probabilities_of_tokens_without_text_are_not_lost():
         return [ChatTokenLogprob(f"t{id_}", -0.5, [1], []) for id_ in event.token_ids]
 
     entry = [TokenLogprobs(-0.5, [], [])]
-    events = [TextDelta(0, "", [1], entry), TextDelta(0, "é", [2], entry), TextDelta(0, "", [3], entry)]
-    events.append(Ended(0, "stop"))
+    events = [
+        TextDelta(0, "text", "", [1], entry),
+        TextDelta(0, "text", "é", [2], entry),
+        TextDelta(0, "text", "", [3], entry),
+    ]
+    events.append(ChoiceFinished(0, "stop"))
     [item] = whole(events, make_writer(logprobs=logprobs))["output"]
     assert [entry["token"] for entry in item["content"][0]["logprobs"]] == ["t1", "t2", "t3"]
     deltas = [event for name, event in stream(events, make_writer(logprobs=logprobs)) if name == TEXT]
@@ -179,7 +182,7 @@ def test_log_probabilities_of_tokens_without_text_are_not_lost():
 )
 def test_an_error_ends_the_stream_as_an_event_and_a_failed_response(error, code):
     writer = make_writer()
-    head = writer.opening() + writer.event(TextDelta(0, "Hel", [1], None), is_last=False)
+    head = writer.opening() + writer.event(TextDelta(0, "text", "Hel", [1], None), is_last=False)
     events = named_events((head + writer.failed(error, request_id="req-1")).decode())
     for _, event in events:
         check_type(ResponseStreamEvent, event, extras=EXTRAS)

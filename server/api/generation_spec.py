@@ -1,0 +1,253 @@
+"""From a parsed body to a GenerationSpec, a type of its own: what holds one has been checked against every limit.
+
+Order of a request: check_chat / check_completion (features), then the text side makes token ids, then
+chat_spec / completion_spec (limits of the model). Raises RequestErrors that name field, value and limit. Pure.
+The sampling parameters are declared in server/api/sampling_fields.py.
+
+GenerationSpec: a validated request, and what validation takes from outside. Imports server only.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from engine.interface.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
+from engine.interface.protocol import EngineReady, GrammarSpec, SamplingParams
+from server.api.sampling_fields import ModelFacts, check_ids, wire_values
+from server.api.schemas import ChatBody, CompletionBody
+from server.config.api_keys import cache_salt_of
+from server.generation.generation import GenerationSpec
+
+
+class Moment(NamedTuple):
+    """What a spec takes from outside: arrival, the server's deadline, a drawn seed, and whose request it is."""
+
+    arrival_s: float
+    timeout_s: float | None
+    seed: int
+    key_hash: str = ""
+
+    def timeout_of(self, timeout_s: float | None) -> float | None:
+        """Return the seconds that a request with its own `timeout_s` has from its arrival on."""
+        return min((seconds for seconds in (timeout_s, self.timeout_s) if seconds is not None), default=None)
+
+
+MAX_CHILDREN = 1024  # engine requests of one HTTP request: prompts × n
+_COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+_RESERVED_TEMPLATE_KWARGS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+)
+
+
+def check_chat(body: ChatBody) -> None:
+    """Refuse what is not served yet, and fields that contradict each other."""
+    _check_common(body)
+    _refuse_unless(
+        body.functions in (None, []) or body.function_call == "none",
+        "functions",
+        "functions (the predecessor of tools)",
+    )
+    _refuse_unless(body.function_call in (None, "none", "auto"), "function_call", "functions")
+    _refuse_unless(body.modalities in (None, [], ["text"]), "modalities", "output other than text")
+    _refuse_unless(body.audio is None, "audio", "audio output")
+    _refuse_unless(body.prediction is None, "prediction", "predicted output")
+    _refuse_unless(body.web_search_options is None, "web_search_options", "web search")
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidParameter("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidParameter(
+            "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
+        )
+    reserved = _RESERVED_TEMPLATE_KWARGS.intersection(body.chat_template_kwargs or {})
+    if reserved:
+        name = min(reserved)
+        raise InvalidParameter(
+            f"chat_template_kwargs must not contain {name}, which the server sets.", param="chat_template_kwargs"
+        )
+
+
+def check_completion(body: CompletionBody) -> None:
+    """Refuse what is not served yet."""
+    _check_common(body)
+    _refuse_unless(body.suffix in (None, ""), "suffix", "fill-in-the-middle")
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        raise InvalidParameter(
+            "max_tokens = 0 needs echo or prompt_logprobs, without which there is no answer.", param="max_tokens"
+        )
+
+
+def chat_spec(
+    body: ChatBody,
+    token_ids: Sequence[int],
+    *,
+    model: ModelFacts,
+    moment: Moment,
+    grammar: GrammarSpec | None = None,
+    shrinks_max_tokens: bool = False,
+) -> GenerationSpec:
+    """Check a chat request against the model's limits; without max_tokens the rest of the context is its own."""
+    limits = model.limits
+    _check_choices(body.n or 1, limits)
+    name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
+    asked = body.max_completion_tokens or body.max_tokens
+    if shrinks_max_tokens and asked is not None:
+        asked = min(asked, max(limits.max_model_len - len(token_ids), 1))
+    max_tokens = _fit(
+        len(token_ids), asked=asked, asked_by=name, default=limits.max_model_len, limits=limits, param="messages"
+    )
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = _params(
+        body,
+        max_tokens=max_tokens,
+        max_name=name,
+        logprobs=logprobs,
+        model=model,
+        seed=moment.seed,
+    )
+    is_continued = bool(body.continue_final_message)
+    prompts = (tuple(token_ids),)
+    return _spec(body, prompts=prompts, continues_prompt=is_continued, params=params, moment=moment, grammar=grammar)
+
+
+def completion_spec(
+    body: CompletionBody,
+    prompts: Sequence[Sequence[int]],
+    *,
+    model: ModelFacts,
+    moment: Moment,
+    grammar: GrammarSpec | None = None,
+) -> GenerationSpec:
+    """Check a completion request against the model's limits; max_tokens is 16 unless given."""
+    limits = model.limits
+    if len(prompts) * (body.n or 1) > MAX_CHILDREN:
+        raise InvalidParameter(
+            f"{len(prompts)} prompts × n = {body.n} are {len(prompts) * (body.n or 1)} choices, "
+            f"the limit is {MAX_CHILDREN}.",
+            param="n",
+        )
+    _check_choices(len(prompts) * (body.n or 1), limits)
+    if not all(prompts):
+        raise InvalidParameter(f"prompt[{list(map(bool, prompts)).index(False)}] has no tokens.", param="prompt")
+    max_tokens = min(
+        _fit(
+            len(prompt),
+            asked=body.max_tokens,
+            asked_by="max_tokens",
+            default=_COMPLETION_MAX_TOKENS,
+            limits=limits,
+            param="prompt",
+        )
+        for prompt in prompts
+    )
+    for prompt in prompts:  # after the lengths: a body of ids far over the context is not walked
+        check_ids(prompt, "prompt", limits)
+    params = _params(
+        body,
+        max_tokens=max_tokens,
+        max_name="max_tokens",
+        logprobs=body.logprobs,
+        model=model,
+        seed=moment.seed,
+    )
+    is_scoring_only = max_tokens == 0
+    if is_scoring_only:
+        params = msgspec.structs.replace(params, max_tokens=1)
+    all_prompts = tuple(map(tuple, prompts))
+    spec = _spec(body, prompts=all_prompts, continues_prompt=True, params=params, moment=moment, grammar=grammar)
+    return msgspec.structs.replace(spec, is_scoring_only=is_scoring_only)
+
+
+def _check_choices(num_choices: int, limits: EngineReady) -> None:
+    most = limits.max_num_seqs + limits.max_waiting
+    if num_choices > most:
+        raise InvalidParameter(
+            f"{num_choices} choices are more than this server holds: {limits.max_num_seqs} at once and "
+            f"{limits.max_waiting} in its queue.",
+            param="n",
+        )
+
+
+def _check_common(body: ChatBody | CompletionBody) -> None:
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidParameter(
+            "prompt_logprobs are not part of streams: stream must be false.", param="prompt_logprobs"
+        )
+    _refuse_unless(body.best_of in (None, body.n or 1), "best_of", "best_of other than n")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidParameter("stream_options needs stream to be true.", param="stream_options")
+
+
+def _refuse_unless(is_fine: bool, field: str, feature: str) -> None:
+    if not is_fine:
+        raise UnsupportedFeature(f"{field}: {feature} is not supported by this server yet.", param=field)
+
+
+def _fit(num_prompt: int, *, asked: int | None, asked_by: str, default: int, limits: EngineReady, param: str) -> int:
+    """Return max_tokens so that the prompt and it fit the context. `asked_by`, `param`: the fields of both."""
+    rest = limits.max_model_len - num_prompt
+    if rest < 1:
+        raise PromptTooLong(
+            f"This model's maximum context length is {limits.max_model_len} tokens, of which at least one is for the "
+            f"answer, but the prompt has {num_prompt} tokens.",
+            param=param,
+        )
+    if asked is None:
+        return min(default, rest)
+    if asked > rest:
+        raise PromptTooLong(
+            f"This model's maximum context length is {limits.max_model_len} tokens, but {num_prompt + asked} were "
+            f"asked for: {num_prompt} in the prompt and {asked_by} = {asked}, which can be {rest} at most.",
+            param=asked_by,
+        )
+    return asked
+
+
+def _params(
+    body: ChatBody | CompletionBody,
+    *,
+    max_tokens: int,
+    max_name: str,
+    logprobs: int | None,
+    model: ModelFacts,
+    seed: int,
+) -> SamplingParams:
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidParameter(f"min_tokens is {min_tokens}, more than {max_name} = {max_tokens}.", param="min_tokens")
+    values = {"seed": seed} | wire_values(body, model)
+    if values["top_p"] == 0:
+        values |= {"top_p": 1.0, "top_k": 1}  # nothing but the most likely token
+    eos_ids = () if body.ignore_eos else model.defaults.eos_token_ids
+    values["stop_token_ids"] = list(dict.fromkeys([*eos_ids, *values.get("stop_token_ids", ())]))
+    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=_prompt_logprobs(body), **values)
+
+
+def _prompt_logprobs(body: ChatBody | CompletionBody) -> int | None:
+    counts = [body.prompt_logprobs, body.logprobs if isinstance(body, CompletionBody) and body.echo else None]
+    return max((count for count in counts if count is not None), default=None)
+
+
+def _spec(
+    body: ChatBody | CompletionBody,
+    *,
+    prompts: tuple[tuple[int, ...], ...],
+    continues_prompt: bool,
+    params: SamplingParams,
+    moment: Moment,
+    grammar: GrammarSpec | None,
+) -> GenerationSpec:
+    return GenerationSpec(
+        prompts=prompts,
+        n=body.n or 1,
+        params=params,
+        stop=tuple(body.stop or ()),
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        continues_prompt=continues_prompt,
+        cache_salt=cache_salt_of(moment.key_hash, body.cache_salt or ""),
+        priority=body.priority or 0,
+        grammar=grammar,
+        timeout_s=moment.timeout_of(body.timeout),
+        arrival_s=moment.arrival_s,
+    )

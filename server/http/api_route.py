@@ -1,0 +1,58 @@
+"""ApiRoute: an endpoint as a value, which stands beside its handler. Imports fastapi, msgspec, pydantic.
+
+The app registers these rows and the OpenAPI document describes them: neither knows an endpoint by its name.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import APIRouter, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiRoute:
+    """One endpoint. `summary`: its title in the OpenAPI document, which leaves it out if there is none."""
+
+    methods: tuple[str, ...]  # HEAD is a route of its own, which the document leaves out
+    path: str
+    handler: Callable[..., Awaitable[Response]]
+    summary: str = ""
+    is_public: bool = False  # answers without an API key
+    body: type[BaseModel] | None = None  # the JSON that it reads
+    answer: type[msgspec.Struct] | None = None  # the JSON of its 200
+    is_list: bool = False  # the answer is a list of these
+    stream: type[msgspec.Struct] | str | None = None  # the chunks of its event stream, or its named events in words
+    media_type: str = "application/json"
+    error_statuses: tuple[int, ...] = ()  # besides those that every route has, or every route with a body
+    is_state: bool = False  # its 503 has the body of its 200
+    route_class: type[APIRoute] = APIRoute
+
+    @property
+    def document_path(self) -> str:
+        """The path as OpenAPI writes it."""
+        return self.path.replace(":path}", "}")
+
+
+def router_of(routes: Iterable[ApiRoute]) -> APIRouter:
+    """Return a router with all of the routes, in this order."""
+    router = APIRouter()
+    for route in routes:
+        if methods := [method for method in route.methods if method != "HEAD"]:
+            _add(router, route, methods, is_shown=bool(route.summary))
+        if "HEAD" in route.methods:
+            _add(router, route, ["HEAD"], is_shown=False)
+    return router
+
+
+def _add(router: APIRouter, route: ApiRoute, methods: list[str], *, is_shown: bool) -> None:
+    router.add_api_route(
+        route.path,
+        route.handler,
+        methods=methods,
+        summary=route.summary or None,
+        include_in_schema=is_shown,
+        route_class_override=route.route_class,
+    )
