@@ -56,17 +56,3 @@ def prefetch_l2(pointers) -> None:
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
     )
-
-
-@triton.jit
-def prefetch_keys(
-    k_ptr, v_ptr, table_ptr, start, end, stride_block, stride_slot,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
-) -> None:  # fmt: skip
-    """Ask L2 for the first 128 keys and values, line by line. Only a hint: the newest may not be written yet."""
-    LINES: tl.constexpr = triton.next_power_of_2((HEAD_DIM * k_ptr.dtype.element_ty.primitive_bitwidth + 1023) // 1024)
-    keys = start + tl.arange(0, 128)
-    offsets = page_offsets(table_ptr, keys, keys < end, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
-    offsets = offsets[:, None] + (tl.arange(0, LINES) * (HEAD_DIM // LINES))[None, :]
-    prefetch_l2(k_ptr + offsets)
-    prefetch_l2(v_ptr + offsets)

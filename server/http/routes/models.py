@@ -10,7 +10,7 @@ from server.api.objects import CancelledRequest, ModelCard, ModelList
 from server.api.request_record import OpenRequests, record_of
 from server.api.service import Service
 from server.errors import RequestNotFound
-from server.http.api_route import ApiRoute
+from server.http.routes.api_route import ApiRoute
 
 
 def models_routes(service: Service) -> list[ApiRoute]:
