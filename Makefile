@@ -21,6 +21,8 @@ PIP_ARGS ?=
 # a debugger works
 JOBS ?= 2
 SPREAD := -n $(JOBS) --dist worksteal
+# kernels in Triton's interpreter, in a process of its own: make test runs them, make test-unit does not
+INTERPRETED := tests/unit/kernels/test_triton_interpreted.py
 # without optional packages: all that starts no server, and the core of what does
 BARE := .venv-bare
 BARE_TESTS := tests/unit $(addprefix tests/integration/test_,serving.py quantized.py structured.py)
@@ -64,7 +66,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 test-unit: $(STAMP)
-	$(BIN)/python -m pytest $(SPREAD) tests/unit $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) tests/unit --ignore $(INTERPRETED) $(ARGS)
 
 test-full: $(STAMP)
 	$(BIN)/python -m pytest $(SPREAD) -m 'not gpu and (full or hypothesis)' --hypothesis-profile=full $(ARGS)

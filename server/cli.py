@@ -41,24 +41,9 @@ from server.config.value_types import seconds, text, workers
 if TYPE_CHECKING:
     from engine.interface.config import LaunchConfig
 
-
-def handle_pid1_sigterm() -> None:
-    """Make SIGTERM end process 1 too: the kernel ignores signals for process 1 that have no handler.
-
-    Without it a container could not be stopped while it downloads a model. The launcher replaces the handler.
-    """
-    if os.getpid() == 1:
-        signal.signal(signal.SIGTERM, _end)
-
-
-def _end(number: int, _: FrameType | None) -> None:
-    os._exit(128 + number)
-
-
 EXIT_USAGE = 2
 EXIT_START_FAILED = 3
 EXIT_OUTPUT_GONE = 128 + 13  # as if by SIGPIPE
-
 _SEEN_KEY = "--api-key: other users of this machine can see the key in ps; use --api-key-file or QUIRE_API_KEY"
 _ROOT_EXAMPLES = """\
 examples:
@@ -77,6 +62,15 @@ _MOST_USED = {
     "memory and batching": ("--max-model-len", "--max-num-seqs", "--gpu-memory-utilization"),
     "http, access, configuration": ("--host", "--port", "--api-key-file", "--config"),
 }
+
+
+def handle_pid1_sigterm() -> None:
+    """Make SIGTERM end process 1 too: the kernel ignores signals for process 1 that have no handler.
+
+    Without it a container could not be stopped while it downloads a model. The launcher replaces the handler.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, _end)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,6 +94,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return error.exit_code
         print(f"quire: internal error: {type(error).__name__}: {error} (--debug shows more)", file=sys.stderr)
         return EXIT_START_FAILED
+
+
+def serve_parser(environment: Mapping[str, str]) -> SettingsParser:
+    """Return the parser of `quire serve` alone, whose settings are the model of docs/reference/flags.md."""
+    return _add_serve(SettingsParser(prog="quire").add_subparsers(), environment)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    os._exit(128 + number)
 
 
 def _is_output_gone() -> bool:
@@ -130,11 +133,6 @@ def _parser() -> SettingsParser:
     add_top(commands)
     add_completion(commands, _parser)
     return parser
-
-
-def serve_parser(environment: Mapping[str, str]) -> SettingsParser:
-    """Return the parser of `quire serve` alone, whose settings are the model of docs/reference/flags.md."""
-    return _add_serve(SettingsParser(prog="quire").add_subparsers(), environment)
 
 
 def _add_serve(

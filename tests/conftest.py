@@ -6,6 +6,7 @@ Hypothesis tries a quarter of the examples in make test, and all of them in make
 """
 
 import contextlib
+import gc
 import os
 
 import pytest
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place, row in enumerate(rows):
             if place not in kept:
                 row.add_marker("full")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported and collected by now out of each later walk of the garbage collector."""
+    gc.collect()
+    gc.freeze()
 
 
 def covering(rows: list[list[str]]) -> set[int]:

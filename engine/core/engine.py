@@ -59,7 +59,7 @@ class EngineParts:
     grammars: Grammars | None = None  # None: requests with a grammar fail
     can_generate: bool = True  # False: all requests but those for embeddings fail
     num_loras: int = 0  # adapters of the executor
-    # called for each request without a grammar that is not for an embedding; None: no speculation
+    # called for each request without a grammar or filter of tokens that is not for an embedding; None: no speculation
     make_drafter: Callable[[SamplingParams], Drafter | None] | None = None
     bytes_per_block: int = 0  # of the KV pool, for KV snapshots
 

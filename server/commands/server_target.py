@@ -17,6 +17,11 @@ import msgspec
 from engine.interface.errors import StartupError
 
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {0x09: "\t", 0x0A: "\n"}
+EXIT_NO_SERVER = 3
+_MAX_ERROR_CHARACTERS = 500
+_PROBE_TIMEOUT_S = 5.0
+Handler = Callable[[int, FrameType | None], object]
+_STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def printable(text: str) -> str:
@@ -27,11 +32,6 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Return what is printable of a text, with a space for every tab and newline."""
     return printable(text).replace("\t", " ").replace("\n", " ")
-
-
-EXIT_NO_SERVER = 3
-_MAX_ERROR_CHARACTERS = 500
-_PROBE_TIMEOUT_S = 5.0
 
 
 class ToolError(StartupError):
@@ -55,22 +55,6 @@ class ServerEndpoint(msgspec.Struct, frozen=True):
             return not ipaddress.ip_address(host).is_loopback
         except ValueError:
             return host != "localhost"
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-class _ErrorDetail(msgspec.Struct):
-    message: str
-
-
-class _ErrorBody(msgspec.Struct):
-    error: _ErrorDetail | str
 
 
 def make_endpoint(url: str, api_key: str | None, environment: Mapping[str, str]) -> ServerEndpoint:
@@ -132,11 +116,6 @@ def transport_message(endpoint: ServerEndpoint, error: httpx.HTTPError) -> str:
     return f"The connection to {endpoint.url} was lost: {str(error) or type(error).__name__}."
 
 
-Handler = Callable[[int, FrameType | None], object]
-
-_STOPPING = (signal.SIGTERM, signal.SIGHUP)
-
-
 def stopping_signals() -> list[signal.Signals]:
     """Return the signals that end a command. Signals that are ignored, as under nohup, stay ignored."""
     return [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
@@ -160,3 +139,19 @@ def leave(number: int, _: FrameType | None) -> None:
     for other in _STOPPING:
         signal.signal(other, signal.SIG_IGN)
     raise SystemExit(128 + number)
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _ErrorDetail(msgspec.Struct):
+    message: str
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorDetail | str

@@ -32,6 +32,13 @@ from server.config.value_types import (
 if TYPE_CHECKING:
     from engine.interface.config import SpeculativeConfig
 
+_DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8000
+_MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its end; 103 on macOS
+_TRACES_PATH = "/v1/traces"
+_OPENTELEMETRY = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+_METHODS = ("ngram",)
+_DETAILS = ("--num-speculative-tokens", "--ngram-min", "--ngram-max")
+
 
 def add_model_flags(group: argparse._ArgumentGroup) -> None:
     """Add the flags of the model and its loading."""
@@ -152,10 +159,6 @@ def num_steps_in_flight(overlap: bool | None) -> int | None:
     return None if overlap is None else 2 if overlap else 1
 
 
-_DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8000
-_MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its end; 103 on macOS
-
-
 class Address(NamedTuple):
     """The listening address: a unix socket, or host and port."""
 
@@ -270,20 +273,6 @@ def tls_of(arguments: argparse.Namespace) -> Tls:
     return Tls(chain, private_key)
 
 
-def _readable(flag: str, name: str) -> str:
-    path = Path(name).expanduser()
-    try:
-        path.read_bytes()
-    except OSError as error:
-        raise StartupError(f"{flag} {path} cannot be read: {error.strerror}.", exit_code=2) from error
-    return str(path.resolve())
-
-
-_TRACES_PATH = "/v1/traces"
-
-_OPENTELEMETRY = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-
-
 def add_log_flags(group: argparse._ArgumentGroup) -> None:
     """Add the flags of the log."""
     add = group.add_argument
@@ -342,10 +331,6 @@ def has_opentelemetry() -> bool:
         return False
 
 
-_METHODS = ("ngram",)
-_DETAILS = ("--num-speculative-tokens", "--ngram-min", "--ngram-max")
-
-
 def add_speculative_flags(group: argparse._ActionsContainer) -> None:
     """Add the flags to a parser or a group of it."""
     add = group.add_argument
@@ -377,3 +362,12 @@ def speculative_of(arguments: argparse.Namespace) -> "SpeculativeConfig | None":
         ngram_min=shortest,
         ngram_max=longest,
     )
+
+
+def _readable(flag: str, name: str) -> str:
+    path = Path(name).expanduser()
+    try:
+        path.read_bytes()
+    except OSError as error:
+        raise StartupError(f"{flag} {path} cannot be read: {error.strerror}.", exit_code=2) from error
+    return str(path.resolve())

@@ -22,6 +22,8 @@ _MAX_BYTES = 1 << 20
 _EXIT_USAGE = 2
 _STANDARD = "tag:yaml.org,2002:"
 _PLAIN = ("str", "int", "float", "bool", "timestamp", "value")  # tags that text without one gets
+_PLAIN_SCALAR = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z0-9./][\w./=@~+-]*", re.ASCII)
+_MAX_COLUMN = 48
 
 
 def read_settings_file(name: str, settings: Sequence[Setting]) -> dict[str, FileValue]:
@@ -55,6 +57,23 @@ def read_settings_file(name: str, settings: Sequence[Setting]) -> dict[str, File
                 [_place(path, item) for item in nodes],
             )
     return values
+
+
+def show_config(settings: Sequence[Setting], arguments: argparse.Namespace, *, environment: Mapping[str, str]) -> str:
+    """Return the file's text. Secrets are counted, never shown."""
+    lines = ["# what quire serve would use, and where it is from"]
+    for setting in settings:
+        value, origin = vars(arguments)[setting.action.dest], arguments.origins[setting.action.dest]
+        if setting.is_secret:
+            from_variable = [key for key in environment.get(setting.variable, "").split(",") if key.strip()]
+            counts = ((len(value), origin), (len(from_variable), setting.variable))
+            text = ", ".join(f"{number} from {place}" for number, place in counts if number)
+            lines.append(f"# {setting.key}: {text or 'none'}; never shown")
+            continue
+        if origin == DEFAULT and value is None:
+            origin = f"{DEFAULT}: {setting.default_words}"
+        lines.append(f"{f'{setting.key}: {_yaml(value)}':<{_MAX_COLUMN}}  # {origin}")
+    return "\n".join(lines)
 
 
 def _compose(path: Path) -> yaml.Node | None:
@@ -103,27 +122,6 @@ def _place(path: Path, node: yaml.Node) -> str:
 
 def _error(path: Path, node: yaml.Node, reason: str) -> StartupError:
     return StartupError(f"{_place(path, node)}: {reason}.", exit_code=_EXIT_USAGE)
-
-
-_PLAIN_SCALAR = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z0-9./][\w./=@~+-]*", re.ASCII)
-_MAX_COLUMN = 48
-
-
-def show_config(settings: Sequence[Setting], arguments: argparse.Namespace, *, environment: Mapping[str, str]) -> str:
-    """Return the file's text. Secrets are counted, never shown."""
-    lines = ["# what quire serve would use, and where it is from"]
-    for setting in settings:
-        value, origin = vars(arguments)[setting.action.dest], arguments.origins[setting.action.dest]
-        if setting.is_secret:
-            from_variable = [key for key in environment.get(setting.variable, "").split(",") if key.strip()]
-            counts = ((len(value), origin), (len(from_variable), setting.variable))
-            text = ", ".join(f"{number} from {place}" for number, place in counts if number)
-            lines.append(f"# {setting.key}: {text or 'none'}; never shown")
-            continue
-        if origin == DEFAULT and value is None:
-            origin = f"{DEFAULT}: {setting.default_words}"
-        lines.append(f"{f'{setting.key}: {_yaml(value)}':<{_MAX_COLUMN}}  # {origin}")
-    return "\n".join(lines)
 
 
 def _yaml(value: Any) -> str:

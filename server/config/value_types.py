@@ -18,7 +18,6 @@ from engine.interface.errors import StartupError
 if TYPE_CHECKING:
     from engine.interface.config import LoraSource
 
-
 BACKEND_NAMES = ("auto", "triton", "flash-attn", "torch")
 # As models/quantization/schemes.py knows them: what an unquantized checkpoint can become on load, or one is already
 QUANTIZATION_NAMES = (
@@ -45,8 +44,8 @@ _SIZE_UNITS = {
 }
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")  # the last two are one
-
 AnyParser = TypeVar("AnyParser", bound=argparse.ArgumentParser)  # commands are added to the subparsers of any
+_EXIT_USAGE = 2
 
 
 class ValueType:
@@ -156,17 +155,6 @@ def boolean(text: str) -> bool:
     return value
 
 
-def _finite(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-_EXIT_USAGE = 2
-
-
 @limited("NAME=FOLDER")
 def named_folder(text: str) -> tuple[str, str]:
     """Parse NAME=FOLDER. Raises argparse.ArgumentTypeError, to which argparse adds the flag's name."""
@@ -200,3 +188,11 @@ def resolve_loras(loras: Sequence[tuple[str, str]], *, served_model_names: Seque
             raise StartupError(f"--lora {name}: {folder[:200]} {what}.", exit_code=_EXIT_USAGE)
         resolved.append(LoraSource(name, str(path.resolve())))
     return resolved
+
+
+def _finite(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

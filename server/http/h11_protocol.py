@@ -26,10 +26,19 @@ from server.api.request_record import make_request_id
 from server.errors import HeadersTooLarge, HttpError, MalformedHttp, SlowClient, TooManyConnections
 
 logger = logging.getLogger(__name__)
-
 _ENOUGH = 65_536  # a higher limit only makes those loops longer that close what a child shall not inherit
 _MAX_RESERVE = 64  # for the engine, a grammar checker, traces, refusals on their way out
 _LOG_INTERVAL_S = 10.0
+MAX_HEADER_BYTES = 64 * 1024  # of one request, its request line included
+MAX_HEADER_LINES = 100
+# Bytes that arrive after a refusal are read and dropped for so long: closing at once could reset the connection
+# before the client has read why.
+_LINGER_S = 1.0
+_TOO_LARGE = 431
+HEAD_TIMEOUT_S = 30.0  # from the first byte of a request, or from the connection, to the end of the headers
+BODY_PAUSE_S = 30.0  # between two reads of a body
+BODY_TIMEOUT_S = 300.0  # from the end of the headers to the end of the body
+access_logger = logging.getLogger("quire.access")
 
 
 class ConnectionLimit:
@@ -57,19 +66,6 @@ class ConnectionLimit:
             )
             self._num_refused, self._next_log_s = 0, self._clock() + _LOG_INTERVAL_S
         return TooManyConnections(f"This server process has its {self._maximum} connections; try again.")
-
-
-MAX_HEADER_BYTES = 64 * 1024  # of one request, its request line included
-MAX_HEADER_LINES = 100
-# Bytes that arrive after a refusal are read and dropped for so long: closing at once could reset the connection
-# before the client has read why.
-_LINGER_S = 1.0
-_TOO_LARGE = 431
-HEAD_TIMEOUT_S = 30.0  # from the first byte of a request, or from the connection, to the end of the headers
-BODY_PAUSE_S = 30.0  # between two reads of a body
-BODY_TIMEOUT_S = 300.0  # from the end of the headers to the end of the body
-
-access_logger = logging.getLogger("quire.access")
 
 
 class HttpProtocol(H11Protocol):

@@ -17,9 +17,7 @@ from engine.interface.control import Stage
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-
 logger = logging.getLogger(__name__)
-
 _UNIX = "unix:"
 _STAGE_LABELS = {
     "imports": "Starting the engine",
@@ -31,6 +29,7 @@ _STAGE_LABELS = {
     "graphs": "Capturing graphs",
     "self_test": "Generating a first token",
 }
+_LEAST_S = 0.05  # shorter stages are not worth a word
 
 
 @dataclass(frozen=True)
@@ -205,19 +204,6 @@ def stage_text(stage: Stage) -> str:
     return f"{label}: {more}" if more else label
 
 
-def _amount(stage: Stage) -> str:
-    """Return the finished part of a stage, in its unit."""
-    if not stage.total:
-        return ""
-    if stage.unit == "bytes":
-        unit, size = ("GiB", 2**30) if stage.total >= 2**30 else ("MiB", 2**20)
-        return f"{stage.done / size:.1f} of {stage.total / size:.1f} {unit}"
-    return f"{stage.done} of {stage.total} {stage.unit}".rstrip()
-
-
-_LEAST_S = 0.05  # shorter stages are not worth a word
-
-
 class StageTimes:
     """Measures stages, from the stage `first` on. Call enter() when a stage begins; a stage may begin again."""
 
@@ -236,3 +222,13 @@ class StageTimes:
         """Return the stages in order, the one that runs as if it ended now: "process 0.3 s, imports 2.7 s"."""
         self.enter(self._name, now)
         return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._seconds.items() if seconds >= _LEAST_S)
+
+
+def _amount(stage: Stage) -> str:
+    """Return the finished part of a stage, in its unit."""
+    if not stage.total:
+        return ""
+    if stage.unit == "bytes":
+        unit, size = ("GiB", 2**30) if stage.total >= 2**30 else ("MiB", 2**20)
+        return f"{stage.done / size:.1f} of {stage.total / size:.1f} {unit}"
+    return f"{stage.done} of {stage.total} {stage.unit}".rstrip()

@@ -37,7 +37,6 @@ from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.processes import Tasks
 
 logger = logging.getLogger(__name__)
-
 # Children that are busy or hung delay a scrape by no more, once as workers and once as engine; their counts then come
 # next time. Twice this is less than what a worker waits for the page.
 _FLUSH_TIMEOUT_S = 1.0
@@ -218,10 +217,6 @@ class ControlServer:
         return has_role and (role == "worker" or (self._state.stage.name == "ready" and not self._state.fault))
 
 
-def _source(hello: Hello) -> str:
-    return f"{hello.role}-{hello.index}"
-
-
 async def fetch_engine_limits(engine_socket: str) -> EngineReady | None:
     """Connect, read the engine's limits and disconnect; None if the engine has ended."""
     try:
@@ -234,3 +229,7 @@ async def fetch_engine_limits(engine_socket: str) -> EngineReady | None:
         return None
     finally:
         writer.close()
+
+
+def _source(hello: Hello) -> str:
+    return f"{hello.role}-{hello.index}"

@@ -19,6 +19,9 @@ from engine.interface.control import LOAD_STALL_AFTER_S, STALL_AFTER_S, Heartbea
 from server.launcher.console import stage_fields
 from server.launcher.processes import Backoff
 
+logger = logging.getLogger(__name__)
+_GIVEN_UP_AFTER = 5  # restarts that failed: with the back-off a quarter of a minute, and five loads
+
 
 class StepWatchdog:
     """Calls `on_change(True)` after `stall_after_s` without progress, `on_change(False)` with the progress after that.
@@ -110,9 +113,6 @@ class StepWatchdog:
         self._on_change(True)
 
 
-logger = logging.getLogger(__name__)
-
-
 class LoadWatchdog:
     """Warns after SILENCE_S without progress of the first load, and after each SILENCE_S. Use in one event loop."""
 
@@ -159,9 +159,6 @@ class LoadWatchdog:
             stage_fields(self._stage),
         )
         self._wait()
-
-
-_GIVEN_UP_AFTER = 5  # restarts that failed: with the back-off a quarter of a minute, and five loads
 
 
 class EngineDowntime:

@@ -47,11 +47,12 @@ from server.launcher.startup_banner import StartupBanner
 from server.launcher.systemd import Notifier, NotifyingConsole
 
 logger = logging.getLogger(__name__)
-
 _ENGINE_MODULE = "engine.process"
 _WORKER_MODULE = "server.http.worker"
 _DRAIN_GRACE_S = 5.0  # what a worker gets beyond its drain timeout to send the last error events
 _ENGINE_END_S = 3.0
+ChildKey = tuple[str, int]  # role ("engine" | "worker"), index
+_ENGINE: ChildKey = ("engine", 0)
 
 
 def launch(
@@ -79,10 +80,6 @@ def launch(
     finally:
         notifier.close()
         run_dir.remove()
-
-
-ChildKey = tuple[str, int]  # role ("engine" | "worker"), index
-_ENGINE: ChildKey = ("engine", 0)
 
 
 class Launcher:

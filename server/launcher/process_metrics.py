@@ -53,13 +53,6 @@ class ProcessStats:
         return delta
 
 
-def _read_stat(path: Path) -> tuple[float, int]:
-    """Return CPU seconds and resident bytes. See proc_pid_stat(5): fields 14, 15 and 24."""
-    fields = path.read_bytes().rpartition(b")")[2].split()  # the name before it may hold spaces; [0] is field 3
-    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return cpu_s, int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
-
-
 class LauncherStats:
     """Reads the launcher's objects and changes none. children: by role and index, with ended ones."""
 
@@ -95,3 +88,10 @@ class LauncherStats:
         delta.gauges["engine_restart_seconds", ""] = self._downtime.last_s
         delta.gauges["start_time_seconds", ""] = self._started_s
         return delta
+
+
+def _read_stat(path: Path) -> tuple[float, int]:
+    """Return CPU seconds and resident bytes. See proc_pid_stat(5): fields 14, 15 and 24."""
+    fields = path.read_bytes().rpartition(b")")[2].split()  # the name before it may hold spaces; [0] is field 3
+    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return cpu_s, int(fields[21]) * os.sysconf("SC_PAGE_SIZE")

@@ -21,6 +21,13 @@ MAX_CUSTOM_ID_CHARACTERS = 512
 _FIELDS = ("custom_id", "method", "url", "body")
 _BOM = b"\xef\xbb\xbf"
 _SHOWN_CHARACTERS = 80
+_CACHE_KIB = 32_768
+_SCHEMA = """
+CREATE TABLE lines (
+    number INTEGER PRIMARY KEY, offset INTEGER NOT NULL, custom_id TEXT UNIQUE,
+    out_offset INTEGER, out_length INTEGER
+)
+"""
 
 
 class LineError(Exception):
@@ -83,68 +90,6 @@ def parse_line(data: bytes, number: int) -> BatchRequest:
             raise LineError(f"invalid_{name}", message, param=name, custom_id=custom_id)
     model = _body_model(bytes(fields["body"]), number, custom_id)
     return BatchRequest(custom_id, str(_decoded(fields["url"])), bytes(fields["body"]), model)
-
-
-def _object(data: bytes, number: int) -> dict[str, msgspec.Raw]:
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise LineError("invalid_json_line", f"Line {number} is not UTF-8 text (byte {error.start}).") from error
-    try:
-        return msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    except msgspec.ValidationError as error:
-        raise LineError("invalid_json_line", f"Line {number} is no JSON object.") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise LineError("invalid_json_line", f"Line {number} is not JSON: {error}.") from error
-
-
-def _custom_id(fields: dict[str, msgspec.Raw], number: int) -> str:
-    if "custom_id" not in fields:
-        raise LineError("missing_field", f"Line {number}: custom_id is missing.", param="custom_id")
-    value = _decoded(fields["custom_id"])
-    if not isinstance(value, str) or not 1 <= len(value) <= MAX_CUSTOM_ID_CHARACTERS:
-        message = (
-            f"Line {number}: custom_id is {_shown(fields['custom_id'])}, "
-            f"it must be a string of 1 to {MAX_CUSTOM_ID_CHARACTERS} characters."
-        )
-        raise LineError("invalid_custom_id", message, param="custom_id")
-    return value
-
-
-def _body_model(body: bytes, number: int, custom_id: str) -> str:
-    """Check the body fields that the file format requires; the server checks the others."""
-    try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError):
-        message = f"Line {number}: body is {_shown(msgspec.Raw(body))}, it must be a JSON object."
-        raise LineError("invalid_body", message, param="body", custom_id=custom_id) from None
-    if "stream" in fields and _decoded(fields["stream"]) not in (False, None):
-        message = f"Line {number}: body.stream is {_shown(fields['stream'])}, a batch has no streams."
-        raise LineError("invalid_body", message, param="body.stream", custom_id=custom_id)
-    model = _decoded(fields["model"]) if "model" in fields else ""
-    return model if isinstance(model, str) else ""
-
-
-def _decoded(raw: msgspec.Raw) -> object:
-    """Return a value, or None where it is one that cannot be read."""
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _shown(raw: msgspec.Raw) -> str:
-    text = bytes(raw).decode(errors="replace")
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
-
-
-_CACHE_KIB = 32_768
-_SCHEMA = """
-CREATE TABLE lines (
-    number INTEGER PRIMARY KEY, offset INTEGER NOT NULL, custom_id TEXT UNIQUE,
-    out_offset INTEGER, out_length INTEGER
-)
-"""
 
 
 class PendingLine(NamedTuple):
@@ -230,3 +175,56 @@ class BatchIndex:
 
     def _count(self, query: str) -> int:
         return self._database.execute(query).fetchone()[0]
+
+
+def _object(data: bytes, number: int) -> dict[str, msgspec.Raw]:
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise LineError("invalid_json_line", f"Line {number} is not UTF-8 text (byte {error.start}).") from error
+    try:
+        return msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError as error:
+        raise LineError("invalid_json_line", f"Line {number} is no JSON object.") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise LineError("invalid_json_line", f"Line {number} is not JSON: {error}.") from error
+
+
+def _custom_id(fields: dict[str, msgspec.Raw], number: int) -> str:
+    if "custom_id" not in fields:
+        raise LineError("missing_field", f"Line {number}: custom_id is missing.", param="custom_id")
+    value = _decoded(fields["custom_id"])
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_CUSTOM_ID_CHARACTERS:
+        message = (
+            f"Line {number}: custom_id is {_shown(fields['custom_id'])}, "
+            f"it must be a string of 1 to {MAX_CUSTOM_ID_CHARACTERS} characters."
+        )
+        raise LineError("invalid_custom_id", message, param="custom_id")
+    return value
+
+
+def _body_model(body: bytes, number: int, custom_id: str) -> str:
+    """Check the body fields that the file format requires; the server checks the others."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        message = f"Line {number}: body is {_shown(msgspec.Raw(body))}, it must be a JSON object."
+        raise LineError("invalid_body", message, param="body", custom_id=custom_id) from None
+    if "stream" in fields and _decoded(fields["stream"]) not in (False, None):
+        message = f"Line {number}: body.stream is {_shown(fields['stream'])}, a batch has no streams."
+        raise LineError("invalid_body", message, param="body.stream", custom_id=custom_id)
+    model = _decoded(fields["model"]) if "model" in fields else ""
+    return model if isinstance(model, str) else ""
+
+
+def _decoded(raw: msgspec.Raw) -> object:
+    """Return a value, or None where it is one that cannot be read."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _shown(raw: msgspec.Raw) -> str:
+    text = bytes(raw).decode(errors="replace")
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"

@@ -21,10 +21,10 @@ from server.commands.server_target import ServerEndpoint, ToolError, error_messa
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-
 _RETRIED_STATUSES = (429, 502, 503, 504)
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.5, 30.0
 _MAX_RETRY_AFTER_S = 300.0
+_LINE_EVERY_S = 10.0
 
 
 class Sender:
@@ -91,33 +91,6 @@ def retry_after_s(value: str | None, *, now_s: float, attempt: int) -> float:
     return min(max(seconds, _FIRST_DELAY_S / 2), _MAX_RETRY_AFTER_S)
 
 
-def _backoff_s(attempt: int) -> float:
-    return min(_FIRST_DELAY_S * 2 ** min(attempt, 16), _LAST_DELAY_S) * random.uniform(0.75, 1.25)
-
-
-def _is_worth_again(response: httpx.Response) -> bool:
-    return response.status_code in _RETRIED_STATUSES and response.headers.get("x-should-retry") != "false"
-
-
-def _record_of(request: BatchRequest, response: httpx.Response) -> BatchRecord:
-    """Return an answer as a record; its body stays as it came, on one line."""
-    try:
-        response.content.decode()
-        body = msgspec.json.format(response.content, indent=-1)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _failed(request, "invalid_response", error_message(response.status_code, response.content))
-    request_id = response.headers.get("x-request-id", "")
-    answer = BatchResponse(response.status_code, request_id, msgspec.Raw(body))
-    return new_record(request.custom_id, response=answer)
-
-
-def _failed(request: BatchRequest, code: str, message: str) -> BatchRecord:
-    return new_record(request.custom_id, error=BatchError(code, message))
-
-
-_LINE_EVERY_S = 10.0
-
-
 class BatchProgress:
     """Counts answers and failures, and shows them. Life: made → count … → close."""
 
@@ -166,6 +139,30 @@ class BatchProgress:
     def _say(self, line: str) -> None:
         self._stream.write(line + "\n")
         self._stream.flush()
+
+
+def _backoff_s(attempt: int) -> float:
+    return min(_FIRST_DELAY_S * 2 ** min(attempt, 16), _LAST_DELAY_S) * random.uniform(0.75, 1.25)
+
+
+def _is_worth_again(response: httpx.Response) -> bool:
+    return response.status_code in _RETRIED_STATUSES and response.headers.get("x-should-retry") != "false"
+
+
+def _record_of(request: BatchRequest, response: httpx.Response) -> BatchRecord:
+    """Return an answer as a record; its body stays as it came, on one line."""
+    try:
+        response.content.decode()
+        body = msgspec.json.format(response.content, indent=-1)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _failed(request, "invalid_response", error_message(response.status_code, response.content))
+    request_id = response.headers.get("x-request-id", "")
+    answer = BatchResponse(response.status_code, request_id, msgspec.Raw(body))
+    return new_record(request.custom_id, response=answer)
+
+
+def _failed(request: BatchRequest, code: str, message: str) -> BatchRecord:
+    return new_record(request.custom_id, error=BatchError(code, message))
 
 
 def _make_bar(stream: TextIO, *, total: int, completed: int) -> "tuple[Progress, TaskID]":

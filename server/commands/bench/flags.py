@@ -17,6 +17,7 @@ from server.config.value_types import (
 )
 
 _MAX_CONCURRENCIES = 32  # of one run
+_MOST_TOKENS = 2**24
 
 
 def add_offline_flags(parser: argparse.ArgumentParser) -> None:
@@ -126,42 +127,6 @@ def rate(value: str) -> float:
         raise argparse.ArgumentTypeError(f"{value!r} is not a number of requests per second above 0") from None
 
 
-def _add_results(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--html", type=_page, metavar="FILE", help="plots and figures as one page")
-    add("--plot", type=_picture, metavar="FILE", help="a picture as .png or .svg")
-    add("--json", type=text, metavar="FILE", help="write every figure here")
-    add("--compare", type=text, metavar="OLD.json", help="show the change since an earlier --json")
-
-
-def _concurrencies(value: str) -> list[int]:
-    numbers = [integer(1, 65_536)(part) for part in value.split(",")]
-    if len(set(numbers)) < len(numbers):
-        raise argparse.ArgumentTypeError(f"{value!r} names a number twice")
-    if len(numbers) > _MAX_CONCURRENCIES:
-        raise argparse.ArgumentTypeError(f"{value!r} has {len(numbers)} numbers, the limit is {_MAX_CONCURRENCIES}")
-    return numbers
-
-
-def _page(value: str) -> str:
-    if not value.endswith((".html", ".htm")):
-        raise argparse.ArgumentTypeError(f"{value!r} does not end with .html")
-    return value
-
-
-def _picture(value: str) -> str:
-    if not value.endswith((".png", ".svg")):
-        raise argparse.ArgumentTypeError(f"{value!r} does not end with .png or .svg")
-    return value
-
-
-def _integers(value: str) -> list[int]:
-    return [integer(1, 2**20)(part) for part in value.split(",")]
-
-
-_MOST_TOKENS = 2**24
-
-
 def add_steps_flags(parser: argparse.ArgumentParser) -> None:
     """Add those of steps."""
     add_engine_flags(parser)
@@ -204,10 +169,6 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=text, metavar="FILE", help="write every figure here")
-
-
 def lengths(value: str) -> tuple[int, int]:
     """Parse a number of tokens, or a range of them."""
     match = re.fullmatch(r"(\d{1,8})(?:-(\d{1,8}))?", value)
@@ -217,6 +178,43 @@ def lengths(value: str) -> tuple[int, int]:
             f"{value!r} is not a number of tokens from 1 to {_MOST_TOKENS:,}, or two: 100-900"
         )
     return low, high
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--html", type=_page, metavar="FILE", help="plots and figures as one page")
+    add("--plot", type=_picture, metavar="FILE", help="a picture as .png or .svg")
+    add("--json", type=text, metavar="FILE", help="write every figure here")
+    add("--compare", type=text, metavar="OLD.json", help="show the change since an earlier --json")
+
+
+def _concurrencies(value: str) -> list[int]:
+    numbers = [integer(1, 65_536)(part) for part in value.split(",")]
+    if len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(f"{value!r} names a number twice")
+    if len(numbers) > _MAX_CONCURRENCIES:
+        raise argparse.ArgumentTypeError(f"{value!r} has {len(numbers)} numbers, the limit is {_MAX_CONCURRENCIES}")
+    return numbers
+
+
+def _page(value: str) -> str:
+    if not value.endswith((".html", ".htm")):
+        raise argparse.ArgumentTypeError(f"{value!r} does not end with .html")
+    return value
+
+
+def _picture(value: str) -> str:
+    if not value.endswith((".png", ".svg")):
+        raise argparse.ArgumentTypeError(f"{value!r} does not end with .png or .svg")
+    return value
+
+
+def _integers(value: str) -> list[int]:
+    return [integer(1, 2**20)(part) for part in value.split(",")]
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=text, metavar="FILE", help="write every figure here")
 
 
 def _replicas(value: str) -> int:

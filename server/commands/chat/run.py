@@ -33,11 +33,7 @@ from server.commands.server_target import (
 from server.commands.target_flags import DEFAULT_URL
 
 _POLL_S = 0.2
-
-
-class _Readiness(msgspec.Struct):
-    stage: str = ""
-    done: float = 0.0
+_SILENCE_S = 600.0  # Quire sends a comment every 15 s; other servers may think for long
 
 
 @contextlib.contextmanager
@@ -79,33 +75,6 @@ def wait_ready(endpoint: ServerEndpoint, stream: TextIO) -> None:
     if told and stream.isatty():
         stream.write("\r\x1b[2K")
         stream.flush()
-
-
-def _say(stream: TextIO, text: str, *, is_first: bool) -> bool:
-    if stream.isatty():
-        stream.write(f"\r\x1b[2K{text}")
-    elif is_first:
-        stream.write(text + "\n")
-    stream.flush()
-    return True
-
-
-def _stage(body: bytes) -> str:
-    try:
-        readiness = msgspec.json.decode(body, type=_Readiness)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return "starting"
-    return f"{readiness.stage or 'starting'} {readiness.done:.0%}"
-
-
-def _name_among(model: str | None, names: list[str]) -> str | None:
-    """Return the served name that MODEL means: the first without one; a folder goes by its own name as well."""
-    if model is None:
-        return names[0] if names else None
-    return next((name for name in (model, Path(model).expanduser().resolve().name) if name in names), None)
-
-
-_SILENCE_S = 600.0  # Quire sends a comment every 15 s; other servers may think for long
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -193,6 +162,35 @@ def ask(session: Session, client: httpx.Client, endpoint: ServerEndpoint, screen
     else:
         session.keep(question, answer)
         screen.end(answer, is_stopped=False)
+
+
+class _Readiness(msgspec.Struct):
+    stage: str = ""
+    done: float = 0.0
+
+
+def _say(stream: TextIO, text: str, *, is_first: bool) -> bool:
+    if stream.isatty():
+        stream.write(f"\r\x1b[2K{text}")
+    elif is_first:
+        stream.write(text + "\n")
+    stream.flush()
+    return True
+
+
+def _stage(body: bytes) -> str:
+    try:
+        readiness = msgspec.json.decode(body, type=_Readiness)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return "starting"
+    return f"{readiness.stage or 'starting'} {readiness.done:.0%}"
+
+
+def _name_among(model: str | None, names: list[str]) -> str | None:
+    """Return the served name that MODEL means: the first without one; a folder goes by its own name as well."""
+    if model is None:
+        return names[0] if names else None
+    return next((name for name in (model, Path(model).expanduser().resolve().name) if name in names), None)
 
 
 def _answer_once(session: Session, client: httpx.Client, endpoint: ServerEndpoint, question: str) -> int:

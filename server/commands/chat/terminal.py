@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.status import Status
 
-
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _GOES_ON = re.compile(r"\s|[-*+] |\d{1,9}[.)] |\|")  # a list, a table, an indented part of one
+_MAX_HISTORY = 1000
+_BLOCK = '"""'
 
 
 def split_complete(text: str) -> int:
@@ -50,11 +51,6 @@ def split_complete(text: str) -> int:
         is_after_blank = not fence and not line.strip()
         position += len(line)
     return end
-
-
-def _may_go_on(line: str) -> bool:
-    """Return True if a line after a blank one may belong to the previous block, or is too short to decide."""
-    return _GOES_ON.match(line) is not None or (not line.endswith("\n") and len(line) < 12)
 
 
 class MarkdownStream:
@@ -93,22 +89,6 @@ class MarkdownStream:
             self._console.print()
         self._has_printed = True
         self._console.print(Markdown(text.strip("\n")))
-
-
-class _Tail:
-    """The last lines of some Markdown, as many as fit the screen."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        from rich.markdown import Markdown
-        from rich.segment import Segment
-
-        lines = console.render_lines(Markdown(self._text), options.update(height=None), pad=False)
-        for line in lines[-max(1, console.height - 2) :]:
-            yield from line
-            yield Segment.line()
 
 
 class Screen(Protocol):
@@ -286,10 +266,6 @@ def silence_broken_pipe() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-_MAX_HISTORY = 1000
-_BLOCK = '"""'
-
-
 class Prompt:
     """Reads questions. A context manager: the history is read at its beginning and kept in a private file."""
 
@@ -345,6 +321,27 @@ class Prompt:
 def clean(text: str) -> str:
     """Return text that can be sent: bytes that are no text become the sign for that."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").strip()
+
+
+def _may_go_on(line: str) -> bool:
+    """Return True if a line after a blank one may belong to the previous block, or is too short to decide."""
+    return _GOES_ON.match(line) is not None or (not line.endswith("\n") and len(line) < 12)
+
+
+class _Tail:
+    """The last lines of some Markdown, as many as fit the screen."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.markdown import Markdown
+        from rich.segment import Segment
+
+        lines = console.render_lines(Markdown(self._text), options.update(height=None), pad=False)
+        for line in lines[-max(1, console.height - 2) :]:
+            yield from line
+            yield Segment.line()
 
 
 def _complete(text: str, state: int) -> str | None:

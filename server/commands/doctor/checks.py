@@ -26,6 +26,9 @@ from server.config.model_source import (
 from server.config.version import package_version
 from server.launcher.listener import bind
 
+# Of the model, and of what makes it an embedding model (server/text/embedding_model.py)
+_CONFIG_FILES = ["config.json", "modules.json", "config_sentence_transformers.json", "[0-9]*/config.json"]
+
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """This machine without its GPUs. Sizes in bytes."""
@@ -57,46 +60,6 @@ def look_at_host(address: LaunchConfig) -> Host:
         port_problem=_port_problem(address),
         kernels_problem=_kernels_problem(),
     )
-
-
-def _c_compiler() -> str | None:
-    """Return the compiler that Triton uses: CC, else gcc, else clang."""
-    names = [name for name in (os.environ.get("CC"), "gcc", "clang") if name]
-    return next((path for path in map(shutil.which, names) if path is not None), None)
-
-
-def _hub_cache() -> Path:
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
-
-
-def _free_bytes(folder: Path) -> int:
-    """Free bytes where a folder is, or would be made."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
-def _port_problem(address: LaunchConfig) -> str | None:
-    try:
-        for listener in bind(address):
-            listener.close()
-    except StartupError as error:
-        return error.message
-    return None
-
-
-def _kernels_problem() -> str | None:
-    try:
-        check_kernels_package()
-    except StartupError as error:
-        return error.message
-    return None
-
-
-# Of the model, and of what makes it an embedding model (server/text/embedding_model.py)
-_CONFIG_FILES = ["config.json", "modules.json", "config_sentence_transformers.json", "[0-9]*/config.json"]
 
 
 class FoundModel(NamedTuple):
@@ -137,6 +100,42 @@ def check_files(found: FoundModel) -> list[str]:
         return [f"{found.folder} has a configuration alone: it is judged by that, and serving needs the rest."]
     check_folder(found.folder)
     return []
+
+
+def _c_compiler() -> str | None:
+    """Return the compiler that Triton uses: CC, else gcc, else clang."""
+    names = [name for name in (os.environ.get("CC"), "gcc", "clang") if name]
+    return next((path for path in map(shutil.which, names) if path is not None), None)
+
+
+def _hub_cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _free_bytes(folder: Path) -> int:
+    """Free bytes where a folder is, or would be made."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _port_problem(address: LaunchConfig) -> str | None:
+    try:
+        for listener in bind(address):
+            listener.close()
+    except StartupError as error:
+        return error.message
+    return None
+
+
+def _kernels_problem() -> str | None:
+    try:
+        check_kernels_package()
+    except StartupError as error:
+        return error.message
+    return None
 
 
 def _is_whole(folder: Path) -> bool:

@@ -23,6 +23,8 @@ from server.commands.server_target import (
     transport_message,
 )
 
+_TIMEOUT_S = 5.0
+
 
 class Percentiles(msgspec.Struct):
     """Percentiles of `count` observations in seconds, as exact as the buckets; null without observations."""
@@ -140,25 +142,6 @@ def quantile(histogram: Histogram, share: float) -> float | None:
     return lower
 
 
-def _delta(new: Reading, old: Reading | None, name: str) -> float:
-    return new.values.get(name, 0.0) - (old.values.get(name, 0.0) if old is not None else 0.0)
-
-
-def _percentiles(new: Reading, old: Reading | None, name: str) -> Percentiles:
-    histogram = new.histograms.get(name)
-    if histogram is None:
-        return Percentiles(0)
-    before = old.histograms.get(name) if old is not None else None
-    if before is not None and before.bounds == histogram.bounds:
-        counts = [a - b for a, b in zip(histogram.counts, before.counts, strict=True)]
-        histogram = Histogram(histogram.bounds, counts)
-    count = int(sum(histogram.counts))
-    return Percentiles(count, *(quantile(histogram, share) for share in (0.5, 0.95, 0.99)))
-
-
-_TIMEOUT_S = 5.0
-
-
 class KvRow(msgspec.Struct):
     """One request that holds or waits for KV blocks, as GET /kv/snapshot lists it."""
 
@@ -172,11 +155,6 @@ class KvRow(msgspec.Struct):
     num_hit_tokens: int = 0
     age_s: float = 0.0
     num_preemptions: int = 0
-
-
-class _KvSnapshot(msgspec.Struct):
-    requests: list[KvRow]
-    num_unlisted: int = 0
 
 
 class Snapshot(msgspec.Struct):
@@ -196,6 +174,11 @@ class Snapshot(msgspec.Struct):
     total: Activity
     requests: list[KvRow] | None
     num_unlisted: int
+
+
+class _KvSnapshot(msgspec.Struct):
+    requests: list[KvRow]
+    num_unlisted: int = 0
 
 
 class Monitor:
@@ -274,3 +257,19 @@ class Monitor:
             return self._client.get(path)
         except httpx.HTTPError as error:
             raise ToolError(transport_message(self._endpoint, error)) from error
+
+
+def _delta(new: Reading, old: Reading | None, name: str) -> float:
+    return new.values.get(name, 0.0) - (old.values.get(name, 0.0) if old is not None else 0.0)
+
+
+def _percentiles(new: Reading, old: Reading | None, name: str) -> Percentiles:
+    histogram = new.histograms.get(name)
+    if histogram is None:
+        return Percentiles(0)
+    before = old.histograms.get(name) if old is not None else None
+    if before is not None and before.bounds == histogram.bounds:
+        counts = [a - b for a, b in zip(histogram.counts, before.counts, strict=True)]
+        histogram = Histogram(histogram.bounds, counts)
+    count = int(sum(histogram.counts))
+    return Percentiles(count, *(quantile(histogram, share) for share in (0.5, 0.95, 0.99)))

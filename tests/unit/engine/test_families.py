@@ -58,7 +58,7 @@ def their_greedy_text(folder: Path, prompt: list[int], *, attention: str) -> lis
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.table(most=12)
+@pytest.mark.table(most=8)
 def test_greedy_text_equals_transformers(kind: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, config_of(kind))
     # Prompts longer than a step are cut
@@ -87,7 +87,7 @@ def test_longrope_turns_by_the_short_factors_where_only_short_requests_are_serve
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.table(most=6)
+@pytest.mark.table(most=4)
 def test_random_weights_of_a_config_run_in_bf16(kind: str, tmp_path: Path) -> None:
     config = config_of(kind)
     config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]

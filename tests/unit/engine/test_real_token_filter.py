@@ -24,7 +24,9 @@ def offline(request: pytest.FixtureRequest) -> OfflineEngine:
     depth, num_drafts = request.param
     speculative = SpeculativeConfig(num_tokens=num_drafts, ngram_min=1, ngram_max=3) if num_drafts else None
     return OfflineEngine.load(
-        EngineConfig(model=str(DEMO_FOLDER), device="cpu", dtype="float32", depth=depth, speculative=speculative)
+        EngineConfig(
+            model=str(DEMO_FOLDER), device="cpu", dtype="float32", overlap_depth=depth, speculative=speculative
+        )
     )
 
 

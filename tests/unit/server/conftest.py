@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import jinja2
 import pytest
 import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,6 +20,7 @@ from server.http.access_log import RequestTracer
 from server.http.app import create_app
 from server.http.h11_protocol import HttpProtocol
 from server.http.metrics import HttpMetrics
+from server.text.chat_template import ChatTemplate
 from tests.support.fakes import FakeEngineClient, FakeSupervisor
 from tests.support.templates import CHATML
 
@@ -82,26 +82,19 @@ def write_model_folder(folder: Path, *, chat_template: str | None = CHATML, toke
 
 @pytest.fixture(scope="session", autouse=True)
 def _templates_are_compiled_once() -> Iterator[None]:
-    """Keep compiled chat templates: nearly every test makes an app of the same few, which is most of its time."""
-    compiled: dict[tuple, object] = {}
-    compile_template = jinja2.Environment.compile
+    """Share chat templates, which do not change: to compile one is most of the time that making an app takes."""
+    made: dict[tuple, ChatTemplate] = {}
 
-    def compile_once(self, source, *arguments, **options):
-        key = (
-            type(self),
-            tuple(self.extensions),
-            self.trim_blocks,
-            self.lstrip_blocks,
-            source,
-            arguments,
-            *options.items(),
-        )
-        if key not in compiled:
-            compiled[key] = compile_template(self, source, *arguments, **options)
-        return compiled[key]
+    def make_once(source, *, variables, special_tokens, added_tokens):
+        key = (source, *variables.items(), *special_tokens, None, *added_tokens)
+        if key not in made:
+            made[key] = ChatTemplate(
+                source, variables=variables, special_tokens=special_tokens, added_tokens=added_tokens
+            )
+        return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jinja2.Environment, "compile", compile_once)
+        patch.setattr("server.text.tokenizer.ChatTemplate", make_once)
         yield
 
 

@@ -1,10 +1,12 @@
 """The door on a fake engine: without a key nothing but the state is told, on every path and method."""
 
+import asyncio
 import logging
 
 import pytest
 
-from server.config.api_keys import read_key_hashes
+from server.config.api_keys import KeyRing, read_key_hashes
+from server.http.auth import KeyGuard
 from tests.unit.server.conftest import CHAT, USER_HI, check_error
 
 HASHES = read_key_hashes(["secret-one", "secret-two"], file=None, environment={})
@@ -168,3 +170,15 @@ def test_behind_a_proxy_routes_are_found_with_the_prefix_and_without(harness):
     document = app.request("GET", "/openapi.json", headers={"x-api-key": "secret-one"}).json()
     assert document["servers"] == [{"url": "/llm"}]
     assert app.post("/llm" + CHAT, BODY, headers={"x-api-key": "secret-one"}).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["lifespan", "websocket"])
+def test_only_http_requests_need_a_key(kind):
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append(scope["type"])
+
+    guard = KeyGuard(app, keys=KeyRing(HASHES), public=[], on_refusal=seen.append)
+    asyncio.run(guard({"type": kind}, None, None))
+    assert seen == [kind]
