@@ -24,10 +24,10 @@ from server.config.api_keys import KeyRing
 from server.config.version import package_version
 from server.errors import ClientGone
 from server.http.access_log import AccessLog, RequestTracer
-from server.http.api_route import ApiRoute, router_of
 from server.http.auth import KeyGuard
 from server.http.metrics import HttpMetrics
 from server.http.openapi import openapi_document
+from server.http.routes.api_route import ApiRoute, router_of
 from server.http.routes.embeddings import embeddings_routes
 from server.http.routes.generate import chat_routes, completions_routes
 from server.http.routes.health import health_routes, metrics_routes

@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 
 from server.api.embeddings.schema import EmbeddingBody
 from server.api.error_replies import AnthropicBody, ErrorBody, speaks_anthropic
-from server.http.api_route import ApiRoute
+from server.http.routes.api_route import ApiRoute
 
 Schema = dict[str, Any]
 

@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from server.http.api_route import router_of
+from server.http.routes.api_route import router_of
 from server.http.routes.pages import chat_page_routes
 
 Chunk = dict[str, Any]

@@ -13,7 +13,7 @@ from server.api.completions.writer import TextWriter
 from server.api.objects import ChatChunk, ChatCompletion, TextCompletion
 from server.api.schemas import ChatBody, CompletionBody, parse_body
 from server.generation.generation import GenerationSpec
-from server.http.api_route import ApiRoute
+from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer
 from server.http.routes.request_body import read_json
 from server.text.tokenizer import Tokenizer

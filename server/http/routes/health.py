@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 from engine.interface.control import LOAD_STALL_AFTER_S, STALL_AFTER_S
 from server.api.app_state import AppState
 from server.config.version import package_version
-from server.http.api_route import ApiRoute
+from server.http.routes.api_route import ApiRoute
 
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _DETAILS = {

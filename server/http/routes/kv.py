@@ -10,7 +10,7 @@ from fastapi import Response
 from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
 from server.api.app_state import AppState
 from server.api.sse import EventStreamResponse
-from server.http.api_route import ApiRoute
+from server.http.routes.api_route import ApiRoute
 from server.http.routes.kv_feed import INTERVAL_S, KvFeed, KvState
 
 _NEVER_KEPT = {"cache-control": "no-store, no-transform"}

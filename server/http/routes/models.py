@@ -10,7 +10,7 @@ from server.api.app_state import AppState
 from server.api.objects import CancelledRequest, ModelCard, ModelList
 from server.api.request_record import OpenRequests, record_of
 from server.errors import RequestNotFound
-from server.http.api_route import ApiRoute
+from server.http.routes.api_route import ApiRoute
 
 
 def models_routes(app_state: AppState) -> list[ApiRoute]:

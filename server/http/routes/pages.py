@@ -21,7 +21,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
-from server.http.api_route import ApiRoute
+from server.http.routes.api_route import ApiRoute
 
 _PAGES = Path(__file__).resolve().parent.parent.parent / "pages"
 # Nothing but the page's own script and style, and the data beside it.

@@ -14,7 +14,7 @@ from server.api.responses.writer import Logprobs, ResponsesWriter
 from server.api.schemas import parse_body
 from server.errors import NotFound
 from server.generation.events import TextDelta
-from server.http.api_route import ApiRoute
+from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer
 from server.http.routes.request_body import read_json
 from server.text.tokenizer import Tokenizer
