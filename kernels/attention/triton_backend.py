@@ -10,7 +10,8 @@ from kernels.attention.base import AttentionMetadata, AttentionSpec
 from kernels.elementwise.reference import UNSCALED, KVScales
 
 try:
-    from kernels.attention.triton_decode import DecodeScratch, cut_rows, decode_attention
+    from kernels.attention.triton_cut_rows import cut_rows
+    from kernels.attention.triton_decode import DecodeScratch, decode_attention
     from kernels.attention.triton_prefill import prefill_attention
 
     HAS_TRITON = True

@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from kernels.attention.triton_decode import DecodeScratch, cut_rows, decode_attention
+from kernels.attention.triton_cut_rows import cut_rows
+from kernels.attention.triton_decode import DecodeScratch, decode_attention
 from kernels.attention.triton_prefill import PrefillConfig, prefill_attention
 from tests.unit.kernels.triton_cases.ragged import make_problem, reference, relative_error
 

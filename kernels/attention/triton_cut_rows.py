@@ -1,0 +1,85 @@
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+"""Cuts the keys of decode rows into pieces of about equal length, once a step and on the device.
+
+One long row among short ones then has no programs that run alone at the end of every layer's decode attention.
+Specification: the properties in tests/unit/kernels/triton_cases/attention_cases.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_SPLITS = 128
+_UNIT = 64  # keys: pieces are multiples of it
+_MIN_UNITS = 2  # of a piece; below 128 keys, merging costs more than a split saves
+_NUM_REFINEMENTS = 2
+_MIN_ROWS_PAD = 64
+
+
+def cut_rows(seq_lens: torch.Tensor, *, num_pieces: int, query_start_loc: torch.Tensor | None = None) -> torch.Tensor:
+    """Cut the keys of rows of one token into pieces of about equal length. Never syncs.
+
+    seq_lens: [R] int32; query_start_loc: [R + 1] int32, of ragged rows: those of another length get no piece.
+    num_pieces: how many of them run at once; few rows get no more, so that none runs alone at the end.
+    Returns [R + num_pieces, 4] int32: row, first key, end, (split << 16) + splits of the row; 0 splits: no piece. Rows
+    of several pieces come first, since theirs are the longest; a row of seq_len 0 has one, empty.
+    """
+    num_rows = seq_lens.shape[0]
+    pieces = torch.empty(num_rows + num_pieces, 4, dtype=torch.int32, device=seq_lens.device)
+    _cut_rows_kernel[(1,)](
+        seq_lens, query_start_loc, pieces, num_rows, num_pieces,
+        UNIT=_UNIT, MIN_UNITS=_MIN_UNITS, MAX_SPLITS=MAX_SPLITS, ROWS_PAD=_rows_pad(num_rows),
+        REFINEMENTS=_NUM_REFINEMENTS, num_warps=8,
+    )  # fmt: skip
+    return pieces
+
+
+def _rows_pad(num_rows: int) -> int:
+    """Few different numbers: each is a kernel."""
+    return _MIN_ROWS_PAD if num_rows <= _MIN_ROWS_PAD else max(512, triton.next_power_of_2(num_rows))
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_pieces"])
+def _cut_rows_kernel(
+    seq_lens_ptr, query_start_ptr, pieces_ptr, num_rows, num_pieces,
+    UNIT: tl.constexpr, MIN_UNITS: tl.constexpr, MAX_SPLITS: tl.constexpr, ROWS_PAD: tl.constexpr,
+    REFINEMENTS: tl.constexpr,
+):  # fmt: skip
+    """All rows in one program. A piece has at most `most` units: at first, what all rows have for each of num_pieces.
+
+    That makes up to a piece more a row. Where rows are few, `most` grows until there are about num_pieces.
+    """
+    rows = tl.arange(0, ROWS_PAD)
+    seq_lens = tl.load(seq_lens_ptr + rows, mask=rows < num_rows, other=0)
+    is_cut = rows < num_rows
+    if query_start_ptr is not None:
+        starts = tl.load(query_start_ptr + rows, mask=is_cut, other=0)
+        is_cut = is_cut & (tl.load(query_start_ptr + rows + 1, mask=is_cut, other=0) - starts == 1)
+    units = tl.where(is_cut, tl.cdiv(seq_lens, UNIT), 0)
+    least = tl.maximum(tl.cdiv(tl.max(units, 0), MAX_SPLITS), MIN_UNITS)
+    is_few = tl.sum(is_cut.to(tl.int32), 0) * 2 <= num_pieces
+    most = tl.maximum(tl.cdiv(tl.sum(units, 0), num_pieces), least)
+    splits = tl.where(is_cut, tl.maximum(tl.cdiv(units, most), 1), 0)
+    for _ in tl.static_range(REFINEMENTS):
+        count = tl.sum(splits, 0)
+        grown = tl.maximum(tl.cdiv(most * count, num_pieces), most + 1)
+        most = tl.where(is_few & (count > num_pieces), grown, most)
+        splits = tl.where(is_cut, tl.maximum(tl.cdiv(units, most), 1), 0)
+    several = tl.where(splits > 1, splits, 0)
+    single = splits - several
+    num_several = tl.sum(several, 0)
+    places = tl.where(splits > 1, tl.cumsum(several, 0) - several, num_several + tl.cumsum(single, 0) - single)
+    share = tl.cdiv(units, tl.maximum(splits, 1)) * UNIT  # of the row's keys, even over its pieces
+    for split in range(0, tl.max(splits, 0)):
+        exists = split < splits
+        piece_ptrs = pieces_ptr + (places + split) * 4
+        tl.store(piece_ptrs, rows, mask=exists)
+        tl.store(piece_ptrs + 1, split * share, mask=exists)
+        tl.store(piece_ptrs + 2, tl.minimum((split + 1) * share, seq_lens), mask=exists)
+        tl.store(piece_ptrs + 3, (split << 16) + splits, mask=exists)
+    last = num_rows + num_pieces
+    for start in range(num_several + tl.sum(single, 0), last, ROWS_PAD):
+        tl.store(pieces_ptr + (start + rows) * 4, 0, mask=start + rows < last)  # a row that exists
+        tl.store(pieces_ptr + (start + rows) * 4 + 3, 0, mask=start + rows < last)
