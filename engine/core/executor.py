@@ -1,8 +1,8 @@
-"""The seam between the loop and the hardware. Never imports torch.
+"""Executor and StepHandle: the interface between the engine's loop and the device. Never imports torch.
 
-forward(plan) launches a step and returns at once; the step's tokens are asked for later, through its handle. A
-ModelRunner on one device is an Executor as it stands; RankedExecutor (tensor parallel) sends the same plan bytes to
-every rank. tests/support/fakes.py has one that computes tokens by arithmetic.
+forward(plan) launches a step and returns immediately; the caller samples and reads its tokens later through its handle.
+ModelRunner is the Executor of one device. RankedExecutor (tensor parallelism) sends the same plan bytes to every rank.
+tests/support/fakes.py has an Executor that computes tokens by arithmetic.
 """
 
 from typing import Protocol
@@ -11,12 +11,12 @@ from engine.core.step import StepPlan, StepResult, TokenMasks
 
 
 class StepHandle(Protocol):
-    """One step in flight. sample() exactly once, then wait() exactly once."""
+    """One step in flight. Call sample() exactly once, then wait() exactly once."""
 
     def sample(self, masks: TokenMasks | None = None) -> None:
-        """Launch sampling of the rows that sample; called after the previous step was committed. Does not block.
+        """Launch the sampling of the rows that sample, after the previous step was committed. Does not block.
 
-        masks: what some of these rows may sample; None: all may sample any token.
+        masks: the allowed tokens of constrained rows; None: every row may sample any token.
         """
         ...
 
