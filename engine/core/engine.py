@@ -199,7 +199,7 @@ class Engine:
             )  # before forward(), which blocks on some devices: these tokens must not wait for the next step
         plan = self.scheduler.schedule(self.clock())
         if plan is None and self._is_speculative:
-            self._commit()  # all requests have drafts in flight, which must be verified; here the device waits for the host
+            self._commit()  # all requests wait for the verification of their drafts; here the device waits for the host
             plan = self.scheduler.schedule(self.clock())
         step = self._executor.forward(plan) if plan else None
         if self.overlap_depth > 1:

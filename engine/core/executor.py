@@ -28,13 +28,13 @@ class StepHandle(Protocol):
 class Executor(Protocol):
     """Runs plans in the order given. A device fault raises out of any method and ends the process.
 
-    A step for which there is too little memory raises the Engine's memory_error, from any of its methods. It may have
-    been applied in part: its handle and those of later steps are dropped, its freed rows are named again, and rows that
-    go on are initialised anew.
+    If the device has too little memory for a step, any of its methods raises the Engine's memory_error. The step may be
+    partly applied: the Engine drops its handle and those of later steps, lists its freed rows again, and initialises
+    the rows of continuing requests again.
     """
 
     def forward(self, plan: StepPlan) -> StepHandle:
-        """Apply the plan's frees and inits, launch its forward pass, return without waiting for the device."""
+        """Apply the plan's frees and inits and launch its forward pass. Does not wait for the device."""
         ...
 
     def close(self) -> None:

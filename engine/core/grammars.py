@@ -180,7 +180,7 @@ class Grammars:
         return request
 
     def _grammar_masks(self, requests: list[Request]) -> tuple[np.ndarray, list[bool]]:
-        """Return the grammars' masks and, per row, whether its grammar may end; without a grammar: all tokens, False."""
+        """Return the grammars' masks and, per row, whether its grammar may end; without one: all tokens, False."""
         rows = [row for row, request in enumerate(requests) if request.matcher is not None]
         matchers = [request.matcher for request in requests if request.matcher is not None]
         if self._compiler is not None and len(rows) == len(requests):

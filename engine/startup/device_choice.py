@@ -1,4 +1,4 @@
-"""Which device and dtype the engine computes with, and what is said when there is no such device. Imports torch."""
+"""Chooses the engine's device and dtypes, and explains a missing device. Imports torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from models.config.model_config import ModelConfig
 logger = logging.getLogger(__name__)
 
 _KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
-_FP8_CAPABILITY = (8, 9)  # the first that converts fp8 in hardware, and the first for which Triton does it at all
+_FP8_CAPABILITY = (8, 9)  # the first with fp8 conversion in hardware and in Triton
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def resolve_device(name: str, *, rank: int = 0, size: int = 1) -> torch.device:
-    """Return the device asked for. auto: CUDA, else MPS, else the CPU. Raises StartupError if it is not there.
+    """Return the requested device. auto: CUDA, else MPS, else the CPU. Raises StartupError if it is not available.
 
-    rank, size: of the ranks that share a model, each on a GPU of its own, which becomes this process's current one.
+    rank, size: this rank and the number of ranks of a split model. Each uses its own GPU, set as the current device.
     """
     device = _resolve_kind(name)
     if size == 1:
@@ -57,7 +57,7 @@ def _resolve_kind(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """Return the dtype asked for. auto: float32 on the CPU, where it is fastest; elsewhere a 16-bit one."""
+    """Return the requested dtype. auto: float32 on the CPU, where it is fastest; elsewhere a 16-bit dtype."""
     if name != "auto":
         return _DTYPES[name]
     if device.type == "cpu":
@@ -66,7 +66,7 @@ def resolve_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.
 
 
 def resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return what the KV pool holds. auto: what is computed with. Raises StartupError."""
+    """Return the dtype of the KV pool. auto: the model's dtype. Raises StartupError."""
     if name not in _KV_CACHE_DTYPES:
         raise StartupError(f"--kv-cache-dtype {name} is not known: choose from {', '.join(_KV_CACHE_DTYPES)}.")
     if name == "auto":
@@ -83,7 +83,7 @@ def resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> tor
 
 
 def describe_device(device: torch.device) -> str:
-    """Return the device's name and size for people."""
+    """Return the device's name and size as text."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.total_memory / GIB:.0f} GiB"
@@ -94,10 +94,10 @@ def describe_device(device: torch.device) -> str:
 
 
 def why_no_cuda() -> tuple[str | None, bool]:
-    """Return why CUDA cannot be used, or None if it can; and whether that is a fault of an installed GPU or driver."""
+    """Return the reason why CUDA is unavailable, or None; and True if the cause is a fault of GPU or driver."""
     if not torch.backends.cuda.is_built():
         return f"torch {torch.__version__} is built without CUDA", False
-    with warnings.catch_warnings(record=True) as caught:  # torch warns where a driver is there, but too old or broken
+    with warnings.catch_warnings(record=True) as caught:  # torch warns if the driver is too old or broken
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             return None, False
