@@ -36,6 +36,10 @@ from engine.interface.protocol import (
     ToEngine,
 )
 
+logger = logging.getLogger(__name__)
+
+_GATE_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineParts:
@@ -119,11 +123,6 @@ class RequestFactory:
             raise InvalidParameter(
                 f"Token id {wrong} is outside the vocabulary of {self._vocab_size} tokens.", param=name
             )
-
-
-logger = logging.getLogger(__name__)
-
-_GATE_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles
 
 
 class Engine:

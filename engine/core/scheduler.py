@@ -32,6 +32,7 @@ from engine.interface.errors import InvalidParameter, PromptTooLong
 # A load with 4 prompt tokens per output token needs 5
 _TOKENS_PER_DECODE = 8
 _STEPS_PER_BURST = 32  # the prompts of all requests that could start now are computed within this many steps
+_sort_key = attrgetter("sort_key")
 
 
 def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending: int, context: int = 0) -> int:
@@ -48,9 +49,6 @@ def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending:
         most = max(least, min(sizes, key=lambda size: abs(math.log(size / fitting))))
     wanted = max(least, _TOKENS_PER_DECODE * num_decodes, num_decodes + num_pending // _STEPS_PER_BURST)
     return min(next((size for size in config.step_sizes if size >= wanted), wanted), most)
-
-
-_sort_key = attrgetter("sort_key")
 
 
 class WaitingQueue:

@@ -27,6 +27,7 @@ from engine.interface.protocol import SamplingParams
 
 _MAX_CANDIDATES = 16  # the latest occurrences, which are compared
 _MAX_INDEXED = 1024  # tokens indexed per call, about 0.25 ms; each row of a step makes one call
+_MAX_PAUSE = 64  # output tokens without drafts
 
 
 class NgramIndex:
@@ -100,9 +101,6 @@ class NgramIndex:
                 best, best_length = place, length
             place = self._previous[place]
         return best
-
-
-_MAX_PAUSE = 64  # output tokens without drafts
 
 
 class Proposer(Protocol):

@@ -39,23 +39,6 @@ def resolve_device(name: str, *, rank: int = 0, size: int = 1) -> torch.device:
     return torch.device("cuda", rank)
 
 
-def _resolve_kind(name: str) -> torch.device:
-    if name in ("cuda", "auto"):
-        reason, is_fault = why_no_cuda()
-        if reason is None:
-            _warn_without_triton()
-            return torch.device("cuda")
-        if name == "cuda":
-            raise StartupError(f"--device cuda: {reason}: use --device cpu")
-        if torch.backends.mps.is_available():
-            return torch.device("mps")
-        logger.log(logging.WARNING if is_fault else logging.INFO, "device=cpu no_cuda=%r", reason)
-        return torch.device("cpu")
-    if name == "mps" and not torch.backends.mps.is_available():
-        raise StartupError(f"--device mps: torch {torch.__version__} finds no Apple GPU here: use --device cpu")
-    return torch.device(name)
-
-
 def resolve_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
     """Return the requested dtype. auto: float32 on the CPU, where it is fastest; elsewhere a 16-bit dtype."""
     if name != "auto":
@@ -104,6 +87,23 @@ def why_no_cuda() -> tuple[str | None, bool]:
     if caught:
         return _first_sentence(str(caught[-1].message)), True
     return "no NVIDIA driver or no GPU is found", False
+
+
+def _resolve_kind(name: str) -> torch.device:
+    if name in ("cuda", "auto"):
+        reason, is_fault = why_no_cuda()
+        if reason is None:
+            _warn_without_triton()
+            return torch.device("cuda")
+        if name == "cuda":
+            raise StartupError(f"--device cuda: {reason}: use --device cpu")
+        if torch.backends.mps.is_available():
+            return torch.device("mps")
+        logger.log(logging.WARNING if is_fault else logging.INFO, "device=cpu no_cuda=%r", reason)
+        return torch.device("cpu")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise StartupError(f"--device mps: torch {torch.__version__} finds no Apple GPU here: use --device cpu")
+    return torch.device(name)
 
 
 def _first_sentence(text: str) -> str:

@@ -49,6 +49,12 @@ logger = logging.getLogger(__name__)
 
 # Qwen2 has keys of hundreds, and fails with fp8 (github.com/QwenLM/Qwen3/issues/840); from 64 on, fp8's steps are 8
 _MAX_KEY_BIAS = 64.0
+# Fastest first, as measured on an H100 (benchmarks/notes.md)
+BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
+# Below this, waking a second thread costs more than it computes (docs/explanation/performance.md)
+_ONE_THREAD_PARAMETERS = 20_000_000
+OnStage = Callable[[Stage], None]
+Serve = Callable[[LoadedEngine], None]
 
 
 def describe_setup(
@@ -86,51 +92,6 @@ def describe_setup(
     return facts
 
 
-def _describe_choice(config: EngineConfig, backends: Sequence[type[AttentionBackend]]) -> str:
-    if config.attention_backend != "auto":
-        return "asked for"
-    names = ", ".join(cls.name for cls in backends)
-    return f"of {names}, by speed on an H100, the first that takes this model here"
-
-
-def _describe_model(model: ModelConfig) -> str:
-    text = f"{model.architecture}, {model.num_parameters / 1e6:,.1f} M parameters"
-    return text if model.experts is None else f"{text}, {model.num_active_parameters / 1e6:,.1f} M for each token"
-
-
-def _describe_pool(plan: KVCachePlan, each: str) -> str:
-    size = format_size(plan.bytes_per_block * plan.num_blocks)
-    requests = plan.num_tokens // plan.max_model_len
-    return f"{plan.num_tokens:,} tokens = {requests} requests × {plan.max_model_len:,} ({size}{each})"
-
-
-def _describe_fp8(model: Model) -> str:
-    """Describe the scales of an fp8 pool; warn if the model is known to lose accuracy with fp8."""
-    layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
-    largest = max((float(layer.key_bias.abs().max()) for layer in layers if layer.key_bias is not None), default=0.0)
-    if largest > _MAX_KEY_BIAS:
-        logger.warning(
-            "kv_cache_dtype=fp8: this model adds up to %.0f to its keys, which fp8 then rounds so coarsely that answers"
-            " may be wrong: use --kv-cache-dtype auto",
-            largest,
-        )
-    return "fp8 with the checkpoint's scales" if any(layer.kv_scales != UNSCALED for layer in layers) else "fp8"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-# Fastest first, as measured on an H100 (benchmarks/notes.md)
-BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
-# Below this, waking a second thread costs more than it computes (docs/explanation/performance.md)
-_ONE_THREAD_PARAMETERS = 20_000_000
-OnStage = Callable[[Stage], None]
-
-
-Serve = Callable[[LoadedEngine], None]
-
-
 def load_engine(
     config: EngineConfig, on_stage: OnStage, *, serve: Serve | None = None, host: RankHost | None = None
 ) -> LoadedEngine:
@@ -164,6 +125,41 @@ def load_rank(told: RankConfig) -> ModelRunner:
         least(setup.tp, 0, setup.device)  # wait until the first rank has compiled all kernels
         stages.append(Stage("kv_cache"))
         return setup.assemble(model, setup.plan_pool(has_weights=True), lambda done, total: None, {}).runner
+
+
+def _describe_choice(config: EngineConfig, backends: Sequence[type[AttentionBackend]]) -> str:
+    if config.attention_backend != "auto":
+        return "asked for"
+    names = ", ".join(cls.name for cls in backends)
+    return f"of {names}, by speed on an H100, the first that takes this model here"
+
+
+def _describe_model(model: ModelConfig) -> str:
+    text = f"{model.architecture}, {model.num_parameters / 1e6:,.1f} M parameters"
+    return text if model.experts is None else f"{text}, {model.num_active_parameters / 1e6:,.1f} M for each token"
+
+
+def _describe_pool(plan: KVCachePlan, each: str) -> str:
+    size = format_size(plan.bytes_per_block * plan.num_blocks)
+    requests = plan.num_tokens // plan.max_model_len
+    return f"{plan.num_tokens:,} tokens = {requests} requests × {plan.max_model_len:,} ({size}{each})"
+
+
+def _describe_fp8(model: Model) -> str:
+    """Describe the scales of an fp8 pool; warn if the model is known to lose accuracy with fp8."""
+    layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
+    largest = max((float(layer.key_bias.abs().max()) for layer in layers if layer.key_bias is not None), default=0.0)
+    if largest > _MAX_KEY_BIAS:
+        logger.warning(
+            "kv_cache_dtype=fp8: this model adds up to %.0f to its keys, which fp8 then rounds so coarsely that answers"
+            " may be wrong: use --kv-cache-dtype auto",
+            largest,
+        )
+    return "fp8 with the checkpoint's scales" if any(layer.kv_scales != UNSCALED for layer in layers) else "fp8"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @contextlib.contextmanager

@@ -38,6 +38,10 @@ from models.config.size import mlp_values_per_token
 from models.parallel import ALONE, TensorParallel
 
 _MANY_SAMPLES = 256  # positions of a step
+# Target for the longest step with decode rows and prompt chunks: a pause that readers of a stream do not notice
+_LONG_STEP_S = 0.045
+# Memory of the captured graphs on a GPU, about 10 MiB each
+_GRAPHS_BYTES = GIB
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,6 @@ def choose_limits(config: EngineConfig, *, is_cuda: bool) -> Limits:
     # Memory for num_seqs positions is reserved in any case; few requests with drafts may need more
     with_drafts = min(num_seqs * (1 + config.speculative.num_tokens), _MANY_SAMPLES, batched)
     return Limits(num_seqs, batched, max(num_seqs, with_drafts))
-
-
-# Target for the longest step with decode rows and prompt chunks: a pause that readers of a stream do not notice
-_LONG_STEP_S = 0.045
-# Memory of the captured graphs on a GPU, about 10 MiB each
-_GRAPHS_BYTES = GIB
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 IS_ENABLED = True
 _MAX_RANKS = 8  # GPUs on one NVSwitch, and the kernel's limit
 _ALIGNED = 8  # values
+# One rank may load its weights much more slowly than another: from one disk, after a download
+_PATIENCE = timedelta(hours=1)
 
 
 def least_of(group: distributed.ProcessGroup, number: int, device: torch.device) -> int:
@@ -87,6 +89,57 @@ def unconnected_one_shot_all_reduce(size: int, device: torch.device, *, width: i
     )
 
 
+def join_ranks(
+    *, rank: int, size: int, rendezvous: str, device: torch.device, hidden_size: int | None = None
+) -> TensorParallel:
+    """Join the process group with the other ranks of this host. Blocks until all have joined; once per process.
+
+    rendezvous: path of a file that does not exist yet, equal for all ranks. Sockets are bound on the loopback only.
+    hidden_size: columns of 16-bit rows, for the one-shot all-reduce where GPUs support it; None: NCCL only.
+    """
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):  # these libraries read no other setting
+        os.environ.setdefault(variable, loopback)
+    # Otherwise this process's exit may wait without end for a thread of NCCL's group, which seems to query the
+    # rendezvous after it is gone
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    is_cuda = device.type == "cuda"
+    distributed.init_process_group(
+        "nccl" if is_cuda else "gloo",
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=size,
+        timeout=_PATIENCE,
+        device_id=device if is_cuda else None,
+    )
+    group = distributed.group.WORLD
+    assert group is not None
+    tp = TensorParallel(rank, size, group)
+    if not is_cuda or hidden_size is None:
+        return tp
+    one_shot_all_reduce = share_one_shot_all_reduce(group, device, width=hidden_size)
+    return dataclasses.replace(tp, one_shot_all_reduce=one_shot_all_reduce)
+
+
+def leave_ranks() -> None:
+    """Leave the group, if any, after the other ranks have exited.
+
+    A group of NCCL lasts until this process exits, which therefore cannot load another split model: a second one hung.
+    """
+    if distributed.is_initialized() and distributed.get_backend() == "gloo":
+        distributed.destroy_process_group()
+
+
+def agree(tp: TensorParallel, numbers: list[float], device: torch.device) -> list[float]:
+    """Return rank 0's numbers on every rank. Blocks and syncs."""
+    return tp.broadcast(torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()
+
+
+def least(tp: TensorParallel, number: int, device: torch.device) -> int:
+    """Return the smallest of all ranks' numbers. Blocks until all ranks call it, and syncs."""
+    return number if tp.group is None else least_of(tp.group, number, device)
+
+
 def _can_share(size: int, device: torch.device) -> bool:
     """Return True if this rank's GPU can access those of the other ranks, which are the first `size` of this host."""
     if not (IS_ENABLED and HAS_TRITON and device.type == "cuda" and 1 < size <= _MAX_RANKS):
@@ -132,58 +185,3 @@ def _share_inboxes(
 
 def _log_refusal(error: Exception) -> None:
     logger.info("one_shot_all_reduce=nccl reason=%r", str(error).strip().partition("\n")[0])
-
-
-# One rank may load its weights much more slowly than another: from one disk, after a download
-_PATIENCE = timedelta(hours=1)
-
-
-def join_ranks(
-    *, rank: int, size: int, rendezvous: str, device: torch.device, hidden_size: int | None = None
-) -> TensorParallel:
-    """Join the process group with the other ranks of this host. Blocks until all have joined; once per process.
-
-    rendezvous: path of a file that does not exist yet, equal for all ranks. Sockets are bound on the loopback only.
-    hidden_size: columns of 16-bit rows, for the one-shot all-reduce where GPUs support it; None: NCCL only.
-    """
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):  # the only way to say it to these libraries
-        os.environ.setdefault(variable, loopback)
-    # Otherwise this process's exit may wait without end for a thread of NCCL's group, which seems to query the
-    # rendezvous after it is gone
-    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-    is_cuda = device.type == "cuda"
-    distributed.init_process_group(
-        "nccl" if is_cuda else "gloo",
-        init_method=f"file://{rendezvous}",
-        rank=rank,
-        world_size=size,
-        timeout=_PATIENCE,
-        device_id=device if is_cuda else None,
-    )
-    group = distributed.group.WORLD
-    assert group is not None
-    tp = TensorParallel(rank, size, group)
-    if not is_cuda or hidden_size is None:
-        return tp
-    one_shot_all_reduce = share_one_shot_all_reduce(group, device, width=hidden_size)
-    return dataclasses.replace(tp, one_shot_all_reduce=one_shot_all_reduce)
-
-
-def leave_ranks() -> None:
-    """Leave the group, if any, after the other ranks have exited.
-
-    A group of NCCL lasts until this process exits, which therefore cannot load another split model: a second one hung.
-    """
-    if distributed.is_initialized() and distributed.get_backend() == "gloo":
-        distributed.destroy_process_group()
-
-
-def agree(tp: TensorParallel, numbers: list[float], device: torch.device) -> list[float]:
-    """Return rank 0's numbers on every rank. Blocks and syncs."""
-    return tp.broadcast(torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()
-
-
-def least(tp: TensorParallel, number: int, device: torch.device) -> int:
-    """Return the smallest of all ranks' numbers. Blocks until all ranks call it, and syncs."""
-    return number if tp.group is None else least_of(tp.group, number, device)
