@@ -24,16 +24,16 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _PYPROJECT, _CHANGELOG = Path("pyproject.toml"), Path("CHANGELOG.md")
-# transformers asks for a package `kernels` of these versions, and takes ours for it
+# transformers requires a package `kernels` with these versions, and would accept Quire's package instead
 _TAKEN_MINOR = (0, 16)
 
 
 class ReleaseError(Exception):
-    """The release cannot be made, in a sentence that says why."""
+    """The release cannot be made; the message is the reason."""
 
 
 def main() -> int:
-    """Read the flags, make the release, say what is left to do."""
+    """Read the flags, make the release, print the remaining steps."""
     parser = argparse.ArgumentParser(prog="python deploy/release.py", description=__doc__)
     parser.add_argument("version", help="X.Y.Z")
     parser.add_argument("--dry-run", action="store_true", help="write nothing to the working tree and to git")
@@ -69,14 +69,14 @@ def release(root: Path, version: str, *, is_dry_run: bool, day: str) -> None:
 
 
 def check_tree(root: Path) -> None:
-    """Refuse a tree that git does not have as it is."""
+    """Raise ReleaseError if the working tree has uncommitted changes."""
     changed = _git(root, "status", "--porcelain").splitlines()
     if changed:
         raise ReleaseError(f"git has not all of the working tree: {len(changed)} paths, such as {changed[0][3:]}")
 
 
 def check_version(root: Path, version: str) -> None:
-    """Refuse a version of another form, one that is not the next, and one that is tagged."""
+    """Raise ReleaseError for a version with a wrong form, one that is not the next, or one that is tagged."""
     parts = _parts(version)
     if parts is None:
         raise ReleaseError(f"the version must be X.Y.Z, found {version!r}")
@@ -93,7 +93,7 @@ def check_version(root: Path, version: str) -> None:
 
 
 def edited(root: Path, version: str, day: str) -> dict[Path, str]:
-    """Return the files that name the version, as they become: path below the root → text."""
+    """Return the files that contain the version, updated: path below the root → text."""
     current = _current(root)
     found = {
         _PYPROJECT: _replaced(root, _PYPROJECT, rf'(?m)^version = "{re.escape(current)}"$', f'version = "{version}"'),
@@ -110,7 +110,7 @@ def edited(root: Path, version: str, day: str) -> dict[Path, str]:
 
 
 def build(root: Path, edits: dict[Path, str], version: str) -> list[Path]:
-    """Build sdist and wheel of what git has, with the edits, into dist/. Raises ReleaseError."""
+    """Build sdist and wheel from the last commit and the edits, into dist/. Raises ReleaseError."""
     with tempfile.TemporaryDirectory() as scratch:
         source, made = Path(scratch) / "source", Path(scratch) / "dist"
         archive = Path(scratch) / "source.tar"
@@ -140,7 +140,7 @@ def _check_built(folder: Path, version: str) -> None:
 
 
 def _with_heading(root: Path, version: str, day: str) -> str:
-    """Return the changelog with version and date in the heading of what is not released yet."""
+    """Return the changelog with version and date in the heading of the unreleased section."""
     text = (root / _CHANGELOG).read_text(encoding="utf-8")
     waiting = rf"(?m)^## \[(?:{re.escape(version)}\] - unreleased|Unreleased\])$"
     dated, count = re.subn(waiting, f"## [{version}] - {day}", text, count=1)

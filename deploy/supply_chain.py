@@ -1,4 +1,4 @@
-"""What goes into an installation: pinned with hashes, listed in an SBOM, audited.
+"""Pins an installation's packages with hashes, writes SBOMs, and audits packages and code.
 
     python deploy/supply_chain.py lock [--check]   requirements-cpu.txt and requirements-gpu.txt, by uv
     python deploy/supply_chain.py sbom FOLDER      a CycloneDX file of each, validated, by cyclonedx-py
@@ -18,9 +18,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LOCKS = {"cpu": ROOT / "deploy/requirements-cpu.txt", "gpu": ROOT / "deploy/requirements-gpu.txt"}
-IMAGE_EXTRA = "otel"  # which the images have too (Dockerfile)
+IMAGE_EXTRA = "otel"  # also installed in the images (Dockerfile)
 SOURCES = ("server", "engine", "models", "kernels", "benchmarks", "deploy")
-# What a CPU build of torch needs. That build is on PyTorch's own index, so it is installed apart: --no-deps
+# Dependencies of torch's CPU build, which is on PyTorch's own index and so installed separately, with --no-deps
 _TORCH_NEEDS = ("filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions")
 _PYTHON = "3.11"  # the oldest; markers tell what newer ones do not need
 _NOT_AUDITED = 3
@@ -73,7 +73,7 @@ def sbom(folder: Path) -> int:
 
 
 def audit() -> int:
-    """Ask for known vulnerabilities of every pinned package. A package that could not be asked for is no pass."""
+    """Query known vulnerabilities of every pinned package. A package that could not be queried fails the audit."""
     num_found, num_skipped, num_asked = 0, 0, 0
     for path in LOCKS.values():
         command = [_program("pip-audit"), "--requirement", str(path), "--no-deps", "--disable-pip", "--format", "json"]
@@ -94,7 +94,7 @@ def audit() -> int:
 
 
 def _resolve(name: str) -> str:
-    """The packages of an installation with their hashes, as uv finds them."""
+    """Return an installation's packages with their hashes, as resolved by uv."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"][IMAGE_EXTRA]]
     if name == "cpu":
@@ -139,7 +139,7 @@ def _torch_pin() -> str:
 
 
 def _program(name: str) -> str:
-    """The program of this environment, else the one on the path."""
+    """Return the program's path in this environment, else on PATH."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:

@@ -1,10 +1,10 @@
-"""A process that tries grammars, so that one that takes too long or too much can be killed. Never torch.
+"""The grammar check process: test-compiles grammars, and can be killed if one takes too long. Never torch.
 
-    python -m engine.grammar_check_process FOLDER       (started and killed by
-    server/structured_output/compile_check.py)
-Lines of JSON: out comes a GrammarVerdict on the tokenizer of FOLDER once it is loaded, then for each GrammarSpec that
-comes in, one on it. Ends with its input. Trying means to compile and to make the first mask, on a stack far smaller
-than the engine's: what passes here cannot overflow there.
+    python -m engine.grammar_check_process FOLDER
+server/structured_output/compile_check.py starts and kills it. Input and output are lines of JSON: first it writes a
+GrammarVerdict on the tokenizer of FOLDER, then one for each GrammarSpec that it reads. It exits at the end of its
+input. A check compiles the grammar and makes the first mask, on a stack far smaller than the engine's: a grammar that
+passes here cannot overflow the engine's stack.
 """
 
 import os
@@ -26,7 +26,7 @@ _MAX_ADDRESS_BYTES = 6 << 30
 
 
 def serve(folder: Path, *, requests: BinaryIO, verdicts: BinaryIO) -> None:
-    """Answer until the input ends."""
+    """Write a verdict on the tokenizer, then one for each request until the input ends."""
     try:
         compiler = GrammarCompiler.from_folder(folder)
     except ServiceError as error:
@@ -62,7 +62,7 @@ def _send(verdicts: BinaryIO, verdict: GrammarVerdict) -> None:
 
 
 def _limit_memory() -> None:
-    """Let a grammar that needs too much memory end this process, and no other."""
+    """Limit this process's memory, so that a grammar that needs too much fails only here."""
     if sys.platform == "linux":
         import resource
 
@@ -78,7 +78,7 @@ def main() -> int:
     _limit_memory()
     threading.stack_size(_STACK_BYTES)
     verdicts = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no verdict
+    os.dup2(2, 1)  # output that a library prints goes to stderr
     serve(Path(sys.argv[1]), requests=sys.stdin.buffer, verdicts=verdicts)
     return 0
 

@@ -1,4 +1,4 @@
-"""OfflineEngine: a model and the engine's own loop inside this process, without HTTP. Imports torch.
+"""OfflineEngine: runs a model with the engine's loop inside this process, without HTTP. Imports torch.
 
 engine = OfflineEngine.load(EngineConfig(model="./my-model"))
 generations = engine.generate([[1, 2, 3]], [SamplingParams(max_tokens=16)])
@@ -20,24 +20,24 @@ from engine.startup.load import OnStage, load_engine
 from engine.startup.setup import LoadedEngine
 from engine.tensor_parallel.ranks import RankHost
 
-_WARM_UP_ROWS = 66  # one past the last size with kernels of its own
+_WARM_UP_ROWS = 66  # one more than the last batch size with its own kernels
 _KINDS = (
     SamplingParams(max_tokens=2, temperature=0.0),
     SamplingParams(max_tokens=2),
     SamplingParams(max_tokens=2, top_k=20, top_p=0.9, logprobs=1),
 )
-# Rows whose logits are adjusted are drawn apart, in float32
+# Rows with adjusted logits are sampled separately, in float32
 _ADJUSTED_KINDS = (
     SamplingParams(max_tokens=2, temperature=0.0, logit_bias={0: 1.0}),
     SamplingParams(max_tokens=2, top_k=20, presence_penalty=1.0),
 )
-_PROMPT_LENS = (29, 103, 402, 702, 5000)  # tokens of all prompts of a step, about
-# A prompt that repeats itself is guessed to go on so
+_PROMPT_LENS = (29, 103, 402, 702, 5000)  # approximate number of prompt tokens of a step
+# A repetitive prompt gets drafts
 _DRAFTED_PROMPT, _DRAFTED_KIND = [0] * 12, SamplingParams(max_tokens=8, top_k=20)
 
 
 class OfflineEngine:
-    """One loaded model with a scheduler, a prefix cache and a loop of its own."""
+    """A loaded model with its own scheduler, prefix cache and loop."""
 
     def __init__(self, loaded: LoadedEngine, *, overlap_depth: int | None = None) -> None:
         self.loaded = loaded
@@ -48,30 +48,30 @@ class OfflineEngine:
     def load(
         cls, config: EngineConfig, on_stage: OnStage = lambda stage: None, *, host: RankHost | None = None
     ) -> OfflineEngine:
-        """Load a model. Blocks; raises StartupError with one sentence for whatever is wrong.
+        """Load a model. Blocks. Raises StartupError.
 
-        host: of the other ranks, if the model is split over several; None: the end of one ends this process.
+        host: settings of the other ranks of a split model; None: the exit of a rank ends this process.
         """
         return cls(load_engine(config, on_stage, serve=lambda loaded: cls(loaded).run_workload(), host=host))
 
     def generate(
         self, prompts: list[list[int]], params: list[SamplingParams], *, lora_indices: Sequence[int] | None = None
     ) -> list[GenerationResult]:
-        """Run all prompts to their ends and return them in order; a prompt that failed has `error` set. Blocks.
+        """Run all prompts and return the results in order; a failed prompt has `error` set. Blocks.
 
-        lora_indices: each prompt's adapter, counted from 1 as in EngineConfig.loras; 0: the model itself.
+        lora_indices: each prompt's adapter, counted from 1 in EngineConfig.loras; 0: the base model.
         """
         return generate(self.engine, self.transport, prompts, params, lora_indices=lora_indices)
 
     def embed(self, prompts: list[list[int]], kind: PoolingKind) -> list[GenerationResult]:
-        """Make each prompt's embedding, not normalised; a prompt that failed has `error` set. Blocks."""
+        """Compute each prompt's embedding, not normalised; a failed prompt has `error` set. Blocks."""
         params, kinds = [SamplingParams(max_tokens=1)] * len(prompts), [kind] * len(prompts)
         return generate(self.engine, self.transport, prompts, params, kinds)
 
     def self_test(self) -> None:
-        """Prove with real tokens, or an embedding, that everything works. Raises StartupError.
+        """Generate tokens, or an embedding, and check them. Raises StartupError.
 
-        On CUDA batches of every small size, greedy and sampled, so that no kernel is compiled under a client's request.
+        On CUDA it runs every small batch size, greedy and sampled, so that no client's request compiles a kernel.
         """
         if not self.loaded.has_lm_head:
             for generation in self.embed([[0]] * 2, "last"):
@@ -84,14 +84,14 @@ class OfflineEngine:
         if self.loaded.runner.device.type == "cuda":
             num_requests = min(_WARM_UP_ROWS, self.loaded.scheduler_config.max_num_seqs)
         for kind in _KINDS if num_requests > 1 else _KINDS[:1]:
-            # each ends one step before the next, so the batch shrinks through every size
+            # each request ends one step before the next, so the batch passes through every size
             params = [msgspec.structs.replace(kind, max_tokens=2 + i) for i in range(num_requests)]
             self._test(params, [0] * num_requests)
         if self.loaded.num_loras:
             self._test([_KINDS[0]] * self.loaded.num_loras, list(range(1, self.loaded.num_loras + 1)))
 
     def run_workload(self) -> None:
-        """Send what serving may meet: batches and prompts of every size. What comes of them does not matter."""
+        """Run batches and prompts of every size and kind, for precompilation. Discards the results."""
         sizes = sorted({size for power in range(12) for size in (2**power, 3 * 2**power // 2)})
         fitting = [size for size in sizes if size <= self.loaded.scheduler_config.max_num_seqs]
         longest = self.engine.scheduler.max_num_tokens - 2

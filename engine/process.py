@@ -1,8 +1,8 @@
-"""The engine process: load, prove with one token that it works, serve until the launcher goes. Imports no torch itself.
+"""The engine process: loads the model, runs a self-test and serves until the launcher exits. Imports no torch itself.
 
     python -m engine.process CONFIG.json        (an EngineProcessConfig; written by the launcher)
-The launcher alone decides about life and death: SIGINT and SIGTERM, which a terminal or an init system sends to a whole
-group, are ignored here; the end of the control connection ends this process, and on Linux so does the launcher's death.
+Only the launcher ends this process. It ignores SIGINT and SIGTERM, which a terminal or an init system sends to the
+whole process group. It exits when the control connection closes and, on Linux, is killed when the launcher dies.
 """
 
 import contextlib
@@ -45,11 +45,11 @@ logger = logging.getLogger(__name__)
 
 _DELTA_INTERVAL_S = 0.5
 _HEARTBEAT_INTERVAL_S = 1.0
-_MIN_QUEUED_PROMPTS = 64  # of full length
+_MIN_QUEUED_PROMPTS = 64  # prompts of full length
 
 
 class EngineProcess:
-    """Joins an Engine to the launcher. Life: connect → load → serve → exit code."""
+    """Connects an Engine to the launcher. Life: connect → load → serve → exit code."""
 
     def __init__(self, config: EngineProcessConfig) -> None:
         self._config = config
@@ -67,7 +67,7 @@ class EngineProcess:
         self._control.send(Stage("imports"))
 
     def run(self) -> int:
-        """Load and serve. Returns the process's exit code."""
+        """Load and serve; return the process's exit code."""
         try:
             engine = self._engine = self._load()
         except StartupError as error:
@@ -83,21 +83,21 @@ class EngineProcess:
             while not self._is_stopping:
                 engine.run_once()
                 self._tick(time.monotonic())
-        except BaseException as error:  # a fault of the device, after which nothing on it can be trusted, or a bug
+        except BaseException as error:  # a bug, or a device fault, after which no device memory can be trusted
             self._await_blame()
             logger.exception("engine fault")
             self._fail(f"{type(error).__name__} while serving: {_first_line(error)}", 1)
-            os._exit(1)  # now: destructors could wait for a broken device for ever
+            os._exit(1)  # no clean-up: destructors could wait for a broken device without end
         if self._ranks is not None:
             self._ranks.close()
         return 0
 
     def _load(self) -> Engine:
-        from engine.offline import OfflineEngine  # torch comes in here: the launcher knows that this process lives
+        from engine.offline import OfflineEngine  # imports torch, after the launcher was notified
 
         host = RankHost(
             self._on_rank_lost,
-            folder=Path(self._config.engine_socket).parent,  # which the next daemon removes, if none else does
+            folder=Path(self._config.engine_socket).parent,  # the next daemon removes it after a crash
             log_level=self._config.log_level,
             log_format=self._config.log_format,
             debug=self._config.debug,
@@ -108,7 +108,7 @@ class EngineProcess:
         self._control.send(Stage("self_test"))
         offline.self_test()
         sizes, limits = loaded.scheduler_config, self._config.engine
-        # by default no burst is refused that could all run at once
+        # by default a burst that could run at once is never refused
         most_tokens = limits.max_queued_tokens or max(_MIN_QUEUED_PROMPTS, sizes.max_num_seqs) * sizes.max_model_len
         ready = EngineReady(
             max_model_len=sizes.max_model_len,
@@ -138,14 +138,14 @@ class EngineProcess:
         return exit_code
 
     def _await_blame(self) -> None:
-        """Leave it to _on_rank_lost to say why something failed, if it was the end of a rank."""
+        """Wait for the rank watcher: if a rank's exit caused the failure, _on_rank_lost reports it and exits."""
         if self._ranks is not None:
             self._ranks.await_blame()
 
     def _on_rank_lost(self, message: str, exit_code: int) -> None:
-        """End this process, whose main thread may wait for that rank for ever.
+        """Report a rank's failure and exit, since the main thread may wait for that rank without end.
 
-        Another thread's call: over a connection of its own, since the main thread may have sent half of a message.
+        Called in another thread: it uses its own connection, since the main thread may have sent half of a message.
         """
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.connect(self._config.control_socket)
@@ -154,7 +154,7 @@ class EngineProcess:
         os._exit(exit_code)
 
     def _on_control(self, messages: list[Any] | None) -> None:
-        """Handle what the launcher sent; None: it is gone."""
+        """Handle the launcher's messages; None: the connection is closed."""
         if messages is None:
             self._is_stopping = True
             return
@@ -193,7 +193,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _as_sentence(message: str) -> str:
-    """Models and kernels raise bare phrases; what reaches a person begins with a capital and ends with a full stop."""
+    """Return an error phrase of models or kernels as a sentence, with a capital letter and a full stop."""
     is_word = message.split(" ", 1)[0].isalpha()  # not a path or a flag
     return sentence(message[:1].upper() + message[1:] if is_word else message)
 
@@ -205,7 +205,7 @@ def main() -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with contextlib.suppress(ConnectionError):  # the launcher went while this process started
+    with contextlib.suppress(ConnectionError):  # the launcher exited while this process started
         return EngineProcess(config).run()
     return 1
 
@@ -213,4 +213,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    os._exit(code)  # now: destructors would wait for ranks that are gone
+    os._exit(code)  # no clean-up: destructors would wait for ranks that have exited

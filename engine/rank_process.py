@@ -1,7 +1,7 @@
-"""A rank after the first of a model that is split over devices: loads its share, then runs every plan it is sent.
+"""The process of a tensor-parallel rank after the first: loads its share of the model, then runs the received plans.
 
     python -m engine.rank_process FD        (engine/tensor_parallel/ranks.py starts it; FD: its socket to the engine)
-It ends with the engine: when the socket does, and on Linux with the engine's death. Imports torch only to load.
+It exits when the socket closes and, on Linux, is killed when the engine dies. Imports torch only to load.
 """
 
 import gc
@@ -29,7 +29,7 @@ _NOTICE_S = 1.0
 
 
 def run_plans(executor: Executor, receive: Callable[[], bytes | None]) -> None:
-    """Run plans until there are no more. At most two steps are in flight, as at the first rank."""
+    """Run plans until receive() returns None. At most two steps are in flight, as on the first rank."""
     decoder = msgspec.msgpack.Decoder(StepPlan)
     in_flight: StepHandle | None = None
     while (body := receive()) is not None:
@@ -63,8 +63,8 @@ def main() -> int:
     except StartupError as error:
         sock.sendall(encode_frame(RankFailed(error.message, error.exit_code)))
         return error.exit_code
-    except BaseException as error:  # a fault of the device, or a bug
-        time.sleep(_NOTICE_S)  # or another rank's end, of which the engine dies now, and so does this process
+    except BaseException as error:  # a device fault or a bug
+        time.sleep(_NOTICE_S)  # if another rank's exit is the cause, the engine dies now and ends this process
         if exit_code == 1 or config.debug:
             logger.exception("rank fault")
         during, hint = ("serving", "") if exit_code == 1 else ("loading", " (--debug shows where)")
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def _is_ended(sock: socket.socket) -> bool:
-    """Whether the engine died before the kernel was asked to tell: nothing would end this process then."""
+    """Return True if the engine died before die_with_parent(), so that no signal would end this process."""
     try:
         return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:
@@ -85,4 +85,4 @@ def _is_ended(sock: socket.socket) -> bool:
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    os._exit(code)  # now: destructors would wait for ranks that are gone
+    os._exit(code)  # no clean-up: destructors would wait for ranks that have exited

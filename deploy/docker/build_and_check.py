@@ -1,4 +1,4 @@
-"""Build the cpu image without a container engine, run it as docker-compose.yml does, and ask it a question.
+"""Build the cpu image without a container engine, run it as docker-compose.yml does, and send it a request.
 
 `sudo python3 -m deploy.docker.build_and_check` in the repository's root, on Debian or Ubuntu with what PROGRAMS names.
 Standard library only. buildah builds (isolation chroot, storage overlay or vfs) on a base that debootstrap makes in
@@ -46,7 +46,7 @@ _INSIDE = "uid=10001 gid=10001 capabilities=0000000000000000 no_new_privs=1 secc
 
 
 class CheckFailed(Exception):
-    """What was found, in one sentence."""
+    """A failed check; the message is one sentence."""
 
 
 def main() -> int:
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 class Store:
-    """buildah with a storage of its own."""
+    """Runs buildah with its own storage."""
 
     def __init__(self, folder: Path, *, driver: str) -> None:
         self.driver = driver
@@ -118,7 +118,7 @@ class Store:
 
 
 def make_base(store: Store, folder: Path, *, suite: str, mirror: str) -> str:
-    """Make a Debian with Python alone, in place of python:3.x-slim; return its name."""
+    """Make a Debian image with only Python, in place of python:3.x-slim; return its name."""
     rootfs = folder / "base"
     command = [
         "debootstrap",
@@ -151,7 +151,7 @@ def build(store: Store, base: str, flags: list[str]) -> None:
 
 
 def inspect(store: Store) -> dict[str, Any]:
-    """Check what the image says of itself, show its layers; return its configuration."""
+    """Check the image's metadata, print its layers; return its configuration."""
     docker = json.loads(store("inspect", "--type", "image", IMAGE))["Docker"]
     image = docker["config"]
     expect(image["User"] == "10001:10001", f"the image's user is {image['User']}")
@@ -167,7 +167,7 @@ def inspect(store: Store) -> dict[str, Any]:
 
 
 class Container:
-    """One container of the image that runs; its log goes to a file."""
+    """A running container of the image; its log goes to a file."""
 
     def __init__(self, folder: Path, name: str, process: "subprocess.Popen[bytes]") -> None:
         self.name = name
@@ -182,7 +182,7 @@ class Container:
         return done.stdout.strip()
 
     def passes(self, command: list[str]) -> bool:
-        """Tell if a command inside exits with 0, as a health check must."""
+        """Return True if a command inside exits with 0, as a health check must."""
         command = [*self._runtime, "exec", self.name, *command]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -225,7 +225,7 @@ def started(
 
 
 def wait_healthy(container: Container, image: dict[str, Any], *, port: int) -> None:
-    """Wait for the image's own health check, which must have asked at this port."""
+    """Wait until the image's own health check passes; it must have used this port."""
     health, began_s = image["Healthcheck"]["Test"][1:], time.monotonic()
     while not container.passes(health):
         code, log = container.process.poll(), container.log.read_text()
@@ -238,7 +238,7 @@ def wait_healthy(container: Container, image: dict[str, Any], *, port: int) -> N
 
 
 def check_running(container: Container, image: dict[str, Any]) -> None:
-    """Wait for the health check, look at the process, ask, stop."""
+    """Wait for the health check, inspect the process, send a request, stop the container."""
     wait_healthy(container, image, port=8000)
     found = container.run("/opt/quire/bin/python", "-c", _LOOK)
     expect(found == _INSIDE + ("2" if SECCOMP_PROFILE.exists() else "0"), f"inside it has {found}")
@@ -253,13 +253,13 @@ def check_running(container: Container, image: dict[str, Any]) -> None:
 
 
 def expect(condition: bool, otherwise: str) -> None:
-    """Raise CheckFailed unless it holds."""
+    """Raise CheckFailed with `otherwise` unless the condition is true."""
     if not condition:
         raise CheckFailed(otherwise)
 
 
 def say(line: str) -> None:
-    """Tell what was done."""
+    """Print a line of progress."""
     print(f"== {line}", flush=True)
 
 

@@ -1,9 +1,8 @@
-"""Exit with 0 if the server in this container answers GET /ready with 200, else with 1 and one line that says why.
+"""Exit with 0 if the server in this container answers GET /ready with 200, else with 1 and a line with the reason.
 
-Where it listens, whatever variable, flag or file said so, stands in the launcher's directory
-(server/launcher/run_dir.py).
-An address may be the argument instead: http://HOST:PORT, https://HOST:PORT, unix:/PATH or, with TLS, unix+tls:/PATH.
-A certificate is not checked: the server is this very container. Standard library only, and nothing of Quire's.
+The server's address is read from the launcher's directory (server/launcher/run_dir.py), however it was configured.
+Alternatively the argument is an address: http://HOST:PORT, https://HOST:PORT, unix:/PATH or, with TLS, unix+tls:/PATH.
+The certificate is not checked: the server runs in this container. Imports the standard library only.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ _TIMEOUT_S = 4.0
 
 
 def main() -> int:
-    """Ask once; of several servers, one that is ready is enough."""
+    """Check each known server once; return 0 if at least one is ready."""
     urls = sys.argv[1:] or list(_known())
     if not urls:
         print("no server has said where it listens: it looks for its model, or it has ended")
@@ -28,7 +27,7 @@ def main() -> int:
 
 
 def _known() -> Iterator[str]:
-    """The addresses that servers of this user have written, in the place that RunDir chooses."""
+    """Yield the addresses that servers of this user have written to their RunDir."""
     parent = tempfile.gettempdir()
     for folder in Path(parent if len(parent) < 64 else "/tmp").glob("quire-*"):  # nosec B108
         with contextlib.suppress(OSError):  # of another user, not a server's, or gone by now

@@ -1,4 +1,4 @@
-"""The bundle with which an OCI runtime runs an image as docker-compose.yml asks for. Standard library only.
+"""Writes the OCI bundle that runs an image with the settings of docker-compose.yml. Standard library only.
 
 Root read-only, the image's own user, no capabilities, no new privileges, namespaces of its own (the network has nothing
 but loopback), the paths that Docker masks, and the seccomp profile that container engines use by default.

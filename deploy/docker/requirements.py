@@ -1,4 +1,4 @@
-"""Print what pyproject.toml asks for, with the extras named as arguments. The Dockerfile installs it as a layer."""
+"""Print the dependencies in pyproject.toml, with the extras named as arguments. The Dockerfile installs them."""
 
 import sys
 import tomllib

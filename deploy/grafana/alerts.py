@@ -1,4 +1,4 @@
-"""The alerts, as rules of Prometheus. Runbook: docs/how-to/alerts.md; tests: deploy/prometheus/alerts_test.yml.
+"""The alert rules for Prometheus. Runbook: docs/how-to/alerts.md; tests: deploy/prometheus/alerts_test.yml.
 
 Each is about one server (job, instance, model_name). Windows are for scrapes every 15 s or faster.
 """
@@ -19,14 +19,14 @@ class Alert:
     """One rule. name: without the prefix; holds_for: how long the expression must be true."""
 
     name: str
-    severity: str  # critical: somebody is not served | warning: somebody soon will not be
+    severity: str  # critical: requests fail now | warning: requests will fail soon
     expr: str
     holds_for: str
     summary: str
     description: str
 
     def rule(self) -> dict[str, Any]:
-        """Return it as Prometheus reads it."""
+        """Return the rule in Prometheus's format."""
         return {
             "alert": PREFIX + self.name,
             "expr": self.expr,
@@ -108,7 +108,7 @@ ALERTS = (
     Alert(
         "EngineStalled",
         "critical",
-        # by two clocks: an engine that hangs in its first step has not told that anything runs
+        # two conditions: an engine that hangs in its first step has not reported a running request
         "min_over_time(quire_num_requests_running[1m]) > 0 and increase(quire_iteration_tokens_count[1m]) == 0"
         " or quire_engine_progress_age_seconds > 60",
         "0m",

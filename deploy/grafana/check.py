@@ -1,4 +1,4 @@
-"""What is wrong with a dashboard or the alerts, in sentences. Reads their JSON; asks the real registry for names."""
+"""Checks the dashboard and the alerts against the exported metrics, and reports faults as sentences."""
 
 import re
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _RATE = re.compile(r"\b(i?rate)\s*\([^\[]*\[([^\]]*)\]")
 
 
 def exported() -> Exported:
-    """Return every sample of the metrics page of a server that is ready, from the code that renders it."""
+    """Return every sample of a ready server's metrics page, rendered by the real registry."""
     page = MetricsRegistry(model_name="m", version="0")
     page.set_cache_config(block_size=1, num_blocks=1)
     routed = {(name, *metric.labels): 0.0 for name, metric in METRICS.items() if len(metric.labels) > 1}
@@ -49,7 +49,7 @@ def names(page: str) -> Exported:
 
 
 def queried(expr: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the metrics of a query, each with the labels that it is selected by."""
+    """Yield the metrics of a query, each with the labels in its selector."""
     text = _RANGE.sub(" ", _GROUPING.sub(" ", _STRING.sub('""', expr)))
     for name, matchers in _SELECTOR.findall(_without_functions(text)):
         if name not in _KEYWORDS:
@@ -57,7 +57,7 @@ def queried(expr: str) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 def dashboard_faults(dashboard: Json, known: Exported) -> Iterator[str]:
-    """Yield a sentence for each thing that is wrong with a dashboard."""
+    """Yield a sentence for each fault of a dashboard."""
     for panel in dashboard["panels"]:
         where = f"Panel {panel['id']} {panel.get('title', '')!r} of dashboard {dashboard['title']!r}"
         for field in ("title",) if panel["type"] == "row" else ("title", "description"):
@@ -77,7 +77,7 @@ def dashboard_faults(dashboard: Json, known: Exported) -> Iterator[str]:
 
 
 def rule_faults(rules: Json, known: Exported, runbook: str) -> Iterator[str]:
-    """Yield a sentence for each thing that is wrong with the alerts. runbook: the text of the page of the runbook."""
+    """Yield a sentence for each fault of the alerts. runbook: the text of the runbook page."""
     anchors = {_anchor(line) for line in runbook.splitlines() if line.startswith("#")}
     for rule in (rule for group in rules["groups"] for rule in group["rules"]):
         where = f"Alert {rule['alert']}"
@@ -106,5 +106,5 @@ def _without_functions(text: str) -> str:
 
 
 def _anchor(heading: str) -> str:
-    """Return the anchor that GitHub gives a heading."""
+    """Return GitHub's anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lstrip("#").strip().lower()).replace(" ", "-")

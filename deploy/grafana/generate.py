@@ -1,6 +1,6 @@
 """Write the dashboard and the alerts, or compare: `python -m deploy.grafana.generate [--check]` in the root.
 
-What is written is committed, so that a server needs no Python of ours to be watched.
+The generated files are committed, so that monitoring needs no Python code of Quire.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def quire_dashboard() -> Json:
 
 
 def files() -> dict[Path, str]:
-    """Return what is generated, by its path from the root."""
+    """Return the text of the generated files, by path below the root."""
     alerts = yaml.safe_dump(rules(), sort_keys=False, width=10_000, allow_unicode=True)
     return {
         _DASHBOARD: json.dumps(quire_dashboard(), indent=2, ensure_ascii=False) + "\n",
@@ -51,7 +51,7 @@ def files() -> dict[Path, str]:
 
 
 def faults(root: Path = ROOT) -> Iterator[str]:
-    """Yield a sentence for each thing that is wrong with what is written below `root`."""
+    """Yield a sentence for each fault of the files below `root`, stale ones included."""
     known = exported()
     for path, text in files().items():
         written = root / path

@@ -1,4 +1,4 @@
-"""Panels and rows as we write them, and as the JSON that Grafana reads. Pure data; knows no metric."""
+"""Panel and Row: a dashboard's description, and its conversion to Grafana's JSON. Contains no metric names."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +36,7 @@ class Panel:
 
     @property
     def height(self) -> int:
-        """In rows of Grafana's grid."""
+        """The panel's height, in rows of Grafana's grid."""
         return _HEIGHTS[self.kind]
 
 
@@ -94,7 +94,7 @@ def dashboard(*, uid: str, title: str, description: str, rows: tuple[Row, ...], 
 
 
 def datasource_variable() -> Json:
-    """Return the variable that picks the Prometheus."""
+    """Return the variable that selects the Prometheus data source."""
     return {
         "name": "datasource",
         "label": "Prometheus",
@@ -107,7 +107,7 @@ def datasource_variable() -> Json:
 
 
 def label_variable(name: str, label: str, *, metric: str) -> Json:
-    """Return a variable with the values of a metric's label `name`; several may be chosen, all are at first."""
+    """Return a variable with the values of a metric's label `name`; several may be selected, by default all."""
     query = f"label_values({metric}, {name})"
     return {
         "name": name,

@@ -1,15 +1,15 @@
-"""Queries of the dashboard, written once: sums over the servers looked at, rates over Grafana's own interval.
+"""Builds the dashboard's PromQL queries: sums over the selected servers, rates over Grafana's interval.
 
 `$model_name` and `$instance` are variables of the dashboard, `$__rate_interval` and `$__range` Grafana's.
 """
 
 SELECTED = 'model_name=~"$model_name",instance=~"$instance"'
 RATE = "$__rate_interval"
-RANGE = "$__range"  # the whole time looked at
+RANGE = "$__range"  # the dashboard's time range
 
 
 def selected(metric: str, labels: str = "") -> str:
-    """Return the series of the servers looked at. labels: further matchers."""
+    """Return the series of the selected servers. labels: further matchers."""
     return f"{metric}{{{SELECTED}{',' + labels if labels else ''}}}"
 
 
@@ -19,12 +19,12 @@ def total(metric: str, labels: str = "", *, by: str = "") -> str:
 
 
 def rate(metric: str, labels: str = "", *, by: str = "") -> str:
-    """Return how fast a counter grows, per second."""
+    """Return a counter's increase per second."""
     return f"sum{_by(by)}(rate({selected(metric, labels)}[{RATE}]))"
 
 
 def growth(metric: str, labels: str = "", *, by: str = "", over: str = RATE) -> str:
-    """Return how much a counter grew."""
+    """Return a counter's increase over a time range."""
     return f"sum{_by(by)}(increase({selected(metric, labels)}[{over}]))"
 
 
@@ -39,7 +39,7 @@ def mean(histogram: str) -> str:
 
 
 def share_within(bound: float, histogram: str) -> str:
-    """Return the share of observations of the whole time looked at that were at most `bound`, one of the buckets."""
+    """Return the share of observations up to `bound`, a bucket's bound, over the dashboard's time range."""
     within = growth(histogram + "_bucket", f'le="{bound}"', over=RANGE)
     return f"{within} / {growth(histogram + '_count', over=RANGE)}"
 

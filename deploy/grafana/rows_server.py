@@ -216,7 +216,7 @@ PROCESSES = Row(
         Panel(
             "timeseries",
             "GPU memory",
-            "In use by whomever, of all there is. No data without a GPU.",
+            "Memory in use by all programs, and total memory. No data without a GPU.",
             "bytes",
             (
                 Query(

@@ -1,10 +1,10 @@
-"""Quire on Ray Serve: each replica is a whole daemon, behind Ray's proxies and our router. Imports ray.
+"""Quire on Ray Serve: each replica is a whole daemon, behind Ray's proxies and AffinityRouter. Imports ray.
 
     serve run deploy.ray.app:build model=MODEL replicas=2 gpus=1        (deploy/ray/settings.py has every key)
     serve run deploy/ray/quire.yaml
-Life of a replica: made by Ray → engine ready → serving, checked and counted → no longer routed to → its streams have
-finished, or drain_timeout is over → gone. An engine that dies is restarted in its replica; one that stays away, or
-makes no progress, costs the replica its place.
+Life of a replica: created by Ray → engine ready → serving, with health checks → no longer routed to → its streams have
+finished, or drain_timeout has passed → removed. A dead engine is restarted within its replica; if it does not return,
+or makes no progress, Ray replaces the replica.
 """
 
 import asyncio
@@ -25,21 +25,21 @@ from server.hosted.app import HostedApp
 
 logger = logging.getLogger(__name__)
 
-_ROUTING_STATS_PERIOD_S = 1.0  # how long a replica without an engine is routed to
-_START_ATTEMPTS = 3  # of a replica, before the deployment is given up with the reason
+_ROUTING_STATS_PERIOD_S = 1.0  # maximum time that a replica without an engine is still routed to
+_START_ATTEMPTS = 3  # of a replica, before the deployment fails with the reason
 
 
 @serve.deployment(name="Quire")
 @serve.ingress()
 class QuireReplica:
-    """One replica: our app in Ray's event loop, launcher and engine in processes of their own."""
+    """One replica: Quire's ASGI app in Ray's event loop, with launcher and engine in separate processes."""
 
     def __init__(self, flags: list[str]) -> None:
         self._hosted = HostedApp(flags)
         self._export: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        """Return the app once the engine serves, as Ray asks of a deployment without one."""
+        """Return the app once the engine serves; Ray calls this, since the deployment has no app at import."""
         app = await self._hosted.start()
         app.add_middleware(ReplicaName, name=serve.get_replica_context().replica_id.unique_id)
         self._export = asyncio.create_task(export(self._hosted))
@@ -48,23 +48,23 @@ class QuireReplica:
         return app
 
     async def check_health(self) -> None:
-        """Raise if no engine is there or coming back; Ray asks, and replaces the replica after three times."""
+        """Raise RuntimeError if the engine is dead or stalled; Ray replaces the replica after three failures."""
         if not self._hosted.is_alive:
             raise RuntimeError(f"This replica cannot serve: {self._hosted.fault}.")
 
     async def record_routing_stats(self) -> dict[str, bool]:
-        """Tell the routers whether to send anything."""
+        """Return the readiness of this replica for the routers."""
         return {"is_ready": not self._hosted.fault}
 
     async def __del__(self) -> None:
-        """End the daemon; Ray calls this once no request is left."""
+        """Stop the daemon; Ray calls this once no request is left."""
         if self._export is not None:
             self._export.cancel()
         await self._hosted.aclose()
 
 
 class ReplicaName:
-    """Middleware that says in x-quire-replica who answered."""
+    """Middleware that adds the replica's name to each response, as header x-quire-replica."""
 
     def __init__(self, app: ASGIApp, name: str) -> None:
         self._app = app
@@ -82,7 +82,7 @@ class ReplicaName:
 
 
 def build(arguments: dict[str, Any]) -> serve.Application:
-    """Return the application that `serve run` starts. Raises ValueError or StartupError for what cannot be served."""
+    """Return the application that `serve run` starts. Raises ValueError or StartupError for invalid arguments."""
     settings, reservation, flags = read_arguments(arguments)
     router = RequestRouterConfig(
         request_router_class="deploy.ray.routing:AffinityRouter",

@@ -1,7 +1,7 @@
-"""What Ray's HTTP proxies do for us: find the session of a prompt, and end broken answers as our API would.
+"""Edge: middleware of Ray's HTTP proxies that sets a prompt's session and reports lost replicas as API errors.
 
-Started by Ray where RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.ray.edge:middlewares. Ray routes before it reads a
-body, and answers the loss of a replica with a bare text or a cut connection; so both are done around it, in its proxy.
+Ray loads it with RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.ray.edge:middlewares. Ray routes before it reads the
+body, and reports a lost replica with plain text or a closed connection, so both tasks must be done inside its proxy.
 """
 
 import os
@@ -18,21 +18,21 @@ from server.api.sse import SSE_DONE, named_event
 
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "deploy.ray.edge:middlewares"
-SESSION_HEADER = "x-session-id"  # unless Ray is told another by the next variable
+SESSION_HEADER = "x-session-id"  # default; the next variable sets another
 SESSION_VARIABLE = "RAY_SERVE_SESSION_ID_HEADER_KEY"
 
-_MAX_BODY_BYTES = 8 * 1024 * 1024  # of a larger one the replica reads no more either; it is passed on as it comes
+_MAX_BODY_BYTES = 8 * 1024 * 1024  # the replica's own limit; a larger body is passed on without a session
 _REPLICA_LOST = "The replica that served this request has ended; send the request again."
 _NO_REPLICA = "No replica takes requests at the moment; try again shortly."
 
 
 def middlewares() -> list[Middleware]:
-    """Return what Ray puts around each of its proxies."""
+    """Return the middlewares that Ray adds to each of its proxies."""
     return [Middleware(Edge, session_header=os.environ.get(SESSION_VARIABLE, SESSION_HEADER))]
 
 
 class Edge:
-    """One proxy's outermost layer."""
+    """The outermost middleware of one proxy."""
 
     def __init__(self, app: ASGIApp, *, session_header: str = SESSION_HEADER) -> None:
         self._app = app
@@ -56,17 +56,17 @@ class Edge:
 
 
 class _Answer:
-    """Passes an answer on, in our form: its own errors as JSON, and never without an end."""
+    """Forwards a response; replaces Ray's own errors by JSON errors, and completes a broken stream with an error."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._path = scope["path"]
         self._send = send
         self._request_id = make_request_id()
-        self._refused_status = 0  # of an answer that Ray itself gave, and that is not passed on
+        self._refused_status = 0  # status of a response of Ray itself, which is replaced
         self._has_started = self._is_complete = self._is_stream = False
 
     async def send(self, message: Message) -> None:
-        """Pass one message on."""
+        """Forward one message."""
         if message["type"] == "http.response.start":
             self._start(message)
         elif not message.get("more_body", False):
@@ -75,7 +75,7 @@ class _Answer:
             await self._send(message)
 
     async def finish(self) -> None:
-        """Say what went wrong if the answer is not whole."""
+        """Send an error if the response is missing or incomplete."""
         if self._refused_status or not self._has_started:
             await self._refuse()
         elif not self._is_complete and self._is_stream:
@@ -85,7 +85,7 @@ class _Answer:
     def _start(self, message: Message) -> None:
         headers: dict[bytes, bytes] = {}
         for name, value in message["headers"]:
-            headers.setdefault(name.lower(), value)  # the id of the request was set by the app, and by Ray once more
+            headers.setdefault(name.lower(), value)  # keep the first: the app sets x-request-id, then Ray sets it again
         message["headers"] = list(headers.items())
         content_type = headers.get(b"content-type", b"")
         self._request_id = headers.get(b"x-request-id", self._request_id.encode()).decode("latin-1")
@@ -118,12 +118,12 @@ class _Answer:
 
 
 def _normal(header: bytes) -> bytes:
-    """Return the name of a header as Ray compares it: proxies in front may have changed case and separators."""
+    """Return a header's name as Ray compares it, since proxies may change case and separators."""
     return header.lower().replace(b"_", b"-")
 
 
 async def _read_key(receive: Receive) -> tuple[str, Receive]:
-    """Read the body; return the session of its prompt, "" for none, and what gives the same messages again."""
+    """Read the body; return its prompt's session ("": none) and a receive function that replays the messages."""
     messages: list[Message] = []
     size = 0
     while size <= _MAX_BODY_BYTES:

@@ -1,4 +1,4 @@
-"""A replica's metrics page among Ray's own metrics, so that one scrape of each node has all replicas. Imports ray.
+"""Exports a replica's metrics through Ray, so that one scrape of each node covers all replicas. Imports ray.
 
 Every sample quire_NAME of GET /metrics is there as ray_quire_NAME, with Ray's labels application, deployment and
 replica beside its own. Ray knows only gauges that are set, so counters and buckets are such too; rate() and
@@ -20,16 +20,16 @@ EXPORT_INTERVAL_S = 5.0
 
 
 class RayMetrics:
-    """The gauges of one replica, made as samples are seen first."""
+    """The gauges of one replica, created when a sample first appears."""
 
     def __init__(self) -> None:
         self._gauges: dict[str, metrics.Gauge] = {}
 
     def set(self, page: str) -> None:
-        """Take over every sample of our own names."""
+        """Set the gauges from a metrics page, for every sample named quire_*."""
         for family in text_string_to_metric_families(page):
             if not family.name.startswith("quire_"):
-                continue  # the same under another tool's name
+                continue  # an alias with the name of another server
             for sample in family.samples:
                 gauge = self._gauges.get(sample.name)
                 if gauge is None:
@@ -44,6 +44,6 @@ async def export(hosted: HostedApp) -> None:
     while True:
         try:
             ray_metrics.set((await hosted.metrics_page()).decode())
-        except EngineError as error:  # the launcher is busy or gone; check_health tells
+        except EngineError as error:  # the launcher is busy or dead; check_health() reports it
             logger.warning("metrics not exported reason=%r", error.message)
         await asyncio.sleep(EXPORT_INTERVAL_S)

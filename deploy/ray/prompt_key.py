@@ -1,4 +1,4 @@
-"""The session that a prompt stands for: equal for requests that can share a prefix of the KV cache. Imports msgspec.
+"""prompt_key(): a request's session, equal for requests that can share a prefix of the KV cache. Imports msgspec.
 
 Turns of a chat begin alike, so the key is made of what they keep: system prompt and messages up to the first of the
 user, of all that the first kilobytes. Two chats with the same short system prompt differ by then, and are spread; two
@@ -19,7 +19,7 @@ class _Item(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """What the bodies of all our APIs call their prompt."""
+    """The fields of all APIs' request bodies that contain the prompt."""
 
     model: msgspec.Raw = _NOTHING
     prompt_cache_key: str | None = None
@@ -36,7 +36,7 @@ _items = msgspec.json.Decoder(_Item)
 
 
 def prompt_key(body: bytes) -> str:
-    """Return the session of a request by its body; "" if it has no prompt, or is none of ours."""
+    """Return a request's session from its body; "" if it has no prompt or is not valid JSON of a known API."""
     try:
         found = _bodies.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -51,7 +51,7 @@ def prompt_key(body: bytes) -> str:
 
 
 def _opening(messages: msgspec.Raw) -> bytes:
-    """Return a conversation up to its first message of the user; what is no list of messages whole."""
+    """Return a conversation up to its first user message; anything but a list of messages is returned whole."""
     opening: list[bytes] = []
     try:
         for message in _lists.decode(messages):

@@ -1,4 +1,4 @@
-"""Which replica a request goes to: the home of its session, unless that is far busier than others. Imports ray.
+"""AffinityRouter: routes a request to its session's home replica, unless that is much busier. Imports ray.
 
 The session is Ray's: the header x-session-id of the client, or what deploy/ray/edge.py has set by the prompt. Homes are
 found by rendezvous hashing (Thaler and Ravishankar 1998), so every proxy finds the same one without asking, and only
@@ -11,11 +11,11 @@ from hashlib import blake2b
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-NUM_CHOICES = 4  # replicas that are looked at where any will do; asking each of a hundred would cost more than it gives
+NUM_CHOICES = 4  # candidates if any replica will do; querying each of a hundred would cost too much
 
 
 class AffinityRouter(RequestRouter):
-    """Requests of one session to one replica, all others to the least loaded. max_imbalance: see RaySettings."""
+    """Routes requests of one session to one replica, others to the least loaded. max_imbalance: see RaySettings."""
 
     max_imbalance = 8
 
@@ -28,7 +28,7 @@ class AffinityRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         """Return replicas by rank; Ray takes the least loaded of a rank that is not full, and else the next rank."""
         able = [replica for replica in candidate_replicas if replica.routing_stats.get("is_ready", True)]
-        able = able or candidate_replicas  # all are restarting: one of them says so in a proper answer
+        able = able or candidate_replicas  # all are restarting: one of them returns the proper error
         if pending_request is None:
             return [self._least_loaded(able)]
         pending_request.routing_context.should_backoff = True  # all ranks full: wait before they are tried again
@@ -42,11 +42,11 @@ class AffinityRouter(RequestRouter):
         return [[home], least_loaded]
 
     def _load(self, replica: RunningReplica) -> int:
-        """Return the requests on a replica as far as this proxy knows; of one that was not heard of lately, none."""
+        """Return the number of requests on a replica as last reported to this proxy; 0 without a recent report."""
         return self.replica_queue_len_cache.get(replica.replica_id) or 0
 
     def _least_loaded(self, replicas: Sequence[RunningReplica]) -> list[RunningReplica]:
-        shuffled = random.sample(replicas, len(replicas))  # so that equals are taken by turns
+        shuffled = random.sample(replicas, len(replicas))  # so that equally loaded replicas alternate
         return sorted(shuffled, key=self._load)[:NUM_CHOICES]
 
 

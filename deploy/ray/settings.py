@@ -1,4 +1,4 @@
-"""What `serve run deploy.ray.app:build KEY=VALUE …` and quire.yaml may say. Never imports ray, so that any test can.
+"""Parses the arguments of `serve run deploy.ray.app:build KEY=VALUE …` and quire.yaml. Never imports ray.
 
 Keys of RaySettings are for Ray; `model` and all others are the flags of `quire serve`, with - or _ between words.
 Both sides hear of tensor_parallel_size, a flag: as many devices are reserved for each replica, all on one node.
@@ -15,7 +15,7 @@ _HAS_OPPOSITE = ("overlap",)  # switches whose default is not false
 
 
 class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How many replicas there are, what each may use, and how it ends."""
+    """Settings for Ray: number of replicas, their resources, routing and shutdown."""
 
     replicas: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 1  # with max_replicas: the fewest, and may be 0
     max_replicas: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None  # None: there are always `replicas`
@@ -30,7 +30,7 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """What Ray keeps for each replica, and gives to its actor, whose processes compute with it."""
+    """The resources that Ray reserves for each replica's actor, whose processes use them."""
 
     cpus: float
     gpus: float
@@ -42,7 +42,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RayArguments(NamedTuple):
-    """What the arguments say, each part for whom it is for."""
+    """The parsed arguments: for Ray, for the reservation, and for `quire serve`."""
 
     settings: RaySettings
     reservation: Reservation

@@ -1,9 +1,9 @@
-"""BlockManager: which request holds which block of the KV pool, and which blocks can be found again by their content.
+"""BlockManager: allocates the blocks of the KV pool to requests and keeps the prefix cache.
 
-Plain Python; imports request only. Block 0 belongs to padding rows and is never handed out. A block's life:
-free → held by a table (refcount 1) → full and computed: published under the hash of all tokens up to its end → found by
-other tables (refcount 2, 3, …) → free but still published, least recently used first → handed out again, forgotten.
-Published at commit only, so a hit is always keys and values that exist.
+Plain Python; imports request only. Block 0 belongs to padding rows and is never allocated. A block's life:
+free → in one block table (refcount 1) → full and computed: published under the hash of all tokens up to its end →
+shared with other tables (refcount 2, 3, …) → free but still published, reused in least-recently-used order → allocated
+again and no longer published. Blocks are published at commit only, so the keys and values of a hit always exist.
 """
 
 from array import array
@@ -22,7 +22,7 @@ class BlockManager:
         self.num_usable = num_blocks - 1
         self.enable_prefix_caching = enable_prefix_caching
         self._ref_counts = [0] * num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))  # next to be reused first
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))  # in order of reuse
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._published: dict[bytes, int] = {}
         self.num_evictions = 0
@@ -36,7 +36,7 @@ class BlockManager:
 
     @property
     def num_usable_tokens(self) -> int:
-        """Tokens that all blocks hold."""
+        """The capacity of all blocks, in tokens."""
         return self.num_usable * self.block_size
 
     @property
@@ -46,19 +46,19 @@ class BlockManager:
 
     @property
     def ref_counts(self) -> Sequence[int]:
-        """By block: how many tables hold it."""
+        """The number of tables that hold each block, by block id."""
         return self._ref_counts
 
     @property
     def published(self) -> Collection[int]:
-        """Blocks that can be found by their content, held or free."""
+        """The blocks in the prefix cache, held or free."""
         return self._published.values()
 
     def admit(self, request: Request, *, num_reserved: int = 0) -> bool:
-        """Give a waiting request blocks for all its tokens, found ones first; set num_computed_tokens to the hit.
+        """Allocate blocks for all tokens of a waiting request, cached ones first; set num_computed_tokens to the hit.
 
-        The last token is never taken from the cache: it must be computed to sample the next one. Returns False, and
-        changes nothing, if that would leave fewer than `num_reserved` blocks free.
+        The last token is never taken from the cache: it must be computed to sample the next one. Returns False and
+        changes nothing if fewer than `num_reserved` blocks would remain free.
         """
         if len(self._free) <= num_reserved:
             return False
@@ -80,26 +80,26 @@ class BlockManager:
         return True
 
     def grow(self, request: Request) -> int:
-        """Append one block to the request's table and return it. The caller saw that one is free."""
+        """Append one block to the request's table and return it. The caller has checked that one is free."""
         block_id = self._take()
         request.block_ids.append(block_id)
         return block_id
 
     def publish(self, request: Request, num_computed_tokens: int) -> None:
-        """Make the full blocks among the first `num_computed_tokens` findable; their step is committed."""
+        """Add the full blocks among the first `num_computed_tokens` to the prefix cache; their step is committed."""
         num_full = num_computed_tokens // self.block_size
         if not self.enable_prefix_caching or num_full <= request.num_published_blocks:
             return
         self._hash(request, num_full)
         for index in range(request.num_published_blocks, num_full):
             block_hash, block_id = request.block_hashes[index], request.block_ids[index]
-            if block_hash not in self._published:  # else two requests computed it at the same time; the first one stays
+            if block_hash not in self._published:  # else another request computed it, too; that block stays
                 self._published[block_hash] = block_id
                 self._hash_of[block_id] = block_hash
         request.num_published_blocks = num_full
 
     def free(self, request: Request) -> None:
-        """Give back the request's blocks. Its tail is reused before its head, unpublished blocks before all others."""
+        """Free the request's blocks. Its last blocks are reused first, unpublished blocks before all published ones."""
         for block_id in reversed(request.block_ids):
             self._ref_counts[block_id] -= 1
             if not self._ref_counts[block_id]:
@@ -110,7 +110,7 @@ class BlockManager:
         request.num_published_blocks = request.num_computed_tokens = 0
 
     def num_held_alone(self, request: Request) -> int:
-        """Return how many blocks the pool gains when this request's are given back."""
+        """Return the number of blocks that become free when this request's blocks are freed."""
         return sum(self._ref_counts[block_id] == 1 for block_id in request.block_ids)
 
     def check(self, requests: Iterable[Request]) -> None:
@@ -141,7 +141,7 @@ class BlockManager:
         return block_id
 
     def _find(self, request: Request) -> list[int]:
-        """Return the blocks of the longest published prefix that may be reused."""
+        """Return the blocks of the longest published prefix of the request's cacheable tokens."""
         hits: list[int] = []
         if self.enable_prefix_caching:
             num_full = request.num_cacheable_tokens // self.block_size
@@ -154,7 +154,7 @@ class BlockManager:
         return hits
 
     def _hash(self, request: Request, num_full: int) -> None:
-        """Extend the request's chain. A hash covers its parent: equal ones mean equal prefixes, salts, adapters."""
+        """Extend the request's hash chain. A hash covers its parent: equal hashes mean equal prefix, salt, adapter."""
         hashes, block_size = request.block_hashes, self.block_size
         parent = hashes[-1] if hashes else _root(request)
         for start in range(len(hashes) * block_size, num_full * block_size, block_size):
@@ -163,6 +163,6 @@ class BlockManager:
 
 
 def _root(request: Request) -> bytes:
-    """What a request's chain begins with: an adapter's keys and values are its own."""
+    """Return the parent of a request's first hash: from its salt and, since keys and values depend on it, adapter."""
     salt = sha256(request.cache_salt.encode()).digest()
     return sha256(f"adapter {request.lora_index}: ".encode() + salt).digest() if request.lora_index else salt

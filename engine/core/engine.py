@@ -1,15 +1,13 @@
-"""Engine: the loop that joins the clients, the scheduler and the executor. Plain Python; never torch, one thread.
+"""Engine: the loop that connects clients, scheduler and executor. Plain Python, one thread; never torch.
 
     receive → schedule(n) → forward(n) → wait and commit(n-1) → sample(n) → send
-At depth 2 step n is launched before the tokens of step n-1 are read, so the device never waits for the host. Depth 1
-only moves the commit above schedule(): the oracle of the tests and the debugging switch.
-Every AddRequest ends exactly once: by a `finished` row, by RequestFailed, or by its client's own end.
-A step that the device has no memory for is given up, together with all that were launched after it: the requests that
+With overlap depth 2, step n is launched before the tokens of step n-1 are read, so the device never waits for the host.
+Depth 1 moves the commit before schedule(); tests use it as their reference, and it helps debugging.
+Every AddRequest ends exactly once: by a `finished` row, by RequestFailed, or when its client disconnects.
+If the device has too little memory for a step, this step and all later launched ones are dropped: the requests that
 made it large fail, the others are computed again.
-
-From a message to a Request: what the engine itself checks of one, since a wrong id would be a fault of the device.
-
-Plain Python; never torch.
+RequestFactory makes a Request from an AddRequest. It checks all token ids and adapter indices, since a wrong one would
+cause a device fault.
 """
 
 import logging
@@ -38,10 +36,14 @@ from engine.interface.protocol import (
     ToEngine,
 )
 
+logger = logging.getLogger(__name__)
+
+_GATE_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineParts:
-    """All that an Engine works with, and its limits."""
+    """The collaborators and the limits of an Engine."""
 
     executor: Executor
     scheduler: Scheduler
@@ -52,20 +54,20 @@ class EngineParts:
     overlap_depth: int = 2  # steps in flight: 2 overlaps host and device, 1 does not
     max_waiting: int = 2048  # requests
     max_queued_tokens: int | None = None  # None: any number
-    # raised by the executor where the device has too little memory for a step
+    # the executor raises it if the device has too little memory for a step
     memory_error: type[Exception] = MemoryError
-    # called after that: waits for all launched steps, and frees what can be freed
+    # called after a memory_error: waits for all launched steps, then frees unused memory
     release_memory: Callable[[], None] = lambda: None
     grammars: Grammars | None = None  # None: requests with a grammar fail
-    can_generate: bool = True  # False: all requests but those for embeddings fail
+    can_generate: bool = True  # False: only requests for embeddings are accepted
     num_loras: int = 0  # adapters of the executor
-    # called for each request without a grammar or filter of tokens that is not for an embedding; None: no speculation
+    # called for each generating request without grammar and token filter; None: no speculation
     make_drafter: Callable[[SamplingParams], Drafter | None] | None = None
-    bytes_per_block: int = 0  # of the KV pool, for KV snapshots
+    bytes_per_block: int = 0  # size of a KV block, for KV snapshots
 
 
 class RequestFactory:
-    """Makes a Request of a message, if the model can serve it."""
+    """Makes a Request from an AddRequest, if the model can serve it."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._vocab_size = parts.vocab_size
@@ -102,7 +104,7 @@ class RequestFactory:
         return request
 
     def _check_filter(self, params: SamplingParams) -> None:
-        """Raise InvalidParameter unless all ids exist, and some token may be the first."""
+        """Raise InvalidParameter unless all ids exist and at least one token may be sampled first."""
         self._check_ids(params.allowed_token_ids, "allowed_token_ids")
         for word in params.bad_words:
             self._check_ids(word, "bad_words")
@@ -123,13 +125,8 @@ class RequestFactory:
             )
 
 
-logger = logging.getLogger(__name__)
-
-_GATE_POLL_S = 0.001  # while nothing runs, but a grammar compiles
-
-
 class Engine:
-    """Owns the loop and what is about to be sent. A device fault raises out of run_once(); a request's fault never."""
+    """Owns the loop and the outgoing messages. A device fault raises out of run_once(); a request's fault never."""
 
     def __init__(self, parts: EngineParts) -> None:
         self.scheduler = parts.scheduler
@@ -137,8 +134,8 @@ class Engine:
         self.overlap_depth = parts.overlap_depth
         self.max_waiting = parts.max_waiting
         self.max_queued_tokens = parts.max_queued_tokens
-        self._is_full = False  # as the clients were told last
-        self.is_draining = False  # set by the process: everything new is refused, what runs is finished
+        self._is_full = False  # the state in the last QueueState
+        self.is_draining = False  # set by the process: new requests are refused, running ones are finished
         self._executor = parts.executor
         self._transport = parts.transport
         self._request_factory = RequestFactory(parts)
@@ -155,7 +152,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """True if only a message can bring work."""
+        """True if there is nothing to do until a message arrives."""
         return (
             self._in_flight is None
             and not self.scheduler.has_work
@@ -164,7 +161,7 @@ class Engine:
         )
 
     def run_once(self, idle_timeout_s: float | None = None) -> None:
-        """Turn the loop once. Blocks for messages only while idle; else waits for nothing but the step before."""
+        """Run one iteration of the loop. Blocks for messages only while idle, otherwise only for the previous step."""
         is_only_compiling = bool(self._grammars.pending) and self._in_flight is None and not self.scheduler.has_work
         patience_s = idle_timeout_s if self.is_idle else _GATE_POLL_S if is_only_compiling else 0
         for client_id, message in self._transport.receive(patience_s):
@@ -175,7 +172,7 @@ class Engine:
             plan = self._turn()
         except self._memory_error as error:
             failure = str(error).partition("\n")[0]
-        if failure is not None:  # only now, since the error holds the tensors of the step
+        if failure is not None:  # outside `except`, since the error references the step's tensors
             self._drop_in_flight(failure)
         self._send_events()
         self._stats.record_turn(plan, self.clock())
@@ -183,25 +180,25 @@ class Engine:
         self._kv_view.answer(self._transport)
 
     def abort_all(self, client_id: int | None = None) -> None:
-        """End every request, or those of one client. Their `finished` rows go out with the next run_once()."""
+        """End every request, or those of one client. The next run_once() sends their `finished` rows."""
         for request in [*self.scheduler.requests.values(), *self._grammars.pending.values()]:
             if client_id is None or request.client_id == client_id:
                 self._abort(request.request_id)
 
     def record_state(self) -> None:
-        """Bring the metrics up to date that are not counted as things happen. Before they are drained."""
+        """Update the metrics that are not counted immediately. Call it before draining the metrics."""
         self._stats.record_state(num_deferred=len(self._grammars.pending))
 
     def _turn(self) -> StepPlan | None:
-        """Launch one step and commit the one before; returns what was launched."""
+        """Launch one step and commit the previous one; return the launched plan."""
         if self.overlap_depth == 1:
             self._commit()
             self._outbox.send(
                 self.scheduler.committed_step_id
-            )  # now: where forward() computes, tokens must not wait for the step after theirs
+            )  # before forward(), which blocks on some devices: these tokens must not wait for the next step
         plan = self.scheduler.schedule(self.clock())
         if plan is None and self._is_speculative:
-            self._commit()  # all wait for how far the drafts in flight come; now the device waits for this thread
+            self._commit()  # all requests wait for the verification of their drafts; here the device waits for the host
             plan = self.scheduler.schedule(self.clock())
         step = self._executor.forward(plan) if plan else None
         if self.overlap_depth > 1:
@@ -212,13 +209,13 @@ class Engine:
         return plan
 
     def _drop_in_flight(self, reason: str) -> None:
-        """Fail the requests that the oldest uncommitted step has no memory for; compute that and later steps again."""
+        """Fail the requests that made the oldest uncommitted step too large; requeue the others of all such steps."""
         try:
-            self._commit()  # a step launched before the one that failed is whole
+            self._commit()  # a step launched before the failed one is complete
         except self._memory_error as error:
             reason = str(error).partition("\n")[0]
         self._release_memory()
-        self._send_events()  # first, since nothing may follow a request's end
+        self._send_events()  # first: no message of a request may follow its end
         failed = self.scheduler.drop_in_flight()
         logger.error(
             "out of memory in a step failed=%d recomputed=%d reason=%r",
@@ -236,7 +233,7 @@ class Engine:
             case AddRequest():
                 try:
                     self._add(client_id, message)
-                except ServiceError as error:  # the client's side counts what was refused
+                except ServiceError as error:  # the HTTP worker counts refused requests
                     failed = RequestFailed(message.request_id, error.code, error.message, error.param)
                     self._transport.send(client_id, failed)
             case AbortRequest(request_id, reason):
@@ -254,7 +251,7 @@ class Engine:
             raise Overloaded("The engine is shutting down and takes no new requests.")
         if self._find(message.request_id) is not None:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
-        # what is about to start does not count: a burst into an idle engine is no queue
+        # requests for free rows are not counted: a burst into an idle engine starts at once and is no queue
         if len(self.scheduler.waiting) + len(self._grammars.pending) >= self.max_waiting + self.scheduler.num_free_rows:
             raise Overloaded(f"The queue is full: {self.max_waiting} requests are waiting.")
         self._check_queued_tokens(len(message.prompt_token_ids))
@@ -266,7 +263,7 @@ class Engine:
             self._grammars.defer(request, message.grammar, self.clock())
 
     def _queue_compiled(self) -> None:
-        """Queue the requests whose grammar is compiled by now."""
+        """Queue the requests whose grammar has been compiled; fail those whose grammar has an error."""
         for request, error in self._grammars.pop_compiled(self.clock()):
             try:
                 if error is not None:
@@ -276,12 +273,12 @@ class Engine:
                 self._fail(request, failure)
 
     def _masks(self, plan: StepPlan) -> TokenMasks | None:
-        """Return what the constrained rows of a plan may sample. Whoever may sample nothing ends."""
+        """Return the token masks of a plan's constrained rows. End the requests that have no allowed token."""
         masks, ended = self._grammars.masks(plan)
         if ended:
             self._outbox.send(
                 self.scheduler.committed_step_id
-            )  # each has a token there, and a message has one row of a request
+            )  # these requests have a row in the current message, which may have only one per request
         for request, error in ended:
             if error is None:
                 self._abort(request.request_id, "stop")
@@ -290,15 +287,15 @@ class Engine:
         return masks
 
     def _fail(self, request: Request, error: ServiceError) -> None:
-        """End a request, of which nothing is in the outbox, by RequestFailed."""
+        """End a request with RequestFailed. The outbox must contain no row of it."""
         if self.scheduler.abort(request.request_id, "error") is None:
-            request.finish_reason = "error"  # the scheduler never had it
+            request.finish_reason = "error"  # it was never queued
         failed = RequestFailed(request.request_id, error.code, error.message, error.param)
         self._transport.send(request.client_id, failed)
         self._stats.record_failed()
 
     def _find(self, request_id: str) -> Request | None:
-        """Return a request that has not ended, running, queued or at the gate."""
+        """Return a request that has not ended (running, queued, or waiting for its grammar), or None."""
         return self.scheduler.requests.get(request_id) or self._grammars.pending.get(request_id)
 
     @property
@@ -306,7 +303,7 @@ class Engine:
         return self.scheduler.waiting.num_tokens + self._grammars.num_pending_prompt_tokens
 
     def _check_queued_tokens(self, num_prompt: int) -> None:
-        """Raise Overloaded if a prompt would make the queue too long; an empty queue takes any."""
+        """Raise Overloaded if a prompt would exceed max_queued_tokens; an empty queue accepts any prompt."""
         num_queued, limit = self._num_queued_tokens, self.max_queued_tokens
         if limit is not None and num_queued and num_queued + num_prompt > limit:
             raise Overloaded(
@@ -315,7 +312,7 @@ class Engine:
             )
 
     def _tell_if_full(self) -> None:
-        """Tell the clients when the queue became full or no longer is, so that they can refuse without asking."""
+        """Send QueueState when the queue becomes full or has room again, so that workers can refuse requests."""
         num_queued, limit = self._num_queued_tokens, self.max_queued_tokens
         num_waiting = len(self.scheduler.waiting) + len(self._grammars.pending)
         is_full = num_waiting >= self.max_waiting + self.scheduler.num_free_rows
@@ -330,7 +327,7 @@ class Engine:
             self._outbox.add_end(request, reason)
 
     def _commit(self) -> None:
-        """Wait for the step in flight, if there is one, and turn its tokens into events."""
+        """Wait for the step in flight, if any, commit it and add its tokens to the outbox."""
         step, self._in_flight = self._in_flight, None
         if step is None:
             return
@@ -347,7 +344,7 @@ class Engine:
             if output.request.finish_reason != "error":
                 self._outbox.add_tokens(output)
         for request in self.scheduler.with_prompt_logprobs:
-            # else they went with its token, or it is over
+            # otherwise they were sent with its token, or the request has ended
             if request.unsent_prompt_logprobs and request.finish_reason is None:
                 self._outbox.add_prompt_logprobs(request)
         for request in self.scheduler.embedded:

@@ -1,8 +1,8 @@
-"""The seam between the loop and the hardware. Never imports torch.
+"""Executor and StepHandle: the interface between the engine's loop and the device. Never imports torch.
 
-forward(plan) launches a step and returns at once; the step's tokens are asked for later, through its handle. A
-ModelRunner on one device is an Executor as it stands; RankedExecutor (tensor parallel) sends the same plan bytes to
-every rank. tests/support/fakes.py has one that computes tokens by arithmetic.
+forward(plan) launches a step and returns immediately; the caller samples and reads its tokens later through its handle.
+ModelRunner is the Executor of one device. RankedExecutor (tensor parallelism) sends the same plan bytes to every rank.
+tests/support/fakes.py has an Executor that computes tokens by arithmetic.
 """
 
 from typing import Protocol
@@ -11,12 +11,12 @@ from engine.core.step import StepPlan, StepResult, TokenMasks
 
 
 class StepHandle(Protocol):
-    """One step in flight. sample() exactly once, then wait() exactly once."""
+    """One step in flight. Call sample() exactly once, then wait() exactly once."""
 
     def sample(self, masks: TokenMasks | None = None) -> None:
-        """Launch sampling of the rows that sample; called after the previous step was committed. Does not block.
+        """Launch the sampling of the rows that sample, after the previous step was committed. Does not block.
 
-        masks: what some of these rows may sample; None: all may sample any token.
+        masks: the allowed tokens of constrained rows; None: every row may sample any token.
         """
         ...
 
@@ -28,13 +28,13 @@ class StepHandle(Protocol):
 class Executor(Protocol):
     """Runs plans in the order given. A device fault raises out of any method and ends the process.
 
-    A step for which there is too little memory raises the Engine's memory_error, from any of its methods. It may have
-    been applied in part: its handle and those of later steps are dropped, its freed rows are named again, and rows that
-    go on are initialised anew.
+    If the device has too little memory for a step, any of its methods raises the Engine's memory_error. The step may be
+    partly applied: the Engine drops its handle and those of later steps, lists its freed rows again, and initialises
+    the rows of continuing requests again.
     """
 
     def forward(self, plan: StepPlan) -> StepHandle:
-        """Apply the plan's frees and inits, launch its forward pass, return without waiting for the device."""
+        """Apply the plan's frees and inits and launch its forward pass. Does not wait for the device."""
         ...
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
-"""Grammars: what constrained requests may sample, step by step. Plain Python over bitmasks; never torch, never text.
+"""Grammars: makes the token masks of constrained requests for each step. Uses bitmasks only; never torch or text.
 
-A request is constrained by a grammar, by a TokenFilter (bad_words, allowed_token_ids), or by both. Without a grammar
-its life begins with follow(). With one: defer() keeps it while its grammar compiles in a thread → pop_compiled() gives
-it to the loop, with a matcher of its own → masks() before each of its tokens is sampled, advance() after each is
-committed → its end. The matcher belongs to the Request, and matcher and filter follow committed tokens alone, so
-preemption, recomputation, dropped steps and aborts need nothing here. While no constrained request lives, all of this
-costs a test for an empty dict.
+A request is constrained by a grammar, by a TokenFilter (bad_words, allowed_token_ids), or by both.
+Life of a request with a grammar: defer() keeps it while its grammar compiles in a thread → pop_compiled() returns it to
+the loop, with its own matcher → masks() before each of its tokens is sampled, advance() after each is committed → end.
+Without a grammar its life begins with follow().
+The Request owns its matcher. Matcher and filter depend on committed tokens only, so preemption, recomputation, dropped
+steps and aborts need no code here. Without constrained requests the cost is a test for an empty dict.
 """
 
 import logging
@@ -26,35 +26,35 @@ from engine.interface.protocol import GrammarSpec, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-COMPILE_TIMEOUT_S = 15.0  # at the gate; the server has tried the grammar before, under a shorter one
+COMPILE_TIMEOUT_S = 15.0  # the server has test-compiled the grammar before, with a shorter timeout
 _NUM_THREADS = 2
-_STACK_BYTES = 16 << 20  # far more than where the grammar was tried, since too small a stack ends the process
+_STACK_BYTES = 16 << 20  # far more than in the test compilation, since a stack overflow ends the process
 _MAX_CACHED = 32  # compiled grammars
 
 
 class Outcome(NamedTuple):
-    """A request that may begin, or whose grammar has come to its end; with `error` one that must fail."""
+    """A request to queue (pop_compiled) or to end (advance, masks). `error`: the request fails with it."""
 
     request: Request
     error: ServiceError | None
 
 
 class TokenFilter:
-    """What one request's allowed_token_ids and bad_words leave of a mask."""
+    """Applies one request's allowed_token_ids and bad_words to its token masks."""
 
     def __init__(self, params: SamplingParams, *, vocab_size: int) -> None:
         allowed = np.zeros(-(-vocab_size // 32) * 32, dtype=bool)
         allowed[params.allowed_token_ids or slice(vocab_size)] = True
         allowed[[word[0] for word in params.bad_words if len(word) == 1]] = False
         self._always = _packed(allowed)  # [num_words] uint32
-        # Longer words by their token before the last: the tokens up to it, and the last one
+        # Longer words, by their second-to-last token: all tokens but the last, and the last
         self._longer: dict[int, list[tuple[list[int], int]]] = {}
         for word in params.bad_words:
             if len(word) > 1:
                 self._longer.setdefault(word[-2], []).append((word[:-1], word[-1]))
 
     def apply(self, mask: np.ndarray, output_token_ids: list[int]) -> None:
-        """Take out of mask [num_words] uint32, in place, what must not follow the committed output."""
+        """Clear the tokens in mask ([num_words] uint32, in place) that must not follow the committed output."""
         mask &= self._always
         if self._longer and output_token_ids:
             for prefix, last in self._longer.get(output_token_ids[-1], ()):
@@ -63,25 +63,25 @@ class TokenFilter:
 
 
 class Grammars:
-    """Owns the pending requests, the compiled grammars, and the list of constrained requests that live."""
+    """Owns the pending requests, the compiled grammars and the set of live constrained requests."""
 
     def __init__(self, get_compiler: Callable[[], GrammarCompiler], *, vocab_size: int) -> None:
-        """get_compiler: may block and raise UnsupportedFeature; called in threads. vocab_size: of the model."""
+        """get_compiler: called in threads; may block and raise UnsupportedFeature. vocab_size: the model's."""
         self._get_compiler = get_compiler
         self._num_words = -(-vocab_size // 32)
         self._vocab_size = vocab_size
-        self.pending: dict[str, Request] = {}  # those whose grammar compiles, by request_id
-        self.num_pending_prompt_tokens = 0  # of their prompts
-        self._wanted: dict[str, tuple[GrammarSpec, float]] = {}  # by request_id: what each waits for, and until when
+        self.pending: dict[str, Request] = {}  # requests whose grammar compiles, by request_id
+        self.num_pending_prompt_tokens = 0  # total length of their prompts
+        self._wanted: dict[str, tuple[GrammarSpec, float]] = {}  # by request_id: grammar and deadline
         self._live: dict[Request, TokenFilter | None] = {}
-        self._compiled: OrderedDict[GrammarSpec, Matcher] = OrderedDict()  # at their beginnings; least recent first
+        self._compiled: OrderedDict[GrammarSpec, Matcher] = OrderedDict()  # initial states; least recently used first
         self._compiling: set[GrammarSpec] = set()
         self._todo: queue.SimpleQueue[GrammarSpec] = queue.SimpleQueue()
         self._done: deque[tuple[GrammarSpec, Matcher | ServiceError]] = deque()
         self._threads: list[threading.Thread] = []
-        self._compiler: GrammarCompiler | None = None  # once one grammar was compiled
+        self._compiler: GrammarCompiler | None = None  # set once a grammar was compiled
         self._vocabulary = self._bits_below(vocab_size)
-        self._valid: np.ndarray | None = None  # [num_words] uint32: the bits of tokens that grammars know, too
+        self._valid: np.ndarray | None = None  # [num_words] uint32: tokens of both model and compiler
 
     def defer(self, request: Request, spec: GrammarSpec, now: float) -> None:
         """Keep a request until its grammar is compiled."""
@@ -94,13 +94,13 @@ class Grammars:
             self._todo.put(spec)
 
     def follow(self, request: Request) -> None:
-        """Constrain a request that is about to be queued, if something constrains it."""
+        """Add a request that is about to be queued to the live ones, if it has a matcher or a token filter."""
         params = request.params
         if request.matcher is not None or params.has_filter:
             self._live[request] = TokenFilter(params, vocab_size=self._vocab_size) if params.has_filter else None
 
     def drop(self, request_id: str, reason: str) -> Request | None:
-        """End a pending request; None if it is not pending."""
+        """End a pending request and return it; None if it is not pending."""
         if request_id not in self.pending:
             return None
         request = self._remove(request_id)
@@ -108,7 +108,7 @@ class Grammars:
         return request
 
     def pop_compiled(self, now: float) -> list[Outcome]:
-        """Return the requests whose grammar is compiled, or (with an error) could not be; they are pending no more."""
+        """Remove and return the pending requests whose grammar is compiled, or (with an error) has failed."""
         failures: dict[GrammarSpec, ServiceError] = {}
         while self._done:
             spec, result = self._done.popleft()
@@ -127,21 +127,21 @@ class Grammars:
         return compiled_now
 
     def advance(self, outputs: Iterable[RowOutput]) -> list[Outcome]:
-        """Follow the tokens just committed; return the requests that must end now."""
+        """Advance the matchers by the committed tokens; return the requests that must end now."""
         outcomes: list[Outcome] = []
         if self._live:
             for request, token_ids, _ in outputs:
                 matcher = request.matcher
                 if matcher is None or request.finish_reason is not None:
                     continue
-                if not matcher.accept(token_ids[0]):  # there are no drafts of a constrained request
+                if not matcher.accept(token_ids[0]):  # constrained requests have no drafts
                     outcomes.append(self._fail(request, matcher))
                 elif matcher.is_ended:
                     outcomes.append(Outcome(request, None))
         return outcomes
 
     def masks(self, plan: StepPlan) -> tuple[TokenMasks | None, list[Outcome]]:
-        """Return what the constrained rows of a plan may sample, and the requests that must end instead."""
+        """Return the token masks of a plan's constrained rows, and the requests that must end instead of sampling."""
         if not self._live:
             return None, []
         self._live = {request: filter_ for request, filter_ in self._live.items() if request.finish_reason is None}
@@ -180,7 +180,7 @@ class Grammars:
         return request
 
     def _grammar_masks(self, requests: list[Request]) -> tuple[np.ndarray, list[bool]]:
-        """Return what grammars allow, and where they may end; without one all tokens, and never."""
+        """Return the grammars' masks and, per row, whether its grammar may end; without one: all tokens, False."""
         rows = [row for row, request in enumerate(requests) if request.matcher is not None]
         matchers = [request.matcher for request in requests if request.matcher is not None]
         if self._compiler is not None and len(rows) == len(requests):
@@ -193,7 +193,7 @@ class Grammars:
         return masks, may_end
 
     def _fill(self, compiler: GrammarCompiler, matchers: list[Matcher]) -> tuple[np.ndarray, list[bool]]:
-        """Return masks [C, num_words] uint32 of the model's vocabulary, and where the grammars may end."""
+        """Return masks [C, num_words] uint32 of the model's vocabulary and, per row, whether its grammar may end."""
         words = compiler.fill_masks(matchers)
         end = compiler.end_token_id
         may_end = ((words[:, end // 32] >> (end % 32)) & 1).astype(bool).tolist()
@@ -205,7 +205,7 @@ class Grammars:
         return masks, may_end
 
     def _bits_below(self, end: int) -> np.ndarray:
-        """Return a mask [num_words] uint32 of the tokens from 0 to end - 1."""
+        """Return a mask [num_words] uint32 with the tokens 0 to end - 1."""
         return _packed(np.arange(self._num_words * 32) < end)
 
     def _compile_outcome(
@@ -224,7 +224,7 @@ class Grammars:
         return None
 
     def _fail(self, request: Request, matcher: Matcher) -> Outcome:
-        """Report a matcher's error. What it shares with its template may be at fault, so that is compiled anew."""
+        """Report a matcher's error and drop the compiled grammar, whose shared state may be the cause."""
         logger.warning("grammar failed request_id=%s tokens=%d", request.request_id, len(request.output_token_ids))
         self._compiled.pop(matcher.spec, None)
         return Outcome(request, GrammarError(f"The grammar cannot be followed any further: {matcher.error}"))
@@ -250,21 +250,21 @@ class Grammars:
                 outcome = self._compiler.compile(spec)
             except ServiceError as error:
                 outcome = error
-            except BaseException as error:  # a bug or a panic of the library: its request must not wait for ever
+            except BaseException as error:  # a bug or a panic of the library: its request must end
                 logger.exception("grammar compilation failed")
                 outcome = GrammarError(f"The grammar could not be compiled: {type(error).__name__}.")
             self._done.append((spec, outcome))
 
 
 def no_compiler() -> GrammarCompiler:
-    """Stand in for a compiler where there is none. Raises UnsupportedFeature."""
+    """Replace get_compiler in an engine without a tokenizer. Raises UnsupportedFeature."""
     raise UnsupportedFeature("This engine runs without a tokenizer, so it does not do structured output.")
 
 
 def _apply_stop_tokens(mask: np.ndarray, request: Request, *, may_end: bool) -> None:
-    """Allow a request's stop tokens where its grammar may end and min_tokens is reached.
+    """Allow a request's stop tokens if its grammar may end and min_tokens is reached.
 
-    Before that they are forbidden, also where they are part of the grammar, unless they are all that is left of it.
+    Before min_tokens they are forbidden, even if the grammar allows them, unless it allows nothing else.
     """
     params = request.params
     if len(request.output_token_ids) + 1 >= params.min_tokens:

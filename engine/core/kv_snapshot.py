@@ -1,8 +1,9 @@
-"""KvView: what the KV pool looks like and who holds it, for people. Plain Python and numpy; never torch.
+"""KvView: makes KvSnapshots of the KV pool and its block tables, for display. Plain Python and numpy; never torch.
 
-Nothing is made until a client asks. A turn then ends with one KvSnapshot, which all who asked during it get. Tables
-travel as runs of neighbouring blocks, kept from one snapshot to the next: a table is walked once, then only where it
-grew. With 40,000 scattered blocks of 500 requests the first look takes the loop about 6 ms, each later one 2 to 2.5.
+A snapshot is made only on request: the loop iteration then ends with one KvSnapshot, sent to all clients that asked
+for one. Block tables are encoded as runs of adjacent blocks and kept between snapshots, so that each table is encoded
+once and then only extended. With 40,000 scattered blocks of 500 requests, the first snapshot takes about 6 ms of the
+loop, each later one 2 to 2.5 ms.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.interface.protocol import KvRequest, KvSnapshot
 
-MAX_LISTED = 512  # of those that hold no blocks yet: a long queue must not make each snapshot long
+MAX_LISTED = 512  # requests without blocks: bounds the snapshot's size with a long queue
 
 
 @dataclass(slots=True)
 class TableRuns:
-    """One request's table as runs (KvSnapshot.runs), as far as it was walked."""
+    """One request's block table encoded as runs (KvSnapshot.runs); num_done: the encoded blocks."""
 
-    block_ids: list[int]  # the request's own; it is given another one when it is admitted again
+    block_ids: list[int]  # the request's own list; a new admission replaces it
     num_done: int = 0
     runs: array[int] = field(default_factory=lambda: array("i"))
 
     def add(self, runs: array[int]) -> None:
-        """Append what the table grew by, to the last run where it goes on."""
+        """Append the runs of the table's new blocks; merge the first into the last known run if they are adjacent."""
         known = self.runs
         if known and known[-1] > 0 and runs[1] > 0 and known[-2] + known[-1] == runs[0]:
             known[-1] += runs[1]
@@ -41,12 +42,12 @@ class TableRuns:
 
 
 class KvView:
-    """Owns the list of who asked; reads the scheduler and writes nothing of it."""
+    """Owns the list of clients that wait for a snapshot; reads the scheduler and never changes it."""
 
     def __init__(
         self, scheduler: Scheduler, pending: Mapping[str, Request], *, bytes_per_block: int, clock: Callable[[], float]
     ) -> None:
-        """pending: the requests at the gate, by request_id."""
+        """pending: the requests whose grammar compiles, by request_id."""
         self._scheduler = scheduler
         self._pending = pending
         self._bytes_per_block = bytes_per_block
@@ -55,12 +56,12 @@ class KvView:
         self._tables: dict[str, TableRuns] = {}  # of the last snapshot's requests
 
     def ask(self, client_id: int) -> None:
-        """Note a client that wants to see."""
+        """Register a client for the next snapshot."""
         if client_id not in self._askers:
             self._askers.append(client_id)
 
     def answer(self, transport: Transport) -> None:
-        """Send a snapshot to whoever asked since the last one."""
+        """Send a snapshot to the clients that asked for one since the last."""
         if self._askers:
             snapshot = self.snapshot()
             for client_id in self._askers:
@@ -68,7 +69,7 @@ class KvView:
             self._askers.clear()
 
     def snapshot(self) -> KvSnapshot:
-        """Return the pool and the requests as they are now."""
+        """Return a snapshot of the pool and its requests."""
         now = self._clock()
         scheduler, blocks = self._scheduler, self._scheduler.blocks
         holders = [*scheduler.running, *scheduler.retiring]
@@ -118,10 +119,10 @@ class KvView:
 
 
 def encode_runs(block_ids: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return tables as runs, [num_runs, 2] int32, and the place in `block_ids` where each run begins.
+    """Return tables as runs, [num_runs, 2] int32, and the index in `block_ids` of each run's first block.
 
-    block_ids: [N] int32, N > 0, tables one after the other, none with a block twice, so a run never turns round;
-    starts: where each table begins, since no run spans two.
+    block_ids: [N] int32, N > 0, concatenated tables, each without duplicates, so a run never reverses its direction;
+    starts: the index of each table's first block, since a run never spans two tables.
     """
     steps = np.zeros(len(block_ids), np.int32)  # steps[i] leads to block i
     np.subtract(block_ids[1:], block_ids[:-1], out=steps[1:])
@@ -135,8 +136,8 @@ def encode_runs(block_ids: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, 
 
 
 def count_in_tables(is_in: np.ndarray, runs: bytes, num_runs: list[int]) -> list[int]:
-    """Return for each table how many of its blocks a mask has."""
-    below = np.concatenate(([0], np.cumsum(is_in)))  # below[i]: of the blocks under i
+    """Return the number of blocks of each table that are in the mask `is_in`."""
+    below = np.concatenate(([0], np.cumsum(is_in)))  # below[i]: marked blocks below i
     first, count = np.frombuffer(runs, np.int32).reshape(-1, 2).T
     low = np.where(count > 0, first, first + count + 1)
     found = np.concatenate(([0], np.cumsum(below[low + np.abs(count)] - below[low])))
@@ -145,7 +146,7 @@ def count_in_tables(is_in: np.ndarray, runs: bytes, num_runs: list[int]) -> list
 
 
 def _catch_up(tables: Iterable[TableRuns]) -> None:
-    """Bring all tables up to date, in one pass over what is new."""
+    """Encode the new blocks of all tables, in one pass."""
     behind = [table for table in tables if table.num_done < len(table.block_ids)]
     if not behind:
         return
@@ -160,7 +161,7 @@ def _catch_up(tables: Iterable[TableRuns]) -> None:
 
 
 def _runs_of(is_in: np.ndarray) -> bytes:
-    """Return the runs of all blocks that a mask has."""
+    """Return the runs of all blocks in a mask."""
     edges = np.flatnonzero(np.diff(is_in, prepend=False, append=False))
     starts, ends = edges[::2], edges[1::2]
     return np.stack((starts, ends - starts), axis=1).astype(np.int32).tobytes()
@@ -182,6 +183,6 @@ def _row(request: Request, state: str, now: float, num_runs: int, num_shared: in
         len(request.prompt_token_ids),
         len(request.output_token_ids),
         request.num_cached_tokens,
-        max(0.0, now - request.arrival_s),  # arrival is another process's reading
+        max(0.0, now - request.arrival_s),  # arrival_s was read by another process
         request.num_preemptions,
     )

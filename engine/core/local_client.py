@@ -1,4 +1,4 @@
-"""Offline generation over the engine's own loop, with a transport that is two queues. Never imports torch.
+"""LocalTransport and generate(): run an Engine inside this process, without sockets. Never imports torch.
 
 transport = LocalTransport()
 engine = Engine(EngineParts(executor=..., scheduler=..., transport=transport, ...))
@@ -26,16 +26,16 @@ from engine.interface.protocol import (
 
 
 class LocalTransport:
-    """The transport of an engine whose only client lives in the same thread."""
+    """The transport of an engine whose only client runs in the same thread: two queues."""
 
     def __init__(self) -> None:
         self.inbox: deque[tuple[int, ToEngine | ClientGone]] = deque()
         self.outbox: deque[FromEngine] = deque()
 
     def receive(self, timeout_s: float | None) -> list[tuple[int, ToEngine | ClientGone]]:
-        """Return what was put into `inbox`; if that is nothing, wait the whole timeout, but never for ever.
+        """Return and clear `inbox`. If it is empty, sleep for timeout_s; None does not wait.
 
-        Nobody else could put anything.
+        No other thread could add a message, so an unlimited wait would never end.
         """
         if timeout_s and not self.inbox:
             time.sleep(timeout_s)
@@ -53,12 +53,12 @@ class LocalTransport:
 
 
 class GenerationResult(msgspec.Struct):
-    """What became of one prompt: its tokens and reason, or `error`."""
+    """The result of one prompt: tokens and finish_reason, or `error`."""
 
     token_ids: list[int] = []
-    logprobs: list[TokenLogprobs] = []  # one per token if asked for
-    prompt_logprobs: list[TokenLogprobs] = []  # one per prompt token but the first if asked for
-    embedding: bytes = b""  # float32s if asked for
+    logprobs: list[TokenLogprobs] = []  # one per token, if requested
+    prompt_logprobs: list[TokenLogprobs] = []  # one per prompt token except the first, if requested
+    embedding: bytes = b""  # float32s, if requested
     num_cached_tokens: int = 0
     finish_reason: str | None = None
     stop_token_id: int | None = None
@@ -74,10 +74,10 @@ def generate(
     *,
     lora_indices: Sequence[int] | None = None,
 ) -> list[GenerationResult]:
-    """Run all prompts to their ends and return them in order. The engine must be idle, and is again afterwards.
+    """Run all prompts to their ends and return the results in order. The engine must be idle, and is idle afterwards.
 
-    pooling: for each prompt the kind of embedding to make of it instead of tokens. lora_indices: each prompt's adapter,
-    as in AddRequest; None: all are for the model itself.
+    pooling: for each prompt the kind of embedding to compute instead of tokens, or None. lora_indices: each prompt's
+    adapter, as in AddRequest; None: the base model for all.
     """
     generations = [GenerationResult() for _ in prompts]
     by_id = {str(index): generation for index, generation in enumerate(generations)}

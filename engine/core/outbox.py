@@ -1,6 +1,6 @@
-"""Outbox: what the clients are about to be told of a turn, one StepEvents each. Never torch.
+"""Outbox: collects one StepEvents message per client in each loop iteration. Never torch.
 
-A message has one row of a request, and none after its end.
+A message has at most one row per request, and no row follows a request's end.
 """
 
 from collections.abc import Iterable
@@ -13,15 +13,17 @@ from engine.interface.protocol import ClientGone, Finished, FromEngine, Started,
 
 
 class Transport(Protocol):
-    """Messages to and from the clients of the engine (engine/interface/transport.py; LocalTransport in
-    engine/core/local_client.py)."""
+    """Exchanges messages with the engine's clients.
+
+    Implemented by SocketTransport (engine/interface/transport.py) and LocalTransport (engine/core/local_client.py).
+    """
 
     def receive(self, timeout_s: float | None) -> Iterable[tuple[int, ToEngine | ClientGone]]:
-        """Give what arrived, with the client's id. None may block until something arrives; 0 polls."""
+        """Return arrived messages with their client ids. timeout_s: None may block until one arrives; 0 polls."""
         ...
 
     def send(self, client_id: int, message: FromEngine) -> None:
-        """Send without blocking; a client that is gone is ignored."""
+        """Send without blocking; a disconnected client is ignored."""
         ...
 
     def broadcast(self, message: FromEngine) -> None:
@@ -43,7 +45,7 @@ class Outbox:
         return not self._events
 
     def add_tokens(self, output: RowOutput) -> None:
-        """Tell of a request's committed tokens, and of what comes with its first and last."""
+        """Add a request's committed tokens, with Started at the first and Finished at the last."""
         request = output.request
         events = self._events_for(request)
         row = len(events.request_ids)
@@ -62,7 +64,7 @@ class Outbox:
             self._stats.record_finished(request)
 
     def add_prompt_logprobs(self, request: Request) -> None:
-        """Send log-probabilities of a prompt that is not computed to its end yet."""
+        """Add log-probabilities of a prompt that is only partly computed."""
         events = self._events_for(request)
         events.prompt_logprobs[len(events.request_ids)] = request.unsent_prompt_logprobs
         request.unsent_prompt_logprobs = []
@@ -70,7 +72,7 @@ class Outbox:
         events.num_tokens.append(0)
 
     def add_embedding(self, request: Request) -> None:
-        """Tell of a prompt's vector, which is its request's start and end at once."""
+        """Add a prompt's embedding, with both Started and Finished of its request."""
         assert request.embedding is not None
         events = self._events_for(request)
         row = len(events.request_ids)
@@ -83,7 +85,7 @@ class Outbox:
         self._stats.record_finished(request)
 
     def add_end(self, request: Request, reason: str) -> None:
-        """Tell of an end that comes without a token."""
+        """Add a request's end without a token."""
         events = self._events_for(request)
         events.finished.append(Finished(len(events.request_ids), reason, None))
         events.request_ids.append(request.request_id)
@@ -91,11 +93,11 @@ class Outbox:
         self._stats.record_finished(request)
 
     def drop(self, client_id: int) -> None:
-        """Forget what a client that is gone would have been told."""
+        """Discard the message for a disconnected client."""
         self._events.pop(client_id, None)
 
     def send(self, step_id: int) -> None:
-        """Send everything; step_id: of the last committed step."""
+        """Send all messages; step_id: the last committed step."""
         filled, self._events = self._events, {}
         for client_id, events in filled.items():
             events.step_id = step_id

@@ -1,14 +1,13 @@
-"""Request: one sequence of tokens from arrival to its end. Plain Python; never torch.
+"""Request: the state of one request from arrival to its end. Plain Python; never torch.
 
 Life: WAITING → RUNNING (holds blocks and a req_index) → RETIRING (left the running list; the last step that contains it
-is not committed yet) → FINISHED, or WAITING again if it was preempted. Owned and written by the scheduler, its block
-fields by the block manager; the engine only reads it.
+is not committed yet) → FINISHED, or WAITING again if it was preempted. The scheduler owns and changes it, the block
+manager its block fields; the engine only reads it.
 
-EmbeddingAccumulator: one vector for a whole prompt, made of its hidden states as steps are committed. Never torch.
-
-A step gives sums over spans of positions (engine/device/prompt_outputs.py), and they are added up here, so the device
-keeps nothing between steps: a prompt may be cut, preempted and computed again, and each position counts once. The
-vector is not normalised: the client may cut it first.
+EmbeddingAccumulator sums the embedding of one prompt from its hidden states, as steps are committed. Each step returns
+sums over spans of positions (engine/device/prompt_outputs.py), so the device keeps no state between steps: a prompt may
+be split, preempted and recomputed, and each position counts once. The vector is not normalised, since the client may
+truncate it first.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class EmbeddingAccumulator:
 
     kind: PoolingKind
     num_prompt: int  # tokens
-    num_pooled_tokens: int = 0  # the first ones, which need no more hidden states
+    num_pooled_tokens: int = 0  # the first ones, whose hidden states are no longer needed
     total: np.ndarray | None = None  # [hidden_size] float32
 
     def __post_init__(self) -> None:
@@ -42,16 +41,16 @@ class EmbeddingAccumulator:
 
     @property
     def is_whole(self) -> bool:
-        """True once the vector is known."""
+        """True once the vector is complete."""
         return self.num_pooled_tokens == self.num_prompt
 
     def span(self, start: int, end: int) -> PoolSpan | None:
-        """Return what is to be summed in a chunk [start, end), if anything. Later chunks may be planned by then."""
+        """Return the positions of a chunk [start, end) to sum, or None. Earlier chunks may still be in flight."""
         first = max(start, self.num_pooled_tokens)
         return PoolSpan(first, end - first) if first < end else None
 
     def add(self, span: PoolSpan, total: bytes) -> None:
-        """Take in a committed sum, of float32s."""
+        """Add the committed sum of a span; total: float32s."""
         part = np.frombuffer(total, dtype=np.float32)
         self.total = part if self.total is None else self.total + part
         self.num_pooled_tokens += span.num_tokens
@@ -65,7 +64,7 @@ class EmbeddingAccumulator:
 
 
 class Status(Enum):
-    """Where a request stands."""
+    """The life stages of a request."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -87,16 +86,16 @@ class Request:
     lora_index: int = 0  # its adapter; 0: none
 
     output_token_ids: list[int] = field(default_factory=list)  # committed only
-    num_computed_tokens: int = 0  # keys and values launched
-    num_pending_tokens: int = 0  # sampled on the device, not read back yet, after drafts the most that may come of them
-    num_prefill_tokens: int = 0  # of this admission: what the host sends; past it, decoding
-    max_num_tokens: int = 0  # prompt and output together, never exceeded
-    sort_key: tuple[int, float, int] = (0, 0.0, 0)  # priority, arrival, number: the order of service
+    num_computed_tokens: int = 0  # tokens with launched keys and values
+    num_pending_tokens: int = 0  # sampled on the device but not read yet; with drafts: their maximum number
+    num_prefill_tokens: int = 0  # tokens that the host sends after this admission; decoding starts after them
+    max_num_tokens: int = 0  # limit of prompt and output together
+    sort_key: tuple[int, float, int] = (0, 0.0, 0)  # priority, arrival, number: the scheduling order
 
     block_ids: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)  # of the first full blocks, as far as asked for
+    block_hashes: list[bytes] = field(default_factory=list)  # of the first full blocks; extended when needed
     num_published_blocks: int = 0  # the first ones of block_ids: full, computed, in the prefix cache
-    num_promised_blocks: int = 0  # what the pool gains when this retiring request is released
+    num_promised_blocks: int = 0  # blocks that become free when this retiring request is released
 
     req_index: int = -1
     last_step: int = -1  # the newest step that contains a row of it
@@ -105,11 +104,11 @@ class Request:
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     stop_token_id: int | None = None
 
-    matcher: Matcher | None = None  # what its committed tokens have left of its grammar; None: any text
-    drafter: Drafter | None = None  # guesses its next tokens; None: nobody does
+    matcher: Matcher | None = None  # its grammar's state after the committed tokens; None: any text
+    drafter: Drafter | None = None  # proposes draft tokens; None: no speculation
     num_prompt_logprobs: int = 0  # prompt tokens after the first whose log-probabilities are committed
     unsent_prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    embedding: EmbeddingAccumulator | None = None  # all that it is for; None: it generates
+    embedding: EmbeddingAccumulator | None = None  # of a request for an embedding; None: the request generates text
 
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
@@ -124,30 +123,30 @@ class Request:
 
     @property
     def max_output_tokens(self) -> int:
-        """Tokens that it may generate, if they fit."""
+        """The maximum number of output tokens before the context limit applies; 0 for an embedding."""
         return self.params.max_tokens if self.embedding is None else 0
 
     @property
     def is_decoding(self) -> bool:
-        """True once all that the host sends is computed, so that the next row starts at the device's last token."""
+        """True once all prefill tokens are launched, so that the next row starts with the device's last token."""
         return self.num_computed_tokens >= self.num_prefill_tokens
 
     @property
     def is_drafted(self) -> bool:
-        """True if its newest row has drafts, so that the device does not know where its next row starts."""
+        """True if its newest row has drafts, so that the device does not know the start of its next row."""
         return self.last_step == self.drafted_step
 
     @property
     def has_extras(self) -> bool:
-        """True if each of its tokens takes memory beyond a draw from the logits."""
+        """True if sampling needs more device memory per token than a draw from the logits."""
         return self.params.has_extras or self.matcher is not None
 
     @property
     def num_cacheable_tokens(self) -> int:
-        """How many of its first tokens may come from the prefix cache.
+        """The number of its first tokens that may come from the prefix cache.
 
-        Log-probabilities and embeddings need hidden states, which no cache has. The last token is always computed: it
-        samples the next one.
+        Log-probabilities and embeddings need hidden states, which are not cached. The last token is always computed,
+        to sample the next one.
         """
         if self.embedding is not None:
             return self.embedding.num_pooled_tokens
@@ -156,7 +155,7 @@ class Request:
         return self.num_prompt_logprobs
 
     def prompt_logprobs_span(self, start: int, end: int) -> PromptLogprobsSpan | None:
-        """Return which log-probabilities a chunk [start, end) gives, if any. Later chunks may be planned by then."""
+        """Return the log-probabilities to compute in a chunk [start, end), or None. Earlier chunks may be in flight."""
         if self.params.prompt_logprobs is None:
             return None
         first, last = max(start, self.num_prompt_logprobs), min(end, len(self.prompt_token_ids) - 1)
@@ -165,16 +164,16 @@ class Request:
         return PromptLogprobsSpan(first, self.prompt_token_ids[first + 1 : last + 1])
 
     def pool_span(self, start: int, end: int) -> PoolSpan | None:
-        """The same for its embedding."""
+        """Return the positions of a chunk [start, end) to sum for the embedding, or None."""
         return None if self.embedding is None else self.embedding.span(start, end)
 
     def add_prompt_logprobs(self, prompt_logprobs: list[TokenLogprobs]) -> None:
-        """Take in the next committed log-probabilities of the prompt."""
+        """Add the next committed log-probabilities of the prompt."""
         self.num_prompt_logprobs += len(prompt_logprobs)
         self.unsent_prompt_logprobs += prompt_logprobs
 
     def append(self, token_id: int, now: float) -> str | None:
-        """Add a committed token; return the reason why it is the last one, if it is."""
+        """Add a committed token; return the finish reason if it is the last token, else None."""
         output, params = self.output_token_ids, self.params
         self.num_pending_tokens -= 1
         output.append(token_id)

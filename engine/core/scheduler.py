@@ -1,19 +1,18 @@
-"""Scheduler: decides each step's rows, and takes in what each step sampled. Plain Python; never torch, clock or socket.
+"""Scheduler: plans the rows of each step and commits its result. Plain Python; never torch, a clock or a socket.
 
-There is no prefill phase: a request has num_tokens, of which num_computed_tokens are launched, and every step lets the
-second catch up with the first. schedule() may run while an earlier step is still on the device: a row whose last token
-is not read back is planned all the same (num_pending_tokens), and dropped at its commit if that token was the end.
-Retire at commit: whoever leaves `running` (finish, abort, preemption) keeps its blocks and its req_index until the last
-step that contains it is committed, since the device still reads and writes them.
+There is no prefill phase: a request has num_tokens, of which num_computed_tokens are launched, and each step lets the
+second catch up with the first. schedule() may run while an earlier step is still on the device: a request whose last
+token is not read yet is planned nevertheless (num_pending_tokens); the row is dropped at its commit if that token ended
+the request.
+Retire at commit: a request that leaves `running` (finish, abort, preemption) keeps its blocks and its req_index until
+the last step that contains it is committed, since the device still reads and writes them.
 Everything that orders rows is a list, so the same inputs give the same plans.
 
-How many tokens a step may have while requests decode, which wait for the whole of it. Plain Python.
-
-Prompt tokens ride along with decode rows for less than they cost alone, as long as the step stays short (docs/
-performance.md): so they are spread over many steps, but not over more than keep up with the requests that end
-meanwhile, nor so many that a burst fills the batch late.
-
-WaitingQueue: the requests that wait for their turn, in order of service. Plain Python; imports request only.
+mixed_step_tokens() limits the tokens of a step with decode rows and prompt chunks, since the decode rows wait for the
+whole step. Beside decode rows prompt tokens cost less than alone, as long as the step is short
+(docs/explanation/scheduling.md). So prompts are spread over many steps, but fast enough to replace the requests that
+end meanwhile, and to fill the batch soon after a burst.
+WaitingQueue holds the queued requests in scheduling order.
 """
 
 import math
@@ -30,16 +29,17 @@ from engine.core.step_in_flight import DraftCounts, PlannedStep, RowOutput, appl
 from engine.interface.config import SchedulerConfig
 from engine.interface.errors import InvalidParameter, PromptTooLong
 
-# Whoever sends 4 prompt tokens per token of output needs 5
+# A load with 4 prompt tokens per output token needs 5
 _TOKENS_PER_DECODE = 8
-_STEPS_PER_BURST = 32  # in which the prompts that could start now are computed
+_STEPS_PER_BURST = 32  # the prompts of all requests that could start now are computed within this many steps
+_sort_key = attrgetter("sort_key")
 
 
 def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending: int, context: int = 0) -> int:
-    """Return the tokens of a step with prompt chunks beside num_decodes decode rows, these included.
+    """Return the token limit of a step with num_decodes decode rows and prompt chunks, decode rows included.
 
-    num_pending: prompt tokens of the requests that could start now, and of those whose prompts are not finished.
-    context: of the longest of these. A step is limited by its time, and a token takes longer after a longer context.
+    num_pending: prompt tokens of the requests that could start now, and of those whose prompt is partly computed.
+    context: the longest context of the latter. The limit is one of time, and a token takes longer after more context.
     """
     most = config.max_num_mixed_tokens or config.max_num_batched_tokens
     least = config.min_num_mixed_tokens or most
@@ -51,11 +51,8 @@ def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending:
     return min(next((size for size in config.step_sizes if size >= wanted), wanted), most)
 
 
-_sort_key = attrgetter("sort_key")
-
-
 class WaitingQueue:
-    """A sorted list that knows how many tokens are to be computed before its last request has its turn."""
+    """Queued requests, sorted by priority, arrival and number, with the sum of their tokens."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
@@ -69,37 +66,40 @@ class WaitingQueue:
 
     @property
     def first(self) -> Request:
-        """Whose turn it is; there must be one."""
+        """The next request; the queue must not be empty."""
         return self._requests[0]
 
     def add(self, request: Request) -> None:
-        """Put a request in its place."""
+        """Insert a request in order."""
         insort(self._requests, request, key=_sort_key)
         self.num_tokens += request.num_tokens
 
     def pop_first(self) -> Request:
-        """Take out whose turn it is."""
+        """Remove and return the next request."""
         request = self._requests.pop(0)
         self.num_tokens -= request.num_tokens
         return request
 
     def remove(self, request: Request) -> None:
-        """Take out a request that is in it."""
+        """Remove a queued request."""
         self._requests.remove(request)
         self.num_tokens -= request.num_tokens
 
     def num_tokens_of_first(self, count: int) -> int:
-        """Return the tokens of the first `count` requests."""
+        """Return the sum of the tokens of the first `count` requests."""
         return sum(request.num_tokens for request in self._requests[:count])
 
     def check(self) -> None:
-        """Assert order and count; tests call it after every step."""
+        """Assert that order and token sum are right; tests call it after every step."""
         assert self._requests == sorted(self._requests, key=_sort_key)
         assert self.num_tokens == sum(request.num_tokens for request in self._requests)
 
 
 class Scheduler:
-    """Owns the queue, the running requests and the block manager. schedule() and commit() alternate, depth apart."""
+    """Owns the queue, the running requests and the block manager.
+
+    schedule() and commit() alternate; with overlap depth n, schedule() is up to n steps ahead.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -108,12 +108,12 @@ class Scheduler:
             block_size=config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self.requests: dict[str, Request] = {}  # by request_id, until their end is known
+        self.requests: dict[str, Request] = {}  # by request_id, until they end
         self.waiting = WaitingQueue()
-        self.running: list[Request] = []  # in order of service, as the queue
+        self.running: list[Request] = []  # in scheduling order, as the queue
         self.retiring: list[Request] = []
-        self.with_prompt_logprobs: list[Request] = []  # of the last commit, for the engine to send
-        self.embedded: list[Request] = []  # those that it ended with an embedding
+        self.with_prompt_logprobs: list[Request] = []  # with new prompt log-probabilities from the last commit
+        self.embedded: list[Request] = []  # ended with an embedding in the last commit
         self.committed_step_id = -1
         self.num_preemptions = 0
         self._in_flight: deque[PlannedStep] = deque()
@@ -122,8 +122,8 @@ class Scheduler:
         self._next_step_id = 0
         self._num_added = 0
         self.drafts = DraftCounts()  # of committed steps
-        self._num_stalled = 0  # rows of this schedule() that wait for promised blocks
-        # The pool bounds a request as max_model_len does: one that runs alone can always grow to its end.
+        self._num_stalled = 0  # rows that wait for promised blocks in the current schedule()
+        # The pool limits a request, as max_model_len does, so that a request that runs alone can always reach its end.
         self.max_num_tokens = min(config.max_model_len, self.blocks.num_usable_tokens)
 
     @property
@@ -133,11 +133,11 @@ class Scheduler:
 
     @property
     def num_free_rows(self) -> int:
-        """Requests that could start now, as far as rows of device state go."""
+        """The number of free rows of device state: requests that could start now."""
         return len(self._free_req_indices)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises PromptTooLong or InvalidParameter for what could never be served."""
+        """Queue a request. Raises PromptTooLong or InvalidParameter for one that could never be served."""
         num_prompt, max_tokens = len(request.prompt_token_ids), request.params.max_tokens
         if not num_prompt or max_tokens < 1:
             raise InvalidParameter(
@@ -159,7 +159,7 @@ class Scheduler:
         self.waiting.add(request)
 
     def abort(self, request_id: str, reason: str = "abort") -> Request | None:
-        """End a request now; tokens of it still in flight are dropped. Returns it, or None if it is not known."""
+        """End a request now and return it, or None if it is unknown. Its tokens in flight are dropped."""
         request = self.requests.get(request_id)
         if request is not None:
             self._finish(request, reason)
@@ -172,7 +172,7 @@ class Scheduler:
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
         begun = [request for request in self.running if not request.is_decoding]
-        if step.rows:  # prompts beside them make them wait
+        if step.rows:  # prompt chunks delay these decode rows
             num_decodes = len(step.rows)
             pending = self.waiting.num_tokens_of_first(self.num_free_rows)
             pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
@@ -191,7 +191,7 @@ class Scheduler:
         return StepPlan(step.step_id, [row for _, row in step.rows], inits, step.freed)
 
     def commit(self, result: StepResult, now: float) -> list[RowOutput]:
-        """Take in the oldest step in flight: append its tokens, publish full blocks, end and release requests."""
+        """Commit the oldest step in flight: append its tokens, publish full blocks, end and release requests."""
         step = self._in_flight.popleft()
         assert step.step_id == result.step_id
         self.committed_step_id = step.step_id
@@ -221,7 +221,7 @@ class Scheduler:
         return outputs
 
     def drop_in_flight(self) -> list[Request]:
-        """Drop every step in flight, the oldest of which had too little memory; end and return its victims."""
+        """Drop all steps in flight, since the oldest ran out of memory; end and return the requests that caused it."""
         steps = list(self._in_flight)
         self._in_flight.clear()
         self.committed_step_id = self._next_step_id - 1
@@ -255,21 +255,21 @@ class Scheduler:
         assert self.running == sorted(self.running, key=_sort_key)
 
     def _plan_decodes(self, step: PlannedStep, budget: int) -> int:
-        """Plan one token of every decoding request that may grow, and drafts; return the budget left."""
+        """Plan one token, and drafts, of every decoding request that has room; return the remaining budget."""
         running, rows, block_size, step_id = self.running, step.rows, self.config.block_size, step.step_id
-        num_rows = len(running) + min(len(self.waiting), self.num_free_rows)  # of this step, at most
+        num_rows = len(running) + min(len(self.waiting), self.num_free_rows)  # upper bound for this step
         num_spare = min(budget // 2, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
-        host_token_rows: list[tuple[Request, RowPlan]] = []  # whose tokens the host sends
+        host_token_rows: list[tuple[Request, RowPlan]] = []  # decode rows with token_ids
         position = 0
         while position < len(running) and budget:  # preemption shortens `running` from its end
             request = running[position]
             position += 1
             start = request.num_computed_tokens
             if start < request.num_prefill_tokens or start + 1 >= request.max_num_tokens:
-                continue  # a chunk comes later; or the token in flight is the last one
+                continue  # its prompt is planned later; or the token in flight is its last
             drafter = request.drafter
             if drafter is not None and request.is_drafted and request.last_step > self.committed_step_id:
-                continue  # where its next row starts is known once the drafts are verified
+                continue  # the start of its next row is known once the drafts are verified
             row = RowPlan(request.req_index, start, 1)
             if start == len(request.block_ids) * block_size:
                 if not self._make_room(request):
@@ -295,7 +295,7 @@ class Scheduler:
         """
         if request.is_drafted:
             row.token_ids = [request.output_token_ids[-1]]
-        most = min(most, request.max_num_tokens - row.start - 2)  # the request's last place is sampled, never computed
+        most = min(most, request.max_num_tokens - row.start - 2)  # the last token is sampled, never computed
         drafts = drafter.drafts(
             request.prompt_token_ids, request.output_token_ids, num_pending=request.num_pending_tokens, most=most
         )
@@ -311,7 +311,7 @@ class Scheduler:
             row.num_tokens = 1 + len(drafts)
 
     def _plan_chunk(self, step: PlannedStep, request: Request, budget: int, new_block_ids: list[int]) -> int:
-        """Plan the next tokens of a request that the host still sends; return their number."""
+        """Plan the next prefill tokens of a request, at most `budget`; return their number."""
         start = request.num_computed_tokens
         end = min(start + budget, request.num_prefill_tokens)
         samples = end == request.num_prefill_tokens and request.embedding is None
@@ -324,9 +324,9 @@ class Scheduler:
         return end - start
 
     def _admit(self, step: PlannedStep, inits: list[RequestInit], budget: int, now: float) -> None:
-        """Let waiting requests run, strictly in order, each with blocks for all its tokens.
+        """Admit waiting requests, strictly in order, each with blocks for all its tokens.
 
-        A block per running request stays free, so that nobody is admitted only to be preempted a few steps later.
+        One block per running request stays free, so that no request is admitted only to be preempted soon after.
         """
         while self.waiting and budget and self._free_req_indices:
             if not self.blocks.admit(self.waiting.first, num_reserved=len(self.running)):
@@ -347,10 +347,10 @@ class Scheduler:
             budget -= self._plan_chunk(step, request, budget, list(request.block_ids))
 
     def _make_room(self, request: Request) -> bool:
-        """Return True once a block is free for `request`; False if it must wait for one, or was itself preempted.
+        """Preempt requests until a block is free; return False if `request` must wait, or was itself preempted.
 
-        Victims come from the end of the order of service, so never a row already planned. Blocks that retiring requests
-        hold are counted as promised, each to one stalled row; without that, one shortage preempts a victim per step.
+        Preemption takes the last running requests, which are never planned already. Blocks of retiring requests count
+        as promised, each to one stalled row; otherwise one shortage would preempt a request in every step.
         """
         while not self.blocks.num_free:
             if sum(retiree.num_promised_blocks for retiree in self.retiring) > self._num_stalled:
@@ -365,14 +365,14 @@ class Scheduler:
         return True
 
     def _release_retired(self) -> None:
-        """Release whoever waited for the step that has just been committed or dropped."""
+        """Release the retiring requests whose last step has been committed or dropped."""
         if self.retiring:
             retiring, self.retiring = self.retiring, []
             for request in retiring:
                 self._retire(request)
 
     def _finish(self, request: Request, reason: str) -> None:
-        """End a request in whatever state it is."""
+        """End a request in any state."""
         request.finish_reason = reason
         del self.requests[request.request_id]
         if request.status is Status.WAITING:
@@ -383,7 +383,7 @@ class Scheduler:
             self._retire(request)
 
     def _retire(self, request: Request) -> None:
-        """Release a request that left `running`, at once or, if a step in flight contains it, at that step's commit."""
+        """Release a request that left `running`; if a step in flight contains it, at that step's commit."""
         if request.last_step > self.committed_step_id:
             request.status = Status.RETIRING
             request.num_promised_blocks = self.blocks.num_held_alone(request)

@@ -1,22 +1,20 @@
-"""Speculation without a second model: several tokens of a request per step, when its text has been there before.
+"""Drafter and NgramIndex: n-gram speculative decoding, without a draft model. Plain Python; never torch.
 
-A decode row may carry drafts: guesses of its next tokens, computed with it in one step. The step samples after the
-row's own token and after each draft; at its commit the samples are taken up to the first that differs from the draft
-behind it, that one included. Each is drawn from logits that saw only true tokens, with the noise of its own place in
-the request, so the tokens are those that would have come one by one. What was computed past them is overwritten later,
-and never published.
+A decode row may carry drafts: guesses of its next tokens, computed together with it in one step. The step samples after
+the row's own token and after each draft. At its commit the samples are accepted up to and including the first that
+differs from the draft at its position. Each sample is drawn from logits over accepted tokens only, with the noise of
+its own position in the request, so the output equals that without speculation. Keys and values computed after them are
+overwritten later and never published.
 
-Where a drafted row ends is known at its commit alone. Until then the request has no row; the next one starts where the
-host says, with the token the host sends, since the device's idea of both is wrong. A row without drafts goes on as
-ever, one step ahead of its commit, and may be followed by a drafted one: the guess then includes the token that is
-still on the device. The scheduler plans all this (engine/core/scheduler.py); here are the guesses and their check.
+The end of a row with drafts is known only at its commit. Until then the request has no further row; the host sends the
+start and the token of its next row, since the device's values are wrong. A row without drafts runs one step ahead of
+its commit, and a row with drafts may follow it: the guess then includes the token that is still on the device.
+The scheduler plans the rows (engine/core/scheduler.py); this module proposes drafts and verifies them.
 
-NgramIndex: where a text has stood before, so that it can be guessed how it goes on. Plain Python; imports nothing.
-
-Prompt lookup (A. Saxena, github.com/apoorvumang/prompt-lookup-decoding, 2023): what followed the last tokens when they
-occurred before is likely to follow them again. Here the occurrences are found by an index that grows with the text
-instead of a scan. Each entry links to the one before it with the same tokens: 4 bytes a token and a dict of distinct
-n-grams.
+NgramIndex implements prompt lookup (A. Saxena, github.com/apoorvumang/prompt-lookup-decoding, 2023): the tokens that
+followed an earlier occurrence of the last tokens are likely to follow again. Instead of a scan, an index that grows
+with the text finds the occurrences. Each entry links to the previous one with the same tokens: 4 bytes per token and a
+dict of distinct n-grams.
 """
 
 from __future__ import annotations
@@ -27,27 +25,28 @@ from typing import Protocol
 from engine.interface.config import SpeculativeConfig
 from engine.interface.protocol import SamplingParams
 
-_MAX_CANDIDATES = 16  # occurrences compared, the latest ones
-_MAX_INDEXED = 1024  # tokens per call, of which there is one for each row of a step: about a quarter of a millisecond
+_MAX_CANDIDATES = 16  # the latest occurrences, which are compared
+_MAX_INDEXED = 1024  # tokens indexed per call, about 0.25 ms; each row of a step makes one call
+_MAX_PAUSE = 64  # output tokens without drafts
 
 
 class NgramIndex:
-    """The tokens of one request, which only grow, and their n-grams of `shortest` tokens by content."""
+    """An index of one request's tokens by their n-grams of `shortest` tokens. Tokens are only appended."""
 
     def __init__(self, *, shortest: int, longest: int) -> None:
         self._shortest = shortest
         self._longest = longest
         self._tokens = array("i")
-        # A place is the number of tokens up to the end of an n-gram; 0: none. The latest of each n-gram, by its tokens
-        # packed into one int, and for each place the one before it with the same n-gram
+        # A place is the number of tokens up to the end of an n-gram; 0: none. _latest: the last place of each n-gram,
+        # by its tokens packed into one int. _previous: for each place the preceding one with the same n-gram
         self._latest: dict[int, int] = {}
         self._previous = array("i", [0])
-        self._key = 0  # of the n-gram at the last place that is indexed
+        self._key = 0  # the n-gram at the last indexed place
         self._mask = (1 << 32 * shortest) - 1
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens extend() was given."""
+        """The number of tokens in the text."""
         return len(self._tokens)
 
     def extend(self, token_ids: list[int]) -> None:
@@ -55,10 +54,10 @@ class NgramIndex:
         self._tokens.extend(token_ids)
 
     def continuation(self, count: int) -> list[int]:
-        """Return `count` tokens that followed the longest of the text's ends that occurred before; [] if none did.
+        """Return the `count` tokens after the best earlier occurrence of the text's end; [] without an occurrence.
 
-        Compared are the last `shortest` to `longest` tokens; of equally long matches the latest counts. A match that
-        reaches into the continuation goes on as it began: its text repeats itself.
+        The best occurrence matches the most of the last `shortest` to `longest` tokens; among equally long matches it
+        is the latest. If fewer than `count` tokens follow it, they are repeated: the text has this period.
         """
         self._index()
         found = self._find()
@@ -71,7 +70,7 @@ class NgramIndex:
         return following
 
     def _index(self) -> None:
-        """Note the n-grams that another token follows, the newest of a long text in later calls."""
+        """Index all n-grams but the last, at most _MAX_INDEXED per call; later calls index the rest."""
         tokens, latest, previous, key = self._tokens, self._latest, self._previous, self._key
         first = len(previous) - 1
         for place, token_id in enumerate(tokens[first : min(len(tokens) - 1, first + _MAX_INDEXED)], first + 1):
@@ -104,11 +103,8 @@ class NgramIndex:
         return best
 
 
-_MAX_PAUSE = 64  # tokens
-
-
 class Proposer(Protocol):
-    """Guesses how one request goes on."""
+    """Proposes the next tokens of one request."""
 
     def propose(self, prompt_token_ids: list[int], output_token_ids: list[int], count: int) -> list[int]:
         """Return up to `count` tokens that may follow the output. Cheap: it runs before every step."""
@@ -116,13 +112,13 @@ class Proposer(Protocol):
 
 
 class NgramProposer:
-    """Proposes what followed the same tokens earlier in the prompt or the output."""
+    """Proposes the tokens that followed the same n-gram earlier in the prompt or the output."""
 
     def __init__(self, *, shortest: int, longest: int) -> None:
         self._index = NgramIndex(shortest=shortest, longest=longest)
 
     def propose(self, prompt_token_ids: list[int], output_token_ids: list[int], count: int) -> list[int]:
-        """See Proposer.propose. The tokens of earlier calls must be those of this one, as far as they go."""
+        """See Proposer.propose. Each call must extend the tokens of the previous call."""
         num_prompt, num_known = len(prompt_token_ids), self._index.num_tokens
         if not num_known:
             self._index.extend(prompt_token_ids)
@@ -132,23 +128,24 @@ class NgramProposer:
 
 
 class Drafter:
-    """The drafts of one request, from its arrival to its end. Lives in the Request, and knows its tokens only.
+    """Proposes and verifies the drafts of one request, from its arrival to its end. The Request owns it.
 
-    A row that has none of its drafts accepted has cost more than it gave, so the next drafts wait for 2, 4, 8 … tokens.
+    A row without accepted drafts costs more than it gains, so after 1, 2, 3 … such rows drafts pause for 2, 4, 8 …
+    tokens.
     """
 
     def __init__(self, proposer: Proposer, *, num_tokens: int, min_tokens: int = 0) -> None:
-        """num_tokens: drafts of a row, at most. min_tokens: output before which there are none."""
+        """num_tokens: maximum number of drafts per row. min_tokens: output tokens before the first drafts."""
         self._proposer = proposer
         self._num_tokens = num_tokens
         self._min_tokens = min_tokens
-        self._num_misses = 0  # drafted rows in a row with nothing accepted
-        self._paused_until = 0  # output tokens
+        self._num_misses = 0  # consecutive rows with drafts of which none was accepted
+        self._paused_until = 0  # number of output tokens
 
     def drafts(
         self, prompt_token_ids: list[int], output_token_ids: list[int], *, num_pending: int, most: int
     ) -> list[int]:
-        """Return up to `most` guesses of the tokens behind the output and its num_pending tokens in flight."""
+        """Return up to `most` drafts, which follow the output and its num_pending tokens in flight."""
         most = min(most, self._num_tokens)
         num_output = len(output_token_ids)
         if most < 1 or num_output < self._paused_until or num_output < self._min_tokens:
@@ -156,9 +153,9 @@ class Drafter:
         return self._proposer.propose(prompt_token_ids, output_token_ids, num_pending + most)[num_pending:]
 
     def verify(self, drafts: list[int], sampled: list[int], *, num_output: int) -> list[int]:
-        """Return what was sampled up to the first wrong draft.
+        """Return the samples up to and including the one that replaces the first wrong draft.
 
-        sampled: the token after the row's own token and after each draft. num_output: tokens before these.
+        sampled: the tokens sampled after the row's own token and after each draft. num_output: output tokens before.
         """
         num_accepted = 0
         while num_accepted < len(drafts) and sampled[num_accepted] == drafts[num_accepted]:
@@ -172,9 +169,9 @@ class Drafter:
 
 
 def make_drafter(config: SpeculativeConfig, params: SamplingParams) -> Drafter | None:
-    """Return a drafter for a request that arrives; None if it is served token by token.
+    """Return a drafter for a new request; None if it has penalties.
 
-    Penalties and grammars change a place's logits by the tokens before it, which are drafts that may be wrong.
+    Penalties change the logits of a position by the tokens before it, which may be wrong drafts.
     """
     if params.has_penalties:
         return None

@@ -1,4 +1,7 @@
-"""EngineStats: what the engine's loop counts, and its log line every 10 s while busy. Never torch, never a clock."""
+"""EngineStats: records the metrics of the engine's loop, and logs a line every 10 s while busy. Never torch or a clock.
+
+It imports the scheduler and the metrics recorder; the caller passes the time.
+"""
 
 import logging
 
@@ -13,12 +16,12 @@ _LOG_INTERVAL_S = 10.0
 
 
 class EngineStats:
-    """Records into a Metrics; reads the scheduler and writes nothing of it."""
+    """Records into a Metrics; reads the scheduler and never changes it."""
 
     def __init__(self, metrics: Metrics, scheduler: Scheduler) -> None:
         self._metrics = metrics
         self._scheduler = scheduler
-        self._counted: dict[str, int] = {}  # totals of the scheduler as far as they are in the metrics
+        self._counted: dict[str, int] = {}  # the scheduler's totals at the last record_state()
         self._last_commit_s: float | None = None  # None after idling
         self._logged_s: float | None = None
         self._num_prompt_tokens = 0  # since the last log line
@@ -26,10 +29,10 @@ class EngineStats:
         self.record_state(num_deferred=0)
 
     def record_started(self, request: Request) -> tuple[float, float]:
-        """Count a request whose first token is out; return its queue and prefill times in seconds."""
+        """Count a request whose first token is committed; return its queue and prefill times in seconds."""
         assert request.first_scheduled_s is not None
         assert request.first_token_s is not None
-        queue_s = max(0.0, request.first_scheduled_s - request.arrival_s)  # arrival is another process's reading
+        queue_s = max(0.0, request.first_scheduled_s - request.arrival_s)  # arrival_s was read by another process
         prefill_s = request.first_token_s - request.first_scheduled_s
         num_prompt = len(request.prompt_token_ids)
         self._num_prompt_tokens += num_prompt
@@ -54,11 +57,11 @@ class EngineStats:
             metrics.observe("request_time_per_output_token_seconds", (last_s - first_s) / (num_output - 1))
 
     def record_failed(self) -> None:
-        """Count a request that the engine had taken and could not serve."""
+        """Count a request that the engine accepted and then failed."""
         self._metrics.count("requests_finished_total", label="error")
 
     def record_commit(self, num_tokens: int, now: float) -> None:
-        """Count a committed step that gave `num_tokens` tokens."""
+        """Count a committed step with `num_tokens` output tokens."""
         if num_tokens:
             self._num_output_tokens += num_tokens
             self._metrics.count("generation_tokens_total", num_tokens)
@@ -67,7 +70,7 @@ class EngineStats:
         self._last_commit_s = now
 
     def record_turn(self, plan: StepPlan | None, now: float) -> None:
-        """Count one turn of the loop; log when it is time."""
+        """Count one iteration of the loop; write the log line if it is due."""
         if plan is not None:
             self._metrics.observe("iteration_tokens", plan.num_tokens)
             self._metrics.observe("iteration_requests", len(plan.rows))
@@ -80,7 +83,7 @@ class EngineStats:
             self._last_commit_s = self._logged_s = None
 
     def record_state(self, *, num_deferred: int) -> None:
-        """Record what is held now, and what the scheduler counts itself: before metrics are drained, not in each step.
+        """Record gauges and the scheduler's own counts. Called before metrics are drained, not in each step.
 
         num_deferred: requests that wait for their grammar.
         """

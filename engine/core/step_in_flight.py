@@ -1,4 +1,4 @@
-"""A step between its plan and its commit, and what a committed one gives: the scheduler's own values. Never torch."""
+"""PlannedStep: a step between its plan and its commit, and RowOutput, its result per request. Never torch."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,16 +9,19 @@ from engine.interface.protocol import TokenLogprobs
 
 
 class RowOutput(NamedTuple):
-    """What a committed step gave a request: a token, with drafts several. If it ended, request.finish_reason is set."""
+    """The tokens of one request from a committed step: one, or several with drafts.
+
+    request.finish_reason is set if the request ended with them.
+    """
 
     request: Request
     token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None  # one per token if asked for
+    logprobs: list[TokenLogprobs] | None  # one per token, if requested
 
 
 @dataclass(slots=True)
 class DraftCounts:
-    """What became of drafts."""
+    """Counts of drafted rows, draft tokens and accepted draft tokens."""
 
     num_rows: int = 0
     num_tokens: int = 0
@@ -26,14 +29,17 @@ class DraftCounts:
 
 
 class PlannedStep(NamedTuple):
-    """A planned step that is not committed yet."""
+    """A planned step that is not committed yet, with its requests."""
 
     step_id: int
     rows: list[tuple[Request, RowPlan]]
     freed: list[int]  # req_indices named in its plan
 
     def apply_prompt_outputs(self, result: StepResult, now: float) -> tuple[list[Request], list[Request]]:
-        """Give requests their prompts' outputs; return those with log-probabilities, and those with an embedding."""
+        """Add prompt log-probabilities and sums to their requests.
+
+        Returns the requests with new log-probabilities, and those with a complete embedding.
+        """
         with_prompt_logprobs: list[Request] = []
         embedded: list[Request] = []
         for place, prompt_logprobs in result.prompt_logprobs.items():
@@ -51,10 +57,10 @@ class PlannedStep(NamedTuple):
         return with_prompt_logprobs, embedded
 
     def oom_victims(self) -> list[Request]:
-        """Return the requests that made it too large: prompt chunks that ask for more than a token, else prompt chunks.
+        """Return the requests to fail after the step ran out of memory; disable speculation for drafted requests.
 
-        Without any: nobody if rows have drafts, which need not be; else decode rows that ask for more than a token;
-        else all. Who has drafts gets none from now on.
+        They are the prompt chunks with has_extras, else all prompt chunks. Without prompt chunks: none if rows have
+        drafts, since the step is smaller without them; else decode rows with has_extras; else all.
         """
         drafted = [request for request, row in self.rows if row.num_drafts]
         for request in drafted:
@@ -71,7 +77,7 @@ class PlannedStep(NamedTuple):
 def apply_verified(
     request: Request, row: RowPlan, result: StepResult, *, first: int, now: float, counts: DraftCounts
 ) -> tuple[RowOutput, str | None]:
-    """Add what a row with drafts gave to the request's output; return it, and why the request ends now, if it does.
+    """Add the verified tokens of a row with drafts to its request; return them, and the finish reason or None.
 
     first: index of the row's first sample in result.token_ids.
     """
@@ -79,7 +85,7 @@ def apply_verified(
     token_ids, logprobs, reason = [], result.logprobs, None
     sampled = result.token_ids[first : first + row.num_samples]
     verified = request.drafter.verify(row.token_ids[1:], sampled, num_output=len(request.output_token_ids))
-    num_rejected = len(sampled) - len(verified)  # what was planned past a wrong draft counts as never planned
+    num_rejected = len(sampled) - len(verified)  # tokens planned after a wrong draft are no longer counted
     request.num_computed_tokens -= num_rejected
     request.num_pending_tokens -= num_rejected
     for token_id in verified:

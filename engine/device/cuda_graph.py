@@ -1,11 +1,13 @@
-"""Forward passes as CUDA graphs: a replay costs the host microseconds where launching every kernel costs milliseconds.
+"""DecodeGraphs and MixedGraphs: capture forward passes as CUDA graphs and replay them. Imports torch.
 
-DecodeGraphs: one token per row, by padded number of rows. A graph reads DeviceState by the req_index values in one
-fixed buffer, so a replay needs nothing from the host but, when the set of decoding requests changed, that buffer. Rows
-past the real ones point at the state's padding row.
-MixedGraphs: rows of any length, by padded number of tokens and of rows, from what InputBatchBuilder.pack() sent.
-Both end at the last hidden states: logits are a hundred times larger, and each graph would keep its own. Captured
-largest first into one memory pool, so that all sizes share the largest one's activations.
+A replay costs the host microseconds, launching every kernel costs milliseconds.
+DecodeGraphs: one token per row, one graph per padded number of rows. A graph reads DeviceState by the req_index values
+in one fixed buffer, so the host only updates this buffer, and only when the set of decoding requests changed. Rows
+after the real ones use the state's padding row.
+MixedGraphs: rows of any length, one graph per padded number of tokens and rows; they read what InputBatchBuilder.pack()
+sent to the device.
+Both end at the last hidden states: logits are a hundred times larger, and each graph would keep its own. Graphs are
+captured largest first into one memory pool, so that all sizes share the largest one's activations.
 """
 
 from __future__ import annotations
@@ -21,29 +23,29 @@ import torch
 from engine.device.input_batch import MixedShape, PackedStep
 
 if TYPE_CHECKING:
-    from torch.cuda import _POOL_HANDLE as GraphPool  # the only name that torch has for it
+    from torch.cuda import _POOL_HANDLE as GraphPool  # torch has no public name
 
 RunDecode = Callable[[torch.Tensor], torch.Tensor]
 RunMixed = Callable[[MixedShape], torch.Tensor]
 Agree = Callable[[list[float]], list[float]]
 
-# Padded numbers of tokens. Below the first bound of tokens there are also shapes of few rows; up to the second, where
-# idle programs of the prefill kernel would show, few rows may be prompts
+# Padded numbers of tokens. Up to FEW_ROWS_MAX_TOKENS there are also shapes with few rows. Up to
+# FEW_PREFILLS_MAX_TOKENS, where idle programs of the prefill kernel cost measurable time, few rows may be prompts
 TOKEN_SIZES = (
     32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 6144, 8192,
 )  # fmt: skip
-_NEARLY = 0.85  # of the best rate
+_NEARLY = 0.85  # share of the best rate
 FEW_ROWS, FEW_ROWS_MAX_TOKENS, FEW_PREFILLS_MAX_TOKENS = 32, 2048, 4096
-MANY_DRAFTED_MAX_TOKENS = 512  # of shapes with drafts in many rows
+MANY_DRAFTED_MAX_TOKENS = 512  # limit of shapes with drafts in many rows
 
 
 def mixed_shapes(
     max_num_seqs: int, max_num_batched_tokens: int, *, max_num_samples: int | None = None
 ) -> list[MixedShape]:
-    """Return the padded shapes of mixed steps, ascending; each has one row more than requests, for padding.
+    """Return the padded shapes of mixed steps, ascending; each has one more row than requests, for padding.
 
-    max_num_samples: where rows have drafts, the most positions that a step samples; then there are also small shapes
-    in which every row may have several tokens. None: there are no drafts.
+    max_num_samples: with drafts, the maximum number of sampled positions of a step; small shapes then also exist in a
+    version in which every row may have several tokens. None: no drafts.
     """
     shapes = []
     for num_tokens in TOKEN_SIZES:
@@ -60,12 +62,12 @@ def mixed_shapes(
 
 
 def max_step_tokens(max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    """Return how many tokens a step has at most, padding included."""
+    """Return the maximum number of tokens of a step, padding included."""
     return max(max_num_batched_tokens, mixed_shapes(max_num_seqs, max_num_batched_tokens)[-1].num_tokens)
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Return the padded batch sizes, ascending: fine where a step is short, by 16 above 32, by 32 above 128."""
+    """Return the padded batch sizes, ascending: in small increments up to 32, then by 16, and by 32 above 128."""
     sizes = [1, 2, 4, 8, 12, 16, 20, 24, 28, 32, *range(48, 129, 16), *range(160, max_num_seqs + 32, 32)]
     fitting = [size for size in sizes if size < max_num_seqs]
     return [*fitting, max_num_seqs]
@@ -78,20 +80,20 @@ class DecodeGraphs:
         self._run_decode = run_decode
         self._padding_row = padding_row
         self._sizes = graph_sizes(max_num_seqs)
-        # [max_num_seqs] int64: what every graph reads
+        # [max_num_seqs] int64: the buffer that every graph reads
         self._req_index = torch.full((max_num_seqs,), padding_row, dtype=torch.int64, device=device)
         self._num_rows = 0
-        self._loaded: torch.Tensor | None = None  # the decode rows whose indices are in the buffer
+        self._loaded: torch.Tensor | None = None  # the tensor whose values are in the buffer
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[int, torch.Tensor] = {}
 
     @property
     def num_graphs(self) -> int:
-        """How many graphs capture() makes."""
+        """The number of graphs that capture() makes."""
         return len(self._sizes)
 
     def capture(self, pool: GraphPool, on_captured: Callable[[], None]) -> None:
-        """Capture every size into `pool`. Blocks; on_captured() after each."""
+        """Capture every size into `pool`; call on_captured() after each. Blocks."""
         for size in reversed(self._sizes):
             rows = self._req_index[:size]
             self._graphs[size], self._hidden[size] = _capture(partial(self._run_decode, rows), pool)
@@ -114,19 +116,19 @@ class MixedGraphs:
     """Captures `run_mixed` (MixedShape → hidden [R, hidden_size], no sync inside) and replays it."""
 
     def __init__(self, run_mixed: RunMixed, *, shapes: list[MixedShape], agree: Agree) -> None:
-        """agree: makes what was measured here what the first of several ranks measured, since all must choose alike."""
+        """agree: returns the first rank's measurements on every rank, since all ranks must choose the same graphs."""
         self._run_mixed = run_mixed
         self._agree = agree
         self.shapes = shapes
         self._graphs: dict[MixedShape, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[MixedShape, torch.Tensor] = {}
-        # by tokens: a step's time, measured after the capture: all but attention
+        # by number of tokens: a step's time without attention to context, measured after the capture
         self._seconds: dict[int, float] = {}
         self._launch_s = 0.0  # host time to launch one step without a graph
 
     @property
     def num_graphs(self) -> int:
-        """How many graphs capture() makes."""
+        """The number of graphs that capture() makes."""
         return len(self.shapes)
 
     @property
@@ -135,14 +137,14 @@ class MixedGraphs:
         return sorted({shape.num_tokens for shape in self.shapes})
 
     def capture(self, pool: GraphPool, on_captured: Callable[[], None]) -> None:
-        """Capture every shape into `pool`. Blocks; on_captured() after each."""
+        """Capture every shape into `pool`; call on_captured() after each. Blocks."""
         for shape in reversed(self.shapes):
             self._graphs[shape], self._hidden[shape] = _capture(partial(self._run_mixed, shape), pool)
             on_captured()
         self._measure()
 
     def fitting_shape(self, needed: MixedShape) -> MixedShape | None:
-        """The smallest shape for a step, or None if launching it kernel by kernel is faster, padding considered."""
+        """Return the smallest shape for a step, or None if the step is faster without a graph and padding."""
         fits = (shape for shape in self.shapes if all(has >= needs for has, needs in zip(shape, needed, strict=True)))
         shape = next(fits, None)
         if shape is None:
@@ -151,29 +153,29 @@ class MixedGraphs:
         return shape if padded_s <= max(self._launch_s, padded_s * needed.num_tokens / shape.num_tokens) else None
 
     def fitting_tokens(self, seconds: float) -> int:
-        """The padded number of tokens whose step takes nearest to `seconds`."""
+        """Return the padded number of tokens whose step time is closest to `seconds`."""
         return min(self._seconds, key=lambda num_tokens: abs(math.log(self._seconds[num_tokens] / seconds)))
 
     @property
     def efficient_tokens(self) -> int:
-        """The smallest padded number of tokens that are computed at nearly the best rate."""
+        """The smallest padded number of tokens with nearly the best rate of tokens per second."""
         rates = self._rates()
         return min(num_tokens for num_tokens, rate in rates.items() if rate >= _NEARLY * max(rates.values()))
 
     def tokens_at_best_rate(self, seconds: float) -> int:
-        """How many tokens would be computed in `seconds`, were a step as large as it likes."""
+        """Return the number of tokens computed in `seconds` at the best measured rate."""
         return int(seconds * max(self._rates().values()))
 
     def _rates(self) -> dict[int, float]:
         return {num_tokens: num_tokens / seconds for num_tokens, seconds in self._seconds.items()}
 
     def replay(self, packed: PackedStep) -> torch.Tensor:
-        """Launch a step; return hidden [R, hidden_size] of the rows that sample, valid until the next replay."""
+        """Launch a step; return hidden [R, hidden_size], first the rows that sample, valid until the next replay."""
         self._graphs[packed.shape].replay()
         return self._hidden[packed.shape]
 
     def _measure(self) -> None:
-        """Time the graphs of most rows, and how long the host takes to launch a step without one. Blocks."""
+        """Time the graph with the most rows of each size, and the host's launch of a step without a graph. Blocks."""
         for shape in {shape.num_tokens: shape for shape in self.shapes}.values():
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             if shape.num_tokens <= FEW_ROWS_MAX_TOKENS:  # a first replay uploads the graph, which a long step hides
@@ -192,11 +194,11 @@ class MixedGraphs:
 
 
 def _capture(run: Callable[[], torch.Tensor], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """Run once, which compiles kernels and fills library caches, then capture; returns the graph and its output."""
+    """Run once, to compile kernels and fill library caches, then capture; return the graph and its output."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # thread_local, since NCCL has a thread that asks for events
+    # thread_local, since a thread of NCCL queries events during the capture
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         output = run()
     return graph, output

@@ -1,14 +1,12 @@
-"""DeviceState: everything the device knows of the running requests, by req_index, at fixed addresses.
+"""DeviceState: the running requests' state on the device, by req_index; Staging: copies host values to the device.
 
-The host ships only what changed: a row's parameters when a request joins, block ids when its table grows. Tensors are
-allocated once, so a CUDA graph can read them. The last row (index num_rows) belongs to padding.
-Life of a row: init() → steps write last_token and num_computed → the next init() of the same index overwrites all.
-
-Staging: the one way from the host's values to the device. Imports torch; knows nothing of requests.
-
-On CUDA values pass through pinned memory, so a copy is queued behind the steps in flight and the host goes on; from
-pageable memory a copy above 64 KiB waits for all of them. Two buffers take turns by step: with two steps in flight, the
-older one is read back, hence done, before its buffer is written again.
+Imports torch, engine.core.step and nothing else of the engine.
+DeviceState: the host sends only changes: a row's parameters when a request starts, block ids when its table grows.
+Tensors are allocated once, so CUDA graphs can read them. The last row (index num_rows) is for padding.
+Life of a row: init() → steps write last_token and num_computed → the next init() of the same index overwrites the row.
+Staging: on CUDA, values pass through pinned memory, so a copy is queued behind the steps in flight and the host does
+not wait; a copy from pageable memory above 64 KiB waits for all of them. Two buffers alternate by step: with two steps
+in flight, the older one has been read back, hence is complete, before its buffer is written again.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _ALIGNMENT = 16  # bytes
 
 
 class Staging:
-    """Two pinned buffers of num_bytes each. One thread, one stream."""
+    """Copies host values to one device, through two pinned buffers of num_bytes each. For one thread and one stream."""
 
     def __init__(self, device: torch.device, *, num_bytes: int) -> None:
         self._device = device
@@ -33,28 +31,28 @@ class Staging:
             self._buffers = [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
 
     def begin_step(self) -> None:
-        """Take the other buffer: values of the step before the last may be overwritten from now on."""
+        """Switch to the other buffer, and so overwrite the values of the step before the previous one."""
         self._turn ^= 1
         self._used = 0
 
     def send(self, values: np.ndarray, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Copy values to the device, into the front of `out` if given; returns the tensor of their shape and dtype."""
+        """Copy values to the device, into the start of `out` if given; return a tensor of their shape and dtype."""
         source = self._stage(values)
         if out is None:
             return source.to(self._device, non_blocking=True)
         return out[: source.shape[0]].copy_(source, non_blocking=True)
 
     def send_large(self, values: np.ndarray) -> torch.Tensor:
-        """Copy values that may exceed a step's share to the device, queued as send() does."""
+        """Copy values that may be larger than the buffer to the device. Does not block, as send()."""
         source = torch.from_numpy(values)
         if self._device.type == "cuda":
-            # pinned blocks come from torch's caching host allocator, which reuses one only when copies of it are done
+            # torch's caching host allocator reuses a pinned block only after its copies are complete
             source = torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)
         return source.to(self._device, non_blocking=True)
 
     def _stage(self, values: np.ndarray) -> torch.Tensor:
         if not self._buffers or self._used + values.nbytes > self._buffers[0].shape[0]:
-            return torch.from_numpy(values)  # rare on CUDA: more than a step's share, and the host waits
+            return torch.from_numpy(values)  # rare on CUDA: the buffer is full, and the host waits
         staged = self._buffers[self._turn][self._used : self._used + values.nbytes]
         self._used += -(-values.nbytes // _ALIGNMENT) * _ALIGNMENT
         staged.numpy()[:] = values.reshape(-1).view(np.uint8)
@@ -62,7 +60,7 @@ class Staging:
 
 
 class DeviceState:
-    """Rows of request state on one device. Not thread-safe: one step at a time writes it."""
+    """The state of all running requests on one device, one row each. Not thread-safe: one step at a time writes it."""
 
     def __init__(
         self,
@@ -82,21 +80,21 @@ class DeviceState:
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
         # [rows] int64: tokens whose keys and values are in the pool; the position of a decode row's token
         self.num_computed = torch.zeros(rows, dtype=torch.int64, device=device)
-        # [rows, max_blocks, rounded up] int32: block ids in order; stale entries are valid ids that nobody reads
+        # [rows, max_blocks rounded up] int32: block ids in order; stale entries are valid ids and never read
         self.block_table = torch.zeros(rows, -(-max_blocks // 16) * 16, dtype=torch.int32, device=device)
         # [rows] float32 each, and int64
         self._floats = torch.zeros(6, rows, dtype=torch.float32, device=device)
         self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = self._floats
         self._integers = torch.zeros(2, rows, dtype=torch.int64, device=device)
         self.top_k, self.seeds = self._integers
-        # [rows] int32: the adapter of each request, 0 for none; None: there are no adapters
+        # [rows] int32: the adapter of each request, 0 for none; None: no adapters are loaded
         self.lora_indices = torch.zeros(rows, dtype=torch.int32, device=device) if has_loras else None
-        # [rows, V] int32 and bool, made when the first request with penalties comes
+        # [rows, V] int32 and bool, allocated for the first request with penalties
         self.output_counts: torch.Tensor | None = None
         self.in_prompt: torch.Tensor | None = None
 
     def init(self, inits: list[RequestInit]) -> None:
-        """Fill the rows of requests that join, in a few copies however many they are."""
+        """Fill the rows of new requests; the number of copies does not depend on theirs, except with penalties."""
         rows = self.staging.send(np.array([init.req_index for init in inits]))
         params = [init.params for init in inits]
         floats = [
@@ -114,7 +112,7 @@ class DeviceState:
 
     @property
     def padding_row(self) -> int:
-        """The row that rows of a padded batch point at."""
+        """The row that padding rows of a batch use."""
         return self.last_token.shape[0] - 1
 
     def append_blocks(self, rows: list[int], columns: list[int], block_ids: list[int]) -> None:

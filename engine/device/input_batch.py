@@ -1,8 +1,9 @@
-"""From a StepPlan to the tensors of one forward pass. Sees plans and tensors; owns nothing but caches of row layouts.
+"""InputBatchBuilder: builds the input tensors of a forward pass from a StepPlan. Imports torch.
 
-Decode rows take token, position and table from DeviceState: while the same requests decode, no tensor is made from a
-Python list. A step with prompt chunks brings all that only the host knows in one packed copy. Three index spaces:
-req_index (row of DeviceState), row (place in this step), slot (block_id * block_size + offset).
+It owns the input buffers and a cache of the decode rows' layout. Decode rows take token, position and block table from
+DeviceState: while the same requests decode, no tensor is made from a Python list. For a step with prompt chunks, the
+host sends all its values in one packed copy. There are three index spaces: req_index (row of DeviceState), row
+(position in this step), slot (block_id * block_size + offset).
 
 A step begins with pack() or pack_decodes(). Each brings the plan into DeviceState and returns what later calls
 take.
@@ -23,31 +24,31 @@ from kernels.attention.base import AttentionMetadata
 from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
 from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
 
-_NEWEST = [NEWEST]  # token ids of a decode row
+_NEWEST = [NEWEST]  # token_ids of a decode row
 
 
 @dataclass
 class SamplingMetadata:
-    """The S positions of a step that are sampled: the host's view and the device's."""
+    """The S sampled positions of a step, on the host and on the device."""
 
-    # of each position
+    # the row of each position
     rows: list[RowPlan]
     # [S] int64
     req_index: torch.Tensor
-    # [S] int64: the place in its request of the token to be chosen
+    # [S] int64: the index in its request of the token to sample
     positions: torch.Tensor
 
 
 class MixedShape(NamedTuple):
-    """How large the tensors of a step with prompt chunks are; at least what its rows need."""
+    """The tensor sizes of a step with prompt chunks, at least as large as its rows need."""
 
     num_tokens: int
-    num_rows: int  # and as many positions may be sampled
+    num_rows: int  # also the maximum number of sampled positions
     num_prefills: int  # rows that may have more than one token
 
 
 def shape_of(rows: list[RowPlan], num_decodes: int) -> MixedShape:
-    """Return the smallest shape of a mixed step: without padding, unless it samples more positions than it has rows."""
+    """Return the smallest shape of a mixed step: without padding unless it has more sampled positions than rows."""
     num_tokens, num_samples = sum(row.num_tokens for row in rows), sum(row.num_samples for row in rows)
     if num_samples > len(rows):
         return MixedShape(num_tokens, num_samples, len(rows) - num_decodes + 1)
@@ -63,25 +64,25 @@ class InputBatch:
     # [T] int64
     positions: torch.Tensor
     attention: AttentionMetadata
-    # [R] int64: index into the T hidden states of each token after which one is sampled, the rest arbitrary;
-    # None: after every token
+    # [R] int64: indices into the T hidden states of the tokens that are sampled after, the rest arbitrary;
+    # None: every token
     last_tokens: torch.Tensor | None
 
 
 @dataclass(frozen=True)
 class PackedStep:
-    """A mixed step whose host values are sent to the device. Valid until the next step is packed."""
+    """A mixed step whose host values have been sent to the device. Valid until the next step is packed."""
 
     shape: MixedShape
-    # in plan order; empty: a step of nothing but padding
+    # in plan order; empty: a step with padding only
     rows: list[RowPlan]
     inputs: PackedInputs
-    # its tensors have their values once the step's inputs are gathered
+    # its tensors are valid once mixed_batch() has gathered the inputs
     sampling: SamplingMetadata
 
 
 class InputBatchBuilder:
-    """Builds InputBatch after InputBatch over one DeviceState. Each lives in buffers that the next one fills again."""
+    """Builds the InputBatch of each step over one DeviceState. The next step reuses its buffers."""
 
     def __init__(
         self,
@@ -109,16 +110,16 @@ class InputBatchBuilder:
         self._packed = torch.zeros(num_values, dtype=torch.int32, device=device)
 
     def pack_decodes(self, plan: StepPlan) -> torch.Tensor:
-        """Begin a step of decode rows. Return their req_index [R] int64: one tensor while the rows are the same."""
+        """Begin a step of decode rows. Return their req_index [R] int64: the same tensor while rows are the same."""
         self._begin_step(plan)
         key = [row.req_index for row in plan.rows]
         if key != self._decode_key:
             self._decode_req_index = self._staging.send(np.array(key))
-            self._decode_key = key  # only now: sending may fail
+            self._decode_key = key  # after send(), which may fail
         return self._decode_req_index
 
     def decode_batch(self, req_index: torch.Tensor, *, max_seq_len: int) -> InputBatch:
-        """Gather decode rows, all from the state, which advances. Graph-safe: the host gives no more than the bound."""
+        """Gather decode rows from the state and advance it. Graph-safe: the host only passes max_seq_len, a bound."""
         state, inputs, num_rows = self._state, self._inputs, req_index.shape[0]
         gather_decode_inputs(
             req_index,
@@ -142,25 +143,25 @@ class InputBatchBuilder:
         return InputBatch(inputs.input_ids[:num_rows], inputs.positions[:num_rows], metadata, None)
 
     def pack(self, plan: StepPlan, shape: MixedShape) -> PackedStep:
-        """Begin a mixed step: send all that only the host knows of its rows, padded to `shape`.
+        """Begin a mixed step: send the host's values of its rows, padded to `shape`.
 
-        Prompt chunks come first, then decode rows. A shape with more rows than these begins with a row of padding, to
-        which the tokens belong that are none.
+        Prompt chunks come first, then decode rows. If `shape` has more rows, the first is a padding row, which has all
+        padding tokens.
         """
         self._begin_step(plan)
         self._send(plan.rows, shape)
         return self._packed_step(shape, plan.rows)
 
     def blank_step(self, shape: MixedShape) -> PackedStep:
-        """Return a step without rows at the addresses where pack() puts one of `shape`: a graph is captured with it."""
+        """Return a step without rows at the addresses that pack() uses for `shape`, to capture a graph."""
         return self._packed_step(shape, [])
 
     def mixed_batch(
         self, packed: PackedStep, *, max_query_len: int, max_seq_len: int, num_attended: int | None = None
     ) -> InputBatch:
-        """Gather a packed step. Graph-safe: needs nothing of the host but the bounds.
+        """Gather a packed step. Graph-safe: the host only passes bounds.
 
-        num_attended: the first rows, all that have tokens; None: any row may have some.
+        num_attended: only the first num_attended rows have tokens; None: any row may have tokens.
         """
         state, inputs, host = self._state, self._mixed, packed.inputs
         num_tokens, num_rows, num_prefills = packed.shape
@@ -189,7 +190,7 @@ class InputBatchBuilder:
         )
 
     def _begin_step(self, plan: StepPlan) -> None:
-        """Bring joins and table growth into the state."""
+        """Apply the plan's new requests and new blocks to the state."""
         self._staging.begin_step()
         if plan.inits:
             self._state.init(plan.inits)
@@ -198,7 +199,7 @@ class InputBatchBuilder:
         self._append_blocks(plan.rows)
 
     def _packed_step(self, shape: MixedShape, rows: list[RowPlan]) -> PackedStep:
-        """Return the step of these rows whose values are in, or on their way to, the packed buffer."""
+        """Return the step of these rows, whose values are in the packed buffer or being copied to it."""
         inputs = PackedInputs.view(self._packed, shape.num_tokens, shape.num_rows)
         sampling = [row for row in rows for _ in range(row.num_samples)]
         count = len(sampling)
@@ -229,7 +230,7 @@ class InputBatchBuilder:
         inputs.seq_lens.numpy()[:num_rows] = seq_lens
         inputs.query_start_loc.numpy()[1:] = shape.num_tokens
         inputs.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)
-        # in plan order, which begins with the decode rows
+        # in plan order, which starts with the decode rows
         places = (np.arange(len(rows)) - num_decodes) % len(rows) + num_paddings
         counts = np.array([row.num_samples for row in rows])
         sampling = np.repeat(places, counts)
@@ -239,12 +240,12 @@ class InputBatchBuilder:
         self._staging.send(packed, self._packed)
 
     def _gather_loras(self, req_index: torch.Tensor, token_rows: torch.Tensor | None) -> None:
-        """Say which adapter each token has. Graph-safe."""
+        """Gather the adapter of each token. Graph-safe."""
         if self._lora_tokens is not None and self._state.lora_indices is not None:
             self._lora_tokens.gather(self._state.lora_indices, req_index, token_rows)
 
     def _table_width(self, max_seq_len: int) -> int:
-        """Columns for max_seq_len tokens, in sixteens: kernels specialise on such strides."""
+        """Return the number of columns for max_seq_len tokens, a multiple of 16: kernels specialise on such strides."""
         return -(-max_seq_len // self._block_size // 16) * 16
 
     def _append_blocks(self, rows: list[RowPlan]) -> None:

@@ -1,7 +1,7 @@
-"""How large the paged KV pool is, and its tensors, of `dtype`. Sees memory and shapes; knows nothing of requests.
+"""plan_kv_cache() sizes the paged KV pool; allocate_kv_cache() allocates its tensors. Imports torch.
 
-By default memory fits itself: the pool takes what the device can spare, and the context shrinks to what one request
-can hold, which is said aloud. Whatever the user asked for explicitly is met or refused, never shrunk in silence.
+By default the pool takes all memory that the device can spare, and the context limit shrinks to what the pool holds for
+one request; the engine logs this. An explicit setting is met or refused, never reduced.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
 from models.config.model_config import ModelConfig
 
-_MIN_BLOCKS = 2  # of one request; a shorter context than that serves nobody
+_MIN_BLOCKS = 2  # minimum for one request; a shorter context is useless
 
 
 @dataclass(frozen=True)
 class KVCachePlan:
-    """The pool's size. num_blocks includes block 0, which belongs to padding."""
+    """The pool's size. num_blocks includes block 0, which is for padding."""
 
     num_blocks: int
     block_size: int  # tokens
@@ -31,12 +31,12 @@ class KVCachePlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that requests can hold together."""
+        """The pool's capacity, in tokens of all requests together."""
         return (self.num_blocks - 1) * self.block_size
 
 
 def smallest_pool_bytes(config: EngineConfig, model: ModelConfig, *, dtype: torch.dtype, block_size: int) -> int:
-    """Return the bytes of a pool in which one short request can run, or of the one that was asked for."""
+    """Return the bytes of a pool that holds one short request, or the configured size."""
     least_blocks = min(-(-(config.max_model_len or model.max_context_len) // block_size), _MIN_BLOCKS)
     least = (least_blocks + 1) * model.kv_bytes_per_token(1, dtype) * block_size
     return config.kv_cache_memory_bytes or least
@@ -51,7 +51,7 @@ def plan_kv_cache(
     max_num_seqs: int,
     free_bytes: int,
 ) -> KVCachePlan:
-    """Size the pool from `free_bytes`. Raises StartupError naming what fits and the flag that changes it."""
+    """Size the pool from `free_bytes`. Raises StartupError, which names the size that fits and the flag to change."""
     bytes_per_block = model.kv_bytes_per_token(1, dtype) * block_size
     longest = model.max_context_len
     if config.max_model_len is not None and config.max_model_len > longest:
@@ -62,7 +62,7 @@ def plan_kv_cache(
     wanted_len = config.max_model_len or longest
     wanted_blocks = -(-wanted_len // block_size)
     usable_blocks = max(budget // bytes_per_block - 1, 0)
-    # More than every running request at full length is never used
+    # Running requests never use more than this, even at full length
     usable_blocks = min(usable_blocks, max_num_seqs * wanted_blocks)
     fitting_len = usable_blocks * block_size
     least_blocks = min(wanted_blocks, _MIN_BLOCKS)
@@ -84,7 +84,7 @@ def allocate_kv_cache(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return one (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim], zeroed.
 
-    Zeros, since masked attention multiplies what it does not read by 0, and 0 × NaN is NaN.
+    They must be zero, since masked attention multiplies masked values by 0, and 0 × NaN is NaN.
     """
     shape = (2, plan.num_blocks, plan.block_size, model.num_kv_heads, model.head_dim)
     try:
@@ -96,7 +96,7 @@ def allocate_kv_cache(
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros; on the CPU the system's zero pages, which take time and memory only as they are written to."""
+    """Return zeros; on the CPU from the system's zero pages, which take time and memory only when written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize

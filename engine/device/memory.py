@@ -1,4 +1,4 @@
-"""What memory a device has, and whether a model fits it: said before minutes go into loading. Imports torch."""
+"""Measures a device's memory, and checks that a model fits before its weights are loaded. Imports torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from engine.interface.errors import StartupError
 from engine.interface.units import GIB, format_count, format_size
 from models.config.model_config import ModelConfig
 
-# Without a limit of its own, a CPU daemon's KV pool takes this share of the memory that is free when it starts
+# By default, the KV pool on a CPU takes this share of the memory that is free at start
 _HOST_SHARE = 0.4
-# What makes weights smaller, the fastest first
+# Quantization schemes to suggest, the fastest first
 _SMALLER = ("fp8", "bitsandbytes-nf4")
 
 
@@ -22,19 +22,19 @@ _SMALLER = ("fp8", "bitsandbytes-nf4")
 class DeviceMemory:
     """A device's memory at one moment, in bytes."""
 
-    name: str  # for people: "NVIDIA H100 80GB HBM3"
+    name: str  # display name: "NVIDIA H100 80GB HBM3"
     total: int
     free: int
-    usable: int  # what the daemon may still take
-    pool_share: float = 1.0  # how much of what nothing else needs the KV pool takes by itself
+    usable: int  # the daemon may still allocate this much
+    pool_share: float = 1.0  # share of the remaining memory that the KV pool takes by default
 
     def pool_bytes(self, *, needed_bytes: int) -> int:
-        """Return what the KV pool may take beside needed_bytes for everything else."""
+        """Return the size of the KV pool, given that everything else takes needed_bytes."""
         return int((self.usable - needed_bytes) * self.pool_share)
 
 
 def measure_memory(config: EngineConfig, device: torch.device) -> DeviceMemory:
-    """Return what `device` has now. On the CPU: what the system says is available, within this cgroup's limit."""
+    """Return the device's memory now. On the CPU: the system's available memory, within this cgroup's limit."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         usable = int(free - total * (1 - config.gpu_memory_utilization))
@@ -55,7 +55,7 @@ def check_memory(
     step_bytes: int,
     pool_bytes: int,
 ) -> None:
-    """Raise StartupError if the weights, a step and the smallest KV pool do not fit: with numbers, and what would."""
+    """Raise StartupError if weights, a step and the smallest KV pool do not fit; it names sizes and remedies."""
     weights = model.weight_bytes(dtype)
     if weights + step_bytes + pool_bytes <= memory.usable:
         return
@@ -74,14 +74,14 @@ def check_memory(
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Tell whether torch, a CUDA library or the host's allocator had too little memory."""
+    """Return True if torch, a CUDA library or the host's allocator ran out of memory."""
     text = str(error)
     is_named = any(words in text for words in ("out of memory", "ALLOC_FAILED", "can't allocate memory"))
     return is_named or isinstance(error, torch.OutOfMemoryError)
 
 
 def describe_shortage(config: EngineConfig, *, during: str) -> str:
-    """Say in one sentence that memory ran out at a stage of the start, who holds it, and what to do."""
+    """Return a sentence that reports lack of memory at a stage of the start, its use, and the remedy."""
     text = f"The device ran out of memory at the stage {during}"
     if config.device == "cpu" or not torch.cuda.is_available():
         return f"{text}: use a smaller model, --dtype bfloat16, or a smaller --kv-cache-memory."
@@ -108,7 +108,7 @@ def _what_fits(
     step_bytes: int,
     pool_bytes: int,
 ) -> list[str]:
-    """What to change, each of which alone is enough; a smaller model if nothing else is."""
+    """Return changes that each suffice alone; a device with more memory if there are none."""
     needed, held = weights + step_bytes + pool_bytes, memory.total - memory.free
     spare = memory.usable - needed
     remedies = []
@@ -133,7 +133,7 @@ def _what_fits(
 
 
 def _host_memory_bytes() -> tuple[int, int]:
-    """Memory in all, and what this process may still take: the system's, or its cgroup's if that is less."""
+    """Return total and available memory: the system's, or its cgroup's if that is less."""
     total = available = 4 * GIB
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():

@@ -1,4 +1,4 @@
-"""ModelRunner: an Executor on one device. Plans in, tokens out; sees both a plan and a tensor.
+"""ModelRunner: the Executor of one device, which turns a StepPlan into sampled tokens. Imports torch.
 
 A step's life: forward() applies the plan to DeviceState and launches the layers (by a CUDA graph where one fits, else
 kernel by kernel); sample() chooses tokens, leaves them in DeviceState for the next step, and starts
@@ -46,10 +46,10 @@ class ModelRunner:
         max_num_samples: int | None = None,
         tp: TensorParallel = ALONE,
     ) -> None:
-        """lora_tokens: what the model's linear layers read; None: it has no adapters.
+        """lora_tokens: adapter indices that the model's linear layers read; None: no adapters.
 
-        max_num_samples: the most positions that a step with drafts samples; None: there are no drafts.
-        tp: the ranks that run the same plans; the first samples, the others are told.
+        max_num_samples: maximum number of sampled positions of a step with drafts; None: no drafts.
+        tp: the ranks that run the same plans; the first samples and broadcasts the tokens.
         """
         self.device = device
         self._tp = tp
@@ -58,7 +58,7 @@ class ModelRunner:
         self._backend = backend
         self._max_num_seqs = max_num_seqs
         self._max_model_len = plan.max_model_len
-        # A step's tokens and rows take 4 bytes each, twice or five times; what joins and grows is rarely as much again
+        # A step has up to 5 values of 4 bytes per token and row; new requests and blocks rarely need as much again
         staging = Staging(device, num_bytes=64 * (max_num_batched_tokens + max_num_seqs))
         self._state = DeviceState(
             num_rows=max_num_seqs,
@@ -81,7 +81,7 @@ class ModelRunner:
         self._mixed_graphs: MixedGraphs | None = None
 
     def capture_graphs(self, on_progress: Callable[[int, int], None]) -> None:
-        """Capture decode steps and steps with prompt chunks as CUDA graphs; from then on they are replayed. Blocks."""
+        """Capture decode and mixed steps as CUDA graphs, which forward() then replays. Blocks."""
         decode = DecodeGraphs(
             lambda req_index: self._run_decode(req_index, self._max_model_len),
             max_num_seqs=self._max_num_seqs,
@@ -96,27 +96,27 @@ class ModelRunner:
         pool = torch.cuda.graph_pool_handle()
         done = itertools.count(1)
         with torch.inference_mode():
-            for graphs in (mixed, decode):  # the larger first
+            for graphs in (mixed, decode):  # the larger ones first
                 graphs.capture(pool, lambda: on_progress(next(done), mixed.num_graphs + decode.num_graphs))
-        torch.cuda.empty_cache()  # what the steps before each capture needed, the pool has now
+        torch.cuda.empty_cache()  # memory of the steps before each capture: the pool has its own
         self._decode_graphs, self._mixed_graphs = decode, mixed
 
     def fitting_tokens(self, seconds: float) -> int | None:
-        """How many tokens a step of `seconds` has here, as measured when graphs were captured; None: they were not."""
+        """Return the measured number of tokens of a step that takes `seconds`; None: no graphs were captured."""
         return None if self._mixed_graphs is None else self._mixed_graphs.fitting_tokens(seconds)
 
     def tokens_at_best_rate(self, seconds: float) -> int | None:
-        """How many tokens without context are computed in `seconds` at best; None: nothing was captured."""
+        """Return the number of tokens without context computed in `seconds` at the best rate; None: no graphs."""
         return None if self._mixed_graphs is None else self._mixed_graphs.tokens_at_best_rate(seconds)
 
     @property
     def efficient_tokens(self) -> int | None:
-        """The fewest tokens of a step that are computed at nearly the best rate; None: nothing was captured."""
+        """The smallest number of tokens of a step with nearly the best rate; None: no graphs were captured."""
         return None if self._mixed_graphs is None else self._mixed_graphs.efficient_tokens
 
     @property
     def padded_tokens(self) -> list[int]:
-        """The numbers of tokens to which steps with prompt chunks are padded, ascending; empty: to none."""
+        """The token counts to which steps with prompt chunks are padded, ascending; empty: no padding."""
         return [] if self._mixed_graphs is None else self._mixed_graphs.num_tokens
 
     def forward(self, plan: StepPlan) -> _Step:
@@ -142,7 +142,7 @@ class ModelRunner:
         return _Step(plan.step_id, sampling, logits, self._sampler, self.device, of_prompts)
 
     def run_masks(self) -> None:
-        """Launch what no request without a grammar does."""
+        """Launch the kernels of token masks, for precompilation: other requests do not use them."""
         with torch.inference_mode():
             logits = torch.zeros(1, self._state.vocab_size, device=self.device)
             masks = torch.zeros(1, -(-self._state.vocab_size // 32), dtype=torch.int32, device=self.device)
@@ -155,14 +155,14 @@ class ModelRunner:
         del self._model
 
     def _run_decode(self, req_index: torch.Tensor, max_seq_len: int) -> torch.Tensor:
-        """One token of each row; req_index: [R] int64 → hidden [R, hidden_size]."""
+        """Run one token of each row; req_index: [R] int64 → hidden [R, hidden_size]."""
         return self._last_hidden(self._builder.decode_batch(req_index, max_seq_len=max_seq_len))
 
     def _forward_mixed(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SamplingMetadata]:
-        """Rows of any kind → (hidden [S, hidden_size] of those that sample, S possibly 0, and what they are)."""
+        """Run rows of any kind; return hidden [S, hidden_size] of the S ≥ 0 sampled positions, and their metadata."""
         rows = plan.rows
         exact, shape = shape_of(rows, num_decodes), None
-        if self._mixed_graphs is not None:  # a row more than these, for padding
+        if self._mixed_graphs is not None:  # with one more row, for padding
             needed = MixedShape(exact.num_tokens, max(exact.num_rows, len(rows) + 1), len(rows) - num_decodes + 1)
             shape = self._mixed_graphs.fitting_shape(needed)
         packed = self._builder.pack(plan, shape or exact)
@@ -173,7 +173,7 @@ class ModelRunner:
         return hidden[: len(packed.sampling.rows)], packed.sampling
 
     def _forward_whole(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SamplingMetadata, _OfPrompts]:
-        """As _forward_mixed, with what rows ask of prompts. Never a graph: those end at the last hidden states."""
+        """As _forward_mixed, with prompt outputs. Never uses a graph, since graphs return only last hidden states."""
         rows = plan.rows
         packed = self._builder.pack(plan, shape_of(rows, num_decodes))
         batch = self._exact_batch(packed)
@@ -186,7 +186,7 @@ class ModelRunner:
         return hidden[batch.last_tokens][: len(packed.sampling.rows)], packed.sampling, of_prompts
 
     def _exact_batch(self, packed: PackedStep) -> InputBatch:
-        """Gather a packed step with the bounds that its rows need and no more."""
+        """Gather a packed step with exact bounds."""
         return self._builder.mixed_batch(
             packed,
             max_query_len=max(row.num_tokens for row in packed.rows),
@@ -195,19 +195,19 @@ class ModelRunner:
         )
 
     def _run_mixed(self, shape: MixedShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
-        """The step of this shape in the packed buffer → hidden [R, hidden_size], first the rows that sample."""
+        """Run the step in the packed buffer; return hidden [R, hidden_size], first the rows that sample."""
         packed = self._builder.blank_step(shape)
         return self._last_hidden(
             self._builder.mixed_batch(packed, max_query_len=max_query_len, max_seq_len=max_seq_len)
         )
 
     def _last_hidden(self, batch: InputBatch) -> torch.Tensor:
-        """Run the layers; returns the hidden states [R, hidden_size] of the batch's last tokens."""
+        """Run the layers; return the hidden states [R, hidden_size] of the batch's last tokens."""
         hidden = self._run_layers(batch)
         return hidden if batch.last_tokens is None else hidden[batch.last_tokens]
 
     def _run_layers(self, batch: InputBatch) -> torch.Tensor:
-        """Return the hidden states [T, hidden_size] of all tokens of a batch."""
+        """Run the layers; return the hidden states [T, hidden_size] of all tokens of a batch."""
         self._backend.prepare(batch.attention)
         ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_caches)
         return self._model(batch.input_ids, ctx)
@@ -215,14 +215,14 @@ class ModelRunner:
 
 @dataclass
 class _OfPrompts:
-    """What rows of a step ask of their prompts, beside the next token."""
+    """A step's outputs for prompts: log-probabilities and sums for embeddings."""
 
     logprobs: PromptLogprobs | None = None
     sums: PoolSums | None = None
 
 
 class _Step:
-    """A step in flight; StepHandle."""
+    """The StepHandle of a ModelRunner."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class _Step:
     def sample(self, masks: TokenMasks | None = None) -> None:
         """See StepHandle.sample."""
         if self._sampling.rows:
-            # now, since a row's parameters change hands once the step is committed
+            # read now, since another request may use the row once the step is committed
             self._num_logprobs = self._sampler.num_logprobs(self._sampling.rows)
             with torch.inference_mode():
                 sampled = self._sampler.sample(self._logits, self._sampling, masks)

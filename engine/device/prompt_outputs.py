@@ -1,11 +1,8 @@
-"""Log-probabilities of prompt tokens: from all hidden states of a step, a bounded piece at a time. Imports torch.
+"""Computes prompt log-probabilities, and sums of hidden states for embeddings, from a step. Imports torch.
 
-Only steps with a row that asks come here (RowPlan.prompt_logprobs). The logits of a whole chunk would be a hundred
-times its hidden states, so they are made for some positions at once, and only what was asked for is kept.
-
-Sums of hidden states over spans of a step's tokens, for embeddings. Imports torch.
-
-Only steps with a row that asks come here (RowPlan.pool_span). Every sum is in float32 and over its own row alone.
+Only steps with rows that request them are processed (RowPlan.prompt_logprobs, RowPlan.pool_span). The logits of a whole
+chunk would be a hundred times as large as its hidden states, so PromptLogprobsComputer computes them for a limited
+number of positions at a time and keeps only the requested values. pool() sums in float32, each span within one row.
 """
 
 from __future__ import annotations
@@ -23,20 +20,20 @@ from engine.device.sampler import to_host
 from engine.interface.protocol import TokenLogprobs
 
 _MAX_PIECE_BYTES = 256 * 2**20
-_BYTES_PER_LOGIT = 12  # as computed, as float32, as log-probability, and the comparison for the rank
+_BYTES_PER_LOGIT = 12  # the computed value, float32, log-probability, and the comparison for the rank
 _MIN_PIECE_ROWS = 16
 
 
 @dataclass
 class PromptLogprobs:
-    """One step's prompt log-probabilities on the host, complete once the stream is. N positions, in plan order."""
+    """One step's prompt log-probabilities on the host, in plan order. Complete once the stream is."""
 
-    rows: list[tuple[int, int, int]]  # place in the plan, number of positions, how many of the most likely are wanted
+    rows: list[tuple[int, int, int]]  # index in the plan, number of positions, number of most likely tokens
     # per piece: [n] float32, [n] int64, [n, k] int64, [n, k] float32: logprob, rank, most likely ids, their logprobs
     pieces: list[tuple[torch.Tensor, ...]]
 
     def to_lists(self) -> dict[int, list[TokenLogprobs]]:
-        """Return the entries of each row, by its place in the plan."""
+        """Return the entries of each row, by its index in the plan."""
         entries = (entry for piece in self.pieces for entry in zip(*(tensor.tolist() for tensor in piece), strict=True))
         return {
             place: [
@@ -48,16 +45,16 @@ class PromptLogprobs:
 
 
 class PromptLogprobsComputer:
-    """Computes prompt log-probabilities. Owns how many of the most likely tokens each running request wants."""
+    """Computes prompt log-probabilities. Owns the number of most likely tokens requested by each running request."""
 
     def __init__(self, staging: Staging, *, vocab_size: int, max_num_seqs: int) -> None:
         self._staging = staging
         self._counts: dict[int, int] = {}  # by req_index
-        # not more than the sampler takes for its rows, for which memory is set aside
+        # at most as many rows as the sampler, whose memory is reserved
         self._piece_rows = max(_MIN_PIECE_ROWS, min(max_num_seqs, _MAX_PIECE_BYTES // (_BYTES_PER_LOGIT * vocab_size)))
 
     def init(self, inits: list[RequestInit]) -> None:
-        """Note what requests that join want."""
+        """Store the number of most likely tokens of new requests."""
         for init in inits:
             if init.params.prompt_logprobs is not None:
                 self._counts[init.req_index] = init.params.prompt_logprobs
@@ -106,14 +103,14 @@ def token_logprobs(
 
 @dataclass
 class PoolSums:
-    """One step's sums on the host, complete once the stream is."""
+    """One step's sums on the host. Complete once the stream is."""
 
-    places: list[int]  # in the plan's rows
+    places: list[int]  # indices into the plan's rows
     # [len(places), hidden_size] float32
     sums: torch.Tensor
 
     def to_bytes(self) -> dict[int, bytes]:
-        """Return each row's sum, by its place in the plan."""
+        """Return each row's sum, by its index in the plan."""
         return {place: row.tobytes() for place, row in zip(self.places, self.sums.numpy(), strict=True)}
 
 

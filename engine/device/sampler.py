@@ -1,9 +1,10 @@
-"""Sampler: logits to tokens for rows with any mix of parameters. Owns the host's copy of each row's parameters.
+"""Sampler: samples tokens from logits, for rows with any mix of parameters. Imports torch.
 
-What a batch needs (noise, truncation, penalties, bias, masks, logprobs) is decided on the host from the plan, never by
-reading the device, and kept while the same rows sample: a batch of greedy rows costs one argmax. Rows whose logits are
-adjusted first, or whose logprobs are wanted, are taken out for that: the others pay nothing.
-A token mask comes last and wins: over bias, penalties, and the bans of min_tokens, which a mask has in itself.
+It owns the host's copy of each row's parameters. The host decides from the plan which operations a batch needs (noise,
+truncation, penalties, bias, masks, logprobs), without reading the device, and keeps the result while the same rows
+sample: a batch of greedy rows costs one argmax. Rows with adjusted logits or logprobs are computed separately, so other
+rows cost nothing extra.
+A token mask is applied last and overrides bias and penalties. It already includes the restrictions of min_tokens.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ _Bias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # rows, token ids, valu
 
 @dataclass
 class Sampled:
-    """One step's choice, on the device. S rows; logprob tensors only if a row asked."""
+    """One step's S sampled tokens, with logprobs if requested; on the device or, from start_copy(), the host."""
 
     # [S] int64
     token_ids: torch.Tensor
-    # of the L rows that asked: [L] float32, [L, n] int64, [L, n] float32
+    # of the L rows with logprobs: [L] float32, [L, n] int64, [L, n] float32
     logprobs: tuple[torch.Tensor, ...] | None
 
     def start_copy(self) -> Sampled:
-        """Return the same on the host: on CUDA an asynchronous copy to pinned memory, complete after the stream is."""
+        """Return a copy on the host: on CUDA asynchronous, to pinned memory, complete once the stream is."""
         logprobs = None if self.logprobs is None else tuple(to_host(tensor) for tensor in self.logprobs)
         return Sampled(to_host(self.token_ids), logprobs)
 
     def to_lists(
         self, rows: list[RowPlan], counts: dict[int, int | None]
     ) -> tuple[list[int], dict[int, TokenLogprobs]]:
-        """Return the token ids, and the logprobs of the rows that asked for counts[req_index] of them."""
+        """Return the token ids, and the logprobs of rows with a count: counts[req_index] most likely tokens each."""
         token_ids = self.token_ids.tolist()
         if self.logprobs is None:
             return token_ids, {}
@@ -52,42 +53,42 @@ class Sampled:
 
 @dataclass
 class _Group:
-    """Rows that are drawn together."""
+    """Sampling settings of rows that are sampled in one call."""
 
     is_greedy: bool
     has_truncation: bool
-    truncation: Truncation | None  # where torch draws; Triton reads the state itself
+    truncation: Truncation | None  # for torch; the Triton kernel reads the state itself
 
 
 @dataclass
 class _Layout:
-    """What the rows of `req_indices` need, `constrained` of them with a token mask.
+    """The operations that the rows of `req_indices` need; those of `constrained` have a token mask.
 
-    Valid until a row among them is taken by another request.
+    Valid until another request takes one of these rows.
     """
 
     req_indices: list[int]
     constrained: list[int]
     everyone: _Group
-    # [A] int64 rows of this step whose logits are adjusted; below, rows are places among these A
+    # [A] int64 rows of this step whose logits are adjusted; in the next fields, rows are indices into these A
     adjusted: torch.Tensor | None
     adjusted_group: _Group
     penalized: torch.Tensor | None  # [P] int64 rows
     masked: torch.Tensor | None  # [C] int64 rows, in the order of `constrained`
     bias: _Bias | None
     min_tokens_rows: dict[int, int]  # row of this step → row
-    # [L] int64 rows of this step that asked for logprobs, and the most that one asked for
+    # [L] int64 rows of this step with logprobs, and the largest number of them
     logprob_rows: torch.Tensor | None
     num_logprobs: int
-    banned_rows: list[int] = field(default_factory=list)  # of min_tokens_rows, those still too short
+    banned_rows: list[int] = field(default_factory=list)  # rows of min_tokens_rows that are still too short
     banned: _Bias | None = None
 
 
 class Sampler:
-    """Samples step after step over one DeviceState."""
+    """Samples each step's tokens over one DeviceState."""
 
     def __init__(self, state: DeviceState, *, max_rows: int, tp: TensorParallel = ALONE) -> None:
-        """max_rows: logits of one step. tp: the ranks whose models run the same plans."""
+        """max_rows: maximum number of sampled positions per step. tp: the ranks that run the same plans."""
         self._state = state
         self._tp = tp
         self._inits: dict[int, RequestInit] = {}
@@ -106,21 +107,21 @@ class Sampler:
             )
 
     def init(self, inits: list[RequestInit]) -> None:
-        """Note the parameters of requests that join."""
+        """Store the parameters of new requests."""
         for init in inits:
             self._inits[init.req_index] = init
         self._layout = None
 
     def num_logprobs(self, rows: list[RowPlan]) -> dict[int, int | None]:
-        """Return how many logprobs each row's request asked for, by req_index, as of now."""
+        """Return the current number of requested logprobs of each row, by req_index."""
         return {row.req_index: self._inits[row.req_index].params.logprobs for row in rows}
 
     def sample(
         self, logits: torch.Tensor, sampling: SamplingMetadata, masks: TokenMasks | None = None
     ) -> Sampled | None:
-        """Choose a token for each row of logits [S, V], and record it in the state. Does not sync.
+        """Sample a token for each row of logits [S, V], and store it in the state. Does not sync.
 
-        Of several ranks only the first chooses, so that they cannot differ; the others are told, and return None.
+        With several ranks only the first samples, so that tokens never differ; the others receive them, return None.
         """
         sampled = self._sample(logits, sampling, masks) if self._tp.rank == 0 else None
         self._tp.broadcast(self._state.last_token)
@@ -149,7 +150,7 @@ class Sampler:
     def _choose(
         self, logits: torch.Tensor, req_index: torch.Tensor, positions: torch.Tensor, group: _Group
     ) -> torch.Tensor:
-        """A token for each row of logits [S, V], also left in the state's last_token."""
+        """Return a token for each row of logits [S, V]; store it in the state's last_token."""
         if self._token_sampler is not None:
             return self._token_sampler(
                 logits, req_index=req_index, positions=positions, has_truncation=group.has_truncation
@@ -170,7 +171,7 @@ class Sampler:
     def _adjust(
         self, logits: torch.Tensor, sampling: SamplingMetadata, layout: _Layout, masks: TokenMasks | None
     ) -> torch.Tensor:
-        """Apply bias, bans, penalties and masks to logits [A, V] float32, in place; returns them."""
+        """Apply bias, bans, penalties and masks to logits [A, V] float32, in place; return them."""
         for bias in (layout.bias, self._banned_until_min_tokens(sampling.rows, layout)):
             if bias is not None:
                 add_bias(logits, *bias)
@@ -191,7 +192,7 @@ class Sampler:
         return logits
 
     def _banned_until_min_tokens(self, rows: list[RowPlan], layout: _Layout) -> _Bias | None:
-        """The stop tokens of rows that may not stop yet; made anew only when one of them has grown long enough."""
+        """Return a bias that bans the stop tokens of rows below min_tokens; rebuilt only when such a row reaches it."""
         short = [i for i in layout.min_tokens_rows if self._is_short(rows[i])]
         if short != layout.banned_rows:
             stop_ids = {i: self._inits[rows[i].req_index].params.stop_token_ids for i in short}
@@ -258,8 +259,8 @@ class Sampler:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the host: on CUDA an asynchronous one to pinned memory, complete after the stream is."""
+    """Return a copy on the host: on CUDA asynchronous, to pinned memory, complete once the stream is."""
     if tensor.device.type != "cuda":
         return tensor.to("cpu")
-    # pinned blocks come from torch's caching host allocator, which reuses one only when copies into it are done
+    # torch's caching host allocator reuses a pinned block only after copies into it are complete
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

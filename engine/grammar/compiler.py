@@ -1,10 +1,10 @@
-"""From a GrammarSpec to a matcher that knows which tokens may come next. The one file that knows llguidance; no torch.
+"""GrammarCompiler: compiles a GrammarSpec into a Matcher and fills token masks. The only user of llguidance; no torch.
 
-GrammarCompiler: one tokenizer, loaded once per process (a second for a large vocabulary, with the interpreter lock
-held: before serving begins, so that no request waits for it). compile() releases the lock.
-Matcher: where one answer stands in its grammar. Copies of one matcher share what they learn of it.
-A mask has a bit for an end-of-grammar token of ours, appended to the vocabulary: no model can say it, so where a
-grammar may end never mixes with what the model's own end-of-sequence tokens mean.
+GrammarCompiler has one tokenizer, loaded once per process. This takes a second with a large vocabulary and holds the
+interpreter lock, so it happens before serving begins. compile() releases the lock.
+Matcher is the state of one request's output in its grammar. Copies of a matcher share its lexer cache.
+A mask has one extra bit, for an end-of-grammar token appended to the vocabulary. No model can sample it, so the end of
+a grammar is never confused with the model's own end-of-sequence tokens.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ if TYPE_CHECKING:
 
 _END = "<|end of grammar|>"
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
-_MIN_PARALLEL = 16  # masks; fewer are made sooner than threads wake up
+_MIN_PARALLEL = 16  # masks; fewer are faster without threads
 _MAX_THREADS = 8
-_MAX_LEXER_STATES = 50_000  # of one or two KiB each, kept as long as the grammar
+_MAX_LEXER_STATES = 50_000  # 1 to 2 KiB each, kept as long as the grammar
 _MAX_REASON_CHARS = 400
-_REWORDED = {"NoExtensionBias": "It matches no text at all."}  # names from inside the library
+_REWORDED = {"NoExtensionBias": "It matches no text at all."}  # internal names of llguidance
 
 
 class Matcher:
-    """One answer's place in its grammar. One thread at a time."""
+    """The state of one request's output in its grammar. Not thread-safe."""
 
     def __init__(self, spec: GrammarSpec, matcher: LLMatcher) -> None:
         self.spec = spec
         self.inner = matcher
 
     def copy(self) -> Matcher:
-        """Return another that stands at the same place."""
+        """Return an independent matcher in the same state."""
         return Matcher(self.spec, self.inner.deep_copy())
 
     def accept(self, token_id: int) -> bool:
-        """Go on by one token; False if it is not allowed here, or the grammar has become too complex to follow."""
+        """Advance by one token; return False if it is not allowed, or the grammar became too complex to follow."""
         return self.inner.consume_token(token_id)
 
     @property
     def is_ended(self) -> bool:
-        """True once nothing may follow."""
+        """True once no token may follow."""
         return self.inner.is_stopped()
 
     @property
     def error(self) -> str:
-        """Why nothing can be said any more; empty: all is well."""
+        """The reason why the matcher failed; empty: no error."""
         return _reason(self.inner.get_error())
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer, and fills masks. Thread-safe but for fill_masks."""
+    """Compiles grammars for one tokenizer, and fills masks. Thread-safe except fill_masks()."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
-        """Raises UnsupportedFeature if llguidance is not there or cannot work with this tokenizer."""
+        """Raises UnsupportedFeature if llguidance is not installed or does not support this tokenizer."""
         try:
             import llguidance
         except ImportError:
@@ -87,7 +87,7 @@ class GrammarCompiler:
 
     @classmethod
     def from_folder(cls, folder: Path) -> GrammarCompiler:
-        """Load the tokenizer of a model folder. Blocks, up to seconds. Raises UnsupportedFeature."""
+        """Load the tokenizer of a model folder. Blocks for up to seconds. Raises UnsupportedFeature."""
         try:
             text = (folder / "tokenizer.json").read_bytes()
         except OSError:
@@ -97,7 +97,7 @@ class GrammarCompiler:
         return cls(text)
 
     def compile(self, spec: GrammarSpec) -> Matcher:
-        """Compile, and make the first mask, often the longest to make. Blocks without the lock. Raises GrammarError."""
+        """Compile, and make the first mask, often the slowest. Blocks, releases the GIL. Raises GrammarError."""
         source = _without_forcing(spec.source)
         inner = self._llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         matcher = Matcher(spec, inner)
@@ -110,7 +110,7 @@ class GrammarCompiler:
         return matcher
 
     def fill_masks(self, matchers: list[Matcher]) -> np.ndarray:
-        """Return [len(matchers), num_words] uint32, the bits of a word from the lowest up: the tokens that may come."""
+        """Return masks of the allowed tokens, [len(matchers), num_words] uint32; bit b of word w: token 32 * w + b."""
         masks = np.zeros((len(matchers), self.num_words), dtype=np.uint32)
         num_bytes = self.num_words * 4
         if len(matchers) < _MIN_PARALLEL:
@@ -125,7 +125,7 @@ class GrammarCompiler:
 
 
 class CompilerLoader:
-    """Loads a folder's GrammarCompiler once: in a thread of its own, or in that of whoever asks before."""
+    """Loads a folder's GrammarCompiler once, in its own thread or in the first caller's of get()."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -166,10 +166,10 @@ def _with_end_token(tokenizer_json: bytes) -> tuple[str, int]:
 
 
 def _without_forcing(source: str) -> str:
-    """Let masks be made of bytes alone, also where only one text can follow.
+    """Disable llguidance's forced tokens, so that masks depend on bytes only, even if only one text can follow.
 
-    Else llguidance encodes that text, finds the token of a tag in it (<think> in a string of a schema), and allows that
-    alone, which no text matches.
+    With them llguidance tokenizes that text, finds a special token in it (<think> in a string of a schema), and allows
+    only this token, which matches no text.
     """
     if not source.lstrip().startswith("{"):
         return source + _NO_FORCING
@@ -180,7 +180,7 @@ def _without_forcing(source: str) -> str:
 
 
 def _reason(error: str) -> str:
-    """The telling line of llguidance's error, which may go on with the source."""
+    """Return the informative line of an llguidance error, which may also contain the grammar's source."""
     lines = [line.strip() for line in error.strip().splitlines()]
     details = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]  # of a regex
     reason = ": ".join([lines[0].removesuffix(": regex parse error:"), *details]) if lines else ""

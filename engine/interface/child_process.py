@@ -1,4 +1,4 @@
-"""The tie between a child process and the process that started it, in both directions. Imports nothing of ours."""
+"""Child processes: end a child when its parent dies, and describe how a child ended. Imports nothing of Quire."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 PROJECT_ROOT = Path(__file__).resolve().parent.parent.parent
 
 _PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None  # before a fork: a child may not load it
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None  # loaded before a fork: a child may not
 
 
 def die_with_parent() -> None:
@@ -18,7 +18,7 @@ def die_with_parent() -> None:
 
 
 def die_with(launcher_pid: int) -> None:
-    """In the child, before exec: ask for SIGTERM when the launcher dies; it may have died already."""
+    """In the child, before exec: ask the kernel for SIGTERM when the launcher dies; exit if it has died already."""
     if _libc is not None:
         _ask_for(signal.SIGTERM)
         if os.getppid() != launcher_pid:
@@ -26,7 +26,7 @@ def die_with(launcher_pid: int) -> None:
 
 
 def describe_exit(returncode: int) -> str:
-    """Say in words how a child ended."""
+    """Return a phrase that describes a child's exit, from its return code."""
     if returncode < 0:
         hint = " (out of memory?)" if returncode == -signal.SIGKILL else ""
         return f"was killed by {signal.Signals(-returncode).name}{hint}"

@@ -1,10 +1,9 @@
-"""EngineClient: the only door from the HTTP side to the engine. Plain asyncio; never torch.
+"""EngineClient: the interface through which the server uses the engine. Plain asyncio; never torch.
 
-SocketEngineClient is the real one: one connection per HTTP worker, made again after the engine was restarted.
-tests/support/fakes.py has one without processes. A request's life here: submit() registers a mailbox under its
-request_id and
-sends AddRequest; StepEvents fill the mailbox, merging tokens while the reader is behind; the last output, an error or
-the reader's leaving removes it.
+SocketEngineClient implements it with one connection per HTTP worker, and reconnects after an engine restart.
+tests/support/fakes.py has an implementation without processes.
+Life of a request: submit() registers a mailbox under its request_id and sends AddRequest. StepEvents fill the mailbox;
+outputs that the reader has not taken yet are merged. The last output, an error or the end of the iteration removes it.
 """
 
 import asyncio
@@ -38,59 +37,59 @@ QUEUE_IS_FULL = "The queue is full; try again later."
 
 
 class RequestOutput(msgspec.Struct):
-    """The next tokens of one request, in order. Several when the reader is behind; none in an end without a token."""
+    """The next tokens of one request, in order: several if the reader is slow, none if the request ends without one."""
 
     token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None  # one per token if asked for
-    prompt_logprobs: list[TokenLogprobs] = []  # the next of the prompt's, from its second token on
-    embedding: bytes = b""  # float32s, if that was asked for; with the end
-    arrival_s: float = 0.0  # time.monotonic() when the newest of them was read from the socket
-    num_cached_tokens: int | None = None  # with the first tokens
+    logprobs: list[TokenLogprobs] | None = None  # one per token, if requested
+    prompt_logprobs: list[TokenLogprobs] = []  # the next ones of the prompt, which start at its second token
+    embedding: bytes = b""  # float32s, if requested; in the last output
+    arrival_s: float = 0.0  # time.monotonic() when the newest token was read from the socket
+    num_cached_tokens: int | None = None  # in the output with the first tokens, as the next two
     queue_s: float | None = None
     prefill_s: float | None = None
-    finish_reason: str | None = None  # with the last: "stop" | "length" | "abort"
+    finish_reason: str | None = None  # in the last output: "stop" | "length" | "abort"
     stop_token_id: int | None = None
 
 
 class EngineClient(Protocol):
-    """Submit and abort requests.
+    """Submits and aborts requests.
 
-    Every submitted request ends: by a RequestOutput with finish_reason or by a ServiceError.
+    Every submitted request ends, with a RequestOutput that has a finish_reason or with a ServiceError.
     """
 
     @property
     def ready(self) -> EngineReady | None:
-        """The engine's limits, or None while it is not serving (loading, restarting)."""
+        """The engine's limits, or None while the engine does not serve (loading, restarting)."""
         ...
 
     @property
     def is_full(self) -> bool:
-        """True while the engine's queue takes nothing more."""
+        """True while the engine's queue is full."""
         ...
 
     def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Iterate the outputs of a request, which is sent when iteration starts.
+        """Iterate over the outputs of a request. The first iteration sends the request.
 
-        Raises Overloaded, EngineDead, ShuttingDown, EngineError, RequestError. aclose() (or a cancel) before the end
-        aborts it.
+        Raises Overloaded, EngineDead, ShuttingDown, EngineError, RequestError. aclose() or a cancellation before the
+        end aborts the request.
         """
         ...
 
     def abort(self, request_id: str, *, reason: str = "abort") -> None:
-        """Ask the engine to end a request; its iterator then ends with that finish_reason ("abort" | "stop")."""
+        """Tell the engine to end a request; its last output then has this finish_reason ("abort" | "stop")."""
         ...
 
     async def kv_snapshot(self) -> KvSnapshot:
-        """Ask the engine for its KV pool; who asks meanwhile gets the same. Raises EngineDead, ShuttingDown."""
+        """Request a snapshot of the KV pool; concurrent calls share one. Raises EngineDead, ShuttingDown."""
         ...
 
     async def aclose(self) -> None:
-        """Close the connection for good; open requests end with ShuttingDown, and so do later ones."""
+        """Close the connection permanently. Open and later requests end with ShuttingDown."""
         ...
 
 
 class SocketEngineClient:
-    """EngineClient over the engine's unix socket at `path`. start() once, inside the event loop."""
+    """EngineClient over the engine's unix socket at `path`. Call start() once, inside the event loop."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -98,7 +97,7 @@ class SocketEngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._mailboxes: dict[str, _Mailbox] = {}
         self._task: asyncio.Task[None] | None = None
-        self._kv: asyncio.Future[KvSnapshot] | None = None  # asked for, not there yet
+        self._kv: asyncio.Future[KvSnapshot] | None = None  # the pending request for a snapshot
         self._is_full = False
         self._is_closed = False
         self._greeted = asyncio.Event()
@@ -114,11 +113,11 @@ class SocketEngineClient:
         return self._is_full
 
     async def start(self) -> None:
-        """Connect in the background, and again whenever the engine comes back."""
+        """Connect in the background, and reconnect after each engine restart."""
         self._task = asyncio.create_task(self._run(), name="engine-client")
 
     async def wait_ready(self, *, timeout_s: float) -> None:
-        """Wait for the engine's greeting, at most so long."""
+        """Wait up to timeout_s for the engine's greeting (EngineReady)."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._greeted.wait(), timeout_s)
 
@@ -181,7 +180,7 @@ class SocketEngineClient:
                     self._dispatch(message, time.monotonic())
             except (OSError, msgspec.MsgspecError) as error:
                 logger.warning("engine connection lost error=%r", str(error))
-            except Exception:  # a bug here must not leave this worker without an engine for ever
+            except Exception:  # after a bug here this worker must still reconnect
                 logger.exception("engine connection dropped")
             self._disconnected(_engine_dead)
             await asyncio.sleep(_RECONNECT_S)
@@ -198,7 +197,7 @@ class SocketEngineClient:
         kv, self._kv = self._kv, None
         if kv is not None:
             kv.set_exception(make_error())
-            kv.exception()  # whoever asked may have left
+            kv.exception()  # mark it as retrieved: the caller may have been cancelled
 
     def _dispatch(self, message: FromEngine, now: float) -> None:
         if isinstance(message, StepEvents):
@@ -224,7 +223,7 @@ class SocketEngineClient:
         for row, request_id in enumerate(events.request_ids):
             end = start + events.num_tokens[row]
             mailbox = self._mailboxes.get(request_id)
-            if mailbox is not None:  # else its reader left while this step was in flight
+            if mailbox is not None:  # None: its reader closed while this step was in flight
                 output = RequestOutput(events.token_ids[start:end], events.logprobs.get(row), arrival_s=now)
                 if row in events.prompt_logprobs:
                     output.prompt_logprobs = events.prompt_logprobs[row]
@@ -251,7 +250,7 @@ def _shutting_down() -> ShuttingDown:
 
 
 class _Mailbox:
-    """What one reader has not taken yet: at most one output, into which later ones are merged, or an error."""
+    """Holds the unread output of one request: at most one output, into which later ones are merged, or an error."""
 
     def __init__(self) -> None:
         self._output: RequestOutput | None = None
@@ -267,12 +266,12 @@ class _Mailbox:
         self._wake()
 
     def fail(self, error: ServiceError) -> None:
-        """End with an error, after what has already arrived."""
+        """Set the error that get() raises once the unread output is taken."""
         self._error = error
         self._wake()
 
     async def get(self) -> RequestOutput:
-        """Wait for and take what has arrived."""
+        """Wait for an output and take it. Raises the error of fail()."""
         while self._output is None:
             if self._error is not None:
                 raise self._error
@@ -287,8 +286,8 @@ class _Mailbox:
 
 
 def _merge(first: RequestOutput, second: RequestOutput) -> None:
-    """Append `second` to `first` in place. Only the first output with a token has the start facts."""
-    if not first.token_ids and second.queue_s is not None:  # only prompt log-probabilities came so far
+    """Append `second` to `first` in place. Only the first output with a token has cached tokens and start times."""
+    if not first.token_ids and second.queue_s is not None:  # `first` has only prompt log-probabilities
         first.num_cached_tokens, first.queue_s, first.prefill_s = (
             second.num_cached_tokens,
             second.queue_s,

@@ -1,102 +1,102 @@
-"""Frozen configuration, made once by the launcher and handed down. Imports msgspec only; never torch.
+"""Frozen configuration classes of all processes. Imports msgspec only; never torch.
 
-Sections are separate so that no room sees more than it needs: EngineConfig goes to the engine process, ServerConfig
-to the HTTP workers, LaunchConfig stays in the launcher. SchedulerConfig is derived inside the engine, once the size
-of the KV pool is known. They cross process borders as JSON.
+The launcher creates them once and sends them to its children as JSON. Each process gets only what it needs:
+EngineConfig goes to the engine process, ServerConfig to the HTTP workers, LaunchConfig stays in the launcher.
+The engine derives SchedulerConfig itself, once the size of the KV pool is known.
 """
 
 import msgspec
 
 
 class LoraSource(msgspec.Struct, frozen=True):
-    """An adapter: what clients call it, and its folder."""
+    """A LoRA adapter: its name in the API and its folder."""
 
     name: str
     folder: str
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are guessed ahead (engine/core/speculative.py)."""
+    """Settings of speculative decoding (engine/core/speculative.py)."""
 
     method: str = "ngram"
-    num_tokens: int = 4  # guessed at most per request and step
-    ngram_min: int = 2  # tokens that must have stood in the request before
-    ngram_max: int = 4  # the most that are compared, to choose among several places
+    num_tokens: int = 4  # maximum number of draft tokens per request and step
+    ngram_min: int = 2  # tokens that must occur earlier in the request
+    ngram_max: int = 4  # maximum number of compared tokens, to choose among several occurrences
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What to load and how much of the machine to use. None: decided from the model and the free memory."""
+    """The engine's settings: model, device and limits. None: the engine chooses by model and free memory."""
 
     model: str  # local folder in Hugging Face layout
-    load_format: str = "auto"  # auto (safetensors) | dummy (random weights of the config's shapes)
+    load_format: str = "auto"  # auto (safetensors) | dummy (random weights with the config's shapes)
     device: str = "auto"  # auto | cuda | mps | cpu
-    tensor_parallel_size: int = 1  # devices that share the model, each with a process of its own
+    tensor_parallel_size: int = 1  # devices that share the model, with one process each
     dtype: str = "auto"  # auto | bfloat16 | float16 | float32
     quantization: str = (
-        "auto"  # of the linear layers. auto: as the checkpoint is | none | a scheme of server/config/value_types.py
+        "auto"  # linear layers. auto: as in the checkpoint | none | a scheme of server/config/value_types.py
     )
-    loras: list[LoraSource] = []  # adapters of the model; the first has lora_index 1
+    loras: list[LoraSource] = []  # LoRA adapters; the first has lora_index 1
     attention_backend: str = "auto"
     max_model_len: int | None = None  # tokens
     max_num_seqs: int | None = None  # requests running at once
     max_num_batched_tokens: int | None = None  # tokens computed per step
-    max_num_mixed_tokens: int | None = None  # the same while requests decode, which wait for the whole step
-    is_offline: bool = False  # nobody waits for single tokens: prompts are computed in full steps also beside those
+    max_num_mixed_tokens: int | None = None  # tokens per step that also has decode rows: they wait for all of it
+    is_offline: bool = False  # no client waits for single tokens: steps with decode rows may have full size, too
     block_size: int | None = None  # tokens per KV block
     kv_cache_memory_bytes: int | None = None
     kv_cache_dtype: str = "auto"  # auto (as dtype) | fp8, or fp8_e4m3 (float8_e4m3fn)
-    gpu_memory_utilization: float = 0.9  # share of the device's memory the daemon may fill
+    gpu_memory_utilization: float = 0.9  # share of the device's memory that the daemon may use
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # no CUDA graphs: for debugging
     overlap_depth: int | None = None  # steps in flight: 2 overlaps host and device (default on cuda), 1 does not
-    max_waiting: int = 2048  # requests queued before new ones are refused
-    max_queued_tokens: int | None = None  # the same for their tokens
+    max_waiting: int = 2048  # queued requests at which new ones are refused
+    max_queued_tokens: int | None = None  # queued prompt tokens at which new requests are refused
     speculative: SpeculativeConfig | None = None  # None: one token per request and step
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The scheduler's world in numbers."""
+    """The scheduler's limits, derived from EngineConfig and the size of the KV pool."""
 
     num_blocks: int
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    # While requests decode (engine/core/scheduler.py): at least the first, at most the second of these. None: as the
-    # second; as max_num_batched_tokens
+    # Bounds of the tokens of a step with decode rows (engine/core/scheduler.py). None: min equals max; max equals
+    # max_num_batched_tokens
     min_num_mixed_tokens: int | None = None
     max_num_mixed_tokens: int | None = None
-    step_sizes: list[int] = []  # ascending: token numbers to which such steps are filled up, since they cost as much
-    # The same in time, that of so many tokens without context; and the context that costs a token as much again as all
-    # but attention. None: unknown
+    step_sizes: list[int] = []  # ascending: token counts to which such steps are filled up, since padding costs as much
+    # Maximum time of such a step, given as the number of tokens without context that take this time; and the context
+    # length at which attention costs a token as much as everything else. None: unknown
     max_mixed_cost: int | None = None
     costly_context: int | None = None
     max_model_len: int
     enable_prefix_caching: bool = True
-    max_num_samples: int | None = None  # positions that a step with drafts samples at most; None: max_num_seqs
+    max_num_samples: int | None = None  # maximum sampled positions of a step with drafts; None: max_num_seqs
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an HTTP worker needs. Paths are absolute; sizes in bytes; times in seconds."""
+    """The settings of an HTTP worker. Paths are absolute; sizes in bytes; times in seconds."""
 
-    model: str  # the same folder as EngineConfig.model: tokenizer, template and generation defaults are read from it
-    served_model_names: list[str]  # the first is the one answered with
-    lora_names: list[str] = []  # of the adapters, in the order of EngineConfig.loras
-    chat_template: str | None = None  # path of a Jinja file that replaces the model's own
-    pooling: str = "auto"  # how embeddings are made: auto (as the folder says) | last | mean
-    strict: bool = False  # unknown request fields are a 400 instead of being named in x-quire-ignored
+    model: str  # as EngineConfig.model; has the tokenizer, the chat template and the generation defaults
+    served_model_names: list[str]  # responses contain the first
+    lora_names: list[str] = []  # adapter names, in the order of EngineConfig.loras
+    chat_template: str | None = None  # path of a Jinja file that replaces the model's chat template
+    pooling: str = "auto"  # pooling of embeddings: auto (from the model folder) | last | mean
+    strict: bool = False  # unknown request fields: True: status 400; False: listed in x-quire-ignored
     max_body_bytes: int = 8 * 1024 * 1024
     request_timeout_s: float | None = None  # deadline of every request
     engine_socket: str = ""  # unix socket of the engine
     control_socket: str = ""  # unix socket of the launcher
     worker_index: int = 0
-    api_key_hashes: list[str] = []  # SHA-256, hex; none: nobody is asked for a key
-    cors_origins: list[str] = []  # of pages that may call from a browser; "*": all
-    root_path: str = ""  # prefix that a proxy puts before our paths
-    otlp_traces_endpoint: str | None = None  # where a span per request is sent, OTLP over HTTP
+    api_key_hashes: list[str] = []  # SHA-256, hex; empty: no key is required
+    cors_origins: list[str] = []  # web pages that may call the API from a browser; "*": all
+    root_path: str = ""  # path prefix that a proxy adds
+    otlp_traces_endpoint: str | None = None  # URL that receives one span per request, OTLP over HTTP
 
 
 class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher itself needs."""
+    """The settings of the launcher itself."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -108,15 +108,15 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "auto"  # auto (bars on a terminal, key=value elsewhere) | text | json
     log_level: str = "info"
     debug: bool = False  # show tracebacks
-    stall_timeout_s: float = 300.0  # an engine without progress for so long is restarted; 0: never
+    stall_timeout_s: float = 300.0  # an engine without progress for this time is restarted; 0: never
     api_key_file: str | None = None  # read again on SIGHUP
-    given_key_hashes: list[str] = []  # of keys that are not in the file
-    notices: list[str] = []  # sentences for the log, once it is there
-    metrics_compat: str = "vllm"  # whose names /metrics has beside our own: vllm | none
+    given_key_hashes: list[str] = []  # SHA-256 of keys that are not in the file
+    notices: list[str] = []  # sentences to log once logging is configured
+    metrics_compat: str = "vllm"  # additional metric names in /metrics: vllm | none
 
 
 class EngineProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the process is told."""
+    """The configuration file of the engine process."""
 
     engine: EngineConfig
     engine_socket: str

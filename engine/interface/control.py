@@ -1,7 +1,7 @@
 """The control channel between the launcher and its children (HTTP workers, engine): stages, metrics, drain.
 
-Imports msgspec only; never torch. One unix socket in the launcher, one connection per child, frames of
-engine/interface/transport.py. The end of the connection is the end of the launcher: a child then exits by itself.
+Imports msgspec only; never torch. The launcher listens on one unix socket; each child has one connection, with the
+frames of engine/interface/transport.py. A closed connection means that the launcher is dead: the child then exits.
     child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed,
                        Scrape, Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat (engine)
     launcher → child   State (workers: stage, drain), Keys, Flush, Page, Cancel, Cancelled (worker), Drain
@@ -13,15 +13,16 @@ import msgspec
 
 from engine.interface.metrics import MetricsDelta
 
-# The engine beats once a second, but never within a step. The longest steps are prompt chunks of 512 tokens on a CPU:
-# 7 TFLOP for 7 B parameters, a few seconds on a server. Whoever kills the unhealthy should wait for several bad probes.
+# The engine sends a heartbeat once a second, but never within a step. The longest steps are prompt chunks of 512 tokens
+# on a CPU: 7 TFLOP for 7 B parameters, a few seconds on a server. A supervisor that kills an unhealthy daemon should
+# wait for several failed probes.
 STALL_AFTER_S = 10.0
-# An engine that loads shows bytes, graphs and stages as it goes; the longest silence is compiling kernels.
+# A loading engine reports bytes, graphs and stages. The longest time without a report is the compilation of kernels.
 LOAD_STALL_AFTER_S = 300.0
 
 
 class Hello(msgspec.Struct, tag=True):
-    """First message of a child: its role ("engine" | "worker"), its index and pid."""
+    """The first message of a child: its role ("engine" | "worker"), index and pid."""
 
     role: str
     index: int
@@ -29,29 +30,29 @@ class Hello(msgspec.Struct, tag=True):
 
 
 class Stage(msgspec.Struct, tag=True, omit_defaults=True):
-    """Where the engine's start stands.
+    """The progress of the engine's start.
 
     name: imports, config, kernels, ranks, weights, kv_cache, graphs, self_test, ready.
     """
 
     name: str
-    done: int = 0  # of `total` units; 0 of 0 while unknown
+    done: int = 0  # completed units, out of `total`; both 0: unknown
     total: int = 0
     unit: str = ""  # "bytes", "graphs", ...
-    detail: str = ""  # one human phrase, e.g. "Llama, 12 layers, bfloat16 on cpu"
+    detail: str = ""  # a readable phrase, e.g. "Llama, 12 layers, bfloat16 on cpu"
 
 
 class EngineFailed(msgspec.Struct, tag=True):
-    """The engine could not start: one sentence and the exit code it will end with."""
+    """The engine could not start, or failed: one sentence and its exit code."""
 
     message: str
     exit_code: int
 
 
 class EngineInfo(msgspec.Struct, tag=True):
-    """What the closing panel shows, measured by the engine: label → text ("KV cache" → "65,536 tokens = ...").
+    """The rows of the start-up panel that the engine measured: label → text ("KV cache" → "65,536 tokens = ...").
 
-    build: labels of quire_build_info: torch, cuda, device, dtype.
+    build: labels of the metric quire_build_info: torch, cuda, device, dtype.
     """
 
     rows: dict[str, str]
@@ -59,7 +60,7 @@ class EngineInfo(msgspec.Struct, tag=True):
 
 
 class Heartbeat(msgspec.Struct, tag=True):
-    """The engine loop made progress (sent at most once a second, also while idle)."""
+    """Reports progress of the engine loop. Sent at most once a second, also while idle."""
 
     num_running: int
     num_waiting: int
@@ -67,34 +68,34 @@ class Heartbeat(msgspec.Struct, tag=True):
 
 
 class Flush(msgspec.Struct, tag=True):
-    """Send your MetricsDelta now, then Flushed with this number."""
+    """Requests the child's MetricsDelta now, followed by Flushed with this number."""
 
     number: int
 
 
 class Flushed(msgspec.Struct, tag=True):
-    """Everything counted before Flush(number) has been sent."""
+    """Confirms that everything counted before Flush(number) has been sent."""
 
     number: int
 
 
 class Scrape(msgspec.Struct, tag=True):
-    """A worker wants the metrics page; answered by Page with this number."""
+    """Requests the metrics page for a worker. The reply is Page with this number."""
 
     number: int
 
 
 class Page(msgspec.Struct, tag=True):
-    """The Prometheus text page."""
+    """The metrics page, in Prometheus text format."""
 
     number: int
     body: bytes
 
 
 class Cancel(msgspec.Struct, tag=True):
-    """End the requests with this id that came with this API key's hash; answered by Cancelled with this number.
+    """Ends the requests with this id and this API key hash. The reply is Cancelled with this number.
 
-    A worker sends it to the launcher, and the launcher to every other worker.
+    A worker sends it to the launcher; the launcher sends it to every other worker.
     """
 
     number: int
@@ -103,17 +104,17 @@ class Cancel(msgspec.Struct, tag=True):
 
 
 class Cancelled(msgspec.Struct, tag=True):
-    """Whether there was such a request; None: not every worker has answered."""
+    """The reply to Cancel. found: True if such a request existed; None: not every worker has answered."""
 
     number: int
     found: bool | None
 
 
 class State(msgspec.Struct, tag=True):
-    """What workers tell their clients about readiness and health: sent on connect and on every change.
+    """The daemon's readiness and health, for /ready and /health of the workers. Sent on connect and on every change.
 
-    fault: "restarting": from the engine's end until the next one is ready; "dead": the same, once restart after restart
-    has not served for a minute; "stalled": the engine's loop, or the load of the next one, makes no progress.
+    fault: "restarting": from the engine's exit until the next engine is ready; "dead": restarts have failed for a
+    minute; "stalled": the engine's loop, or the load of the next engine, makes no progress.
     """
 
     stage: Stage
@@ -122,18 +123,18 @@ class State(msgspec.Struct, tag=True):
 
     @property
     def is_alive(self) -> bool:
-        """False if whoever supervises the daemon should start it anew: GET /health and the watchdog say this."""
+        """False if a supervisor should restart the daemon. GET /health and the watchdog report this."""
         return self.fault not in ("stalled", "dead")
 
 
 class Drain(msgspec.Struct, tag=True):
-    """Finish what runs, take nothing new, end by `timeout_s` from now."""
+    """Drains the child: it refuses new requests, finishes the running ones and exits within `timeout_s`."""
 
     timeout_s: float
 
 
 class Keys(msgspec.Struct, tag=True):
-    """The API keys that are let in from now on, as hashes: sent to workers on connect and on every change, if any."""
+    """The hashes of all API keys valid from now on. Sent to workers on connect and on change, if keys are in use."""
 
     hashes: list[str]
 
@@ -145,23 +146,22 @@ FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys
 
 
 class Supervisor(Protocol):
-    """A worker's view of the launcher. The real one is server/http/launcher_link.py, a fake is in
-    tests/support/fakes.py."""
+    """A worker's interface to the launcher: server/http/launcher_link.py, or the fake in tests/support/fakes.py."""
 
     @property
     def state(self) -> State:
-        """The last State the launcher sent."""
+        """The last State that the launcher sent."""
         ...
 
     @property
     def key_hashes(self) -> list[str]:
-        """The API keys as they were changed last; []: never."""
+        """The hashes of the last Keys message; [] before the first."""
         ...
 
     async def scrape(self) -> bytes:
-        """The metrics page of the whole daemon, this worker's own counts included."""
+        """Return the metrics page of the whole daemon, including this worker's newest counts."""
         ...
 
     async def cancel(self, request_id: str, *, key_hash: str) -> bool:
-        """End the other workers' requests with this id and API key; return if there was one."""
+        """End requests with this id and API key at the other workers; return True if one existed."""
         ...

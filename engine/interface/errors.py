@@ -1,26 +1,26 @@
-"""The one error tree of the daemon. Imports nothing.
+"""ServiceError and its subclasses: every error that Quire reports to a client or an operator. Imports nothing.
 
-    ServiceError                      anything Quire reports to a person or a client
-    ├── RequestError                  the request is at fault; it alone ends
+    ServiceError                      base class
+    ├── RequestError                  the request is at fault; only this request ends
     │   ├── InvalidParameter          a field's value is outside its limits
-    │   ├── PromptTooLong             prompt + asked-for tokens exceed the context
-    │   ├── UnsupportedFeature        understood, but not served by this build or model
+    │   ├── PromptTooLong             prompt and requested tokens exceed the context
+    │   ├── UnsupportedFeature        valid, but not supported by this build or model
     │   └── GrammarError              a grammar, schema or regex does not compile
     ├── Overloaded                    the queue is full; try again later
-    ├── RequestAborted                ended by its client or by an operator
+    ├── RequestAborted                cancelled by its client or by an operator
     ├── EngineError                   the engine failed this request
-    ├── OutOfMemory                   the device had no room for this request's part of a step
-    ├── EngineDead                    the engine process is gone; it is being restarted
-    ├── ShuttingDown                  the daemon is ending, and with it whatever is still open
+    ├── OutOfMemory                   the device had too little memory for this request's part of a step
+    ├── EngineDead                    the engine process died; the launcher restarts it
+    ├── ShuttingDown                  the daemon is shutting down and ends all open requests
     └── StartupError                  the daemon cannot start (bad folder, no memory, port in use, ...)
 
-Every class has a stable `code` for programs; every message is one sentence that names the value and the limit.
+Every class has a stable `code` for programs. Every message is one sentence that names the value and the limit.
 HTTP statuses are decided only in server/api/error_replies.py.
 """
 
 
 class ServiceError(Exception):
-    """Anything that is reported to a client. `param` names the field at fault, if one is."""
+    """Base class of all reported errors. `param`: the request field at fault, if any."""
 
     code = "internal_error"
 
@@ -49,7 +49,7 @@ class PromptTooLong(RequestError):
 
 
 class UnsupportedFeature(RequestError):
-    """A field is understood, but this build or model does not serve it."""
+    """A field is valid, but this build or model does not support it."""
 
     code = "unsupported_feature"
 
@@ -133,13 +133,13 @@ ERRORS_BY_CODE: dict[str, type[ServiceError]] = {
 
 
 def sentence(text: str) -> str:
-    """Return another program's words as the end of a sentence of ours: with one full stop, or their own mark."""
+    """Return another program's message with exactly one final punctuation mark."""
     text = text.strip()
     return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def error_from_code(code: str, message: str, param: str | None = None) -> ServiceError:
-    """Rebuild the error that crossed a process border as (code, message, param)."""
+    """Rebuild an error that another process sent as (code, message, param)."""
     error = ERRORS_BY_CODE.get(code, EngineError)(message)
     error.param = param
     return error

@@ -1,23 +1,26 @@
-"""What `quire doctor` asks of engine/startup/fit.py, and what it hears. Imports msgspec only; never torch.
+"""Ask and Diagnosis: the request of `quire doctor` to engine/startup/fit.py and its reply. Imports msgspec only.
 
-They cross a process border as JSON, since the command itself never imports torch. Sizes are in bytes.
+Both are sent as JSON to and from a separate process, since the command itself never imports torch. Sizes are in bytes.
 """
 
 import msgspec
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What to look at. None: the machine alone; what this machine has; what the model reaches."""
+    """The request: which model to examine, on which GPUs.
 
-    folder: str | None = None  # of the model; config.json is enough
+    None: folder: examine only the machine; gpu_memory: use this machine's GPUs; max_model_len: the model's maximum.
+    """
+
+    folder: str | None = None  # model folder; config.json is enough
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     quantization: str = "auto"
     device: str = "auto"
-    gpu_memory: int | None = None  # of a GPU that need not be here
+    gpu_memory: int | None = None  # memory of a hypothetical GPU
     gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
-    num_gpus: int = 1  # over which the model is split
+    num_gpus: int = 1  # number of GPUs that share the model
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -30,12 +33,12 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The software and the GPUs that the engine finds. None: there is none."""
+    """The versions of the installed software, and the GPUs. None: not installed."""
 
     torch: str
-    cuda: str | None  # that torch was built with
+    cuda: str | None  # the version that torch was built with
     triton: str | None
-    driver: str | None  # NVIDIA's
+    driver: str | None  # NVIDIA driver
     flash_attn: str | None
     transformers: str | None
     why_no_cuda: str | None
@@ -43,7 +46,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """The weights in a folder, by the headers of its safetensors files."""
+    """The weights in a folder, counted from the headers of its safetensors files."""
 
     num_parameters: int
     num_bytes: int
@@ -51,40 +54,40 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model and its requests share a device; of one GPU where it is split over several."""
+    """The split of a device's memory between model and requests. With several GPUs: of each."""
 
-    device: str  # for people
+    device: str  # display name
     total: int
     usable: int
-    step: int  # to compute a step
+    step: int  # working memory of a step
     kv_cache: int
     kv_cache_tokens: int
     max_model_len: int
     max_num_seqs: int
-    num_requests: dict[int, int]  # tokens of a request → how many such are served at once
+    num_requests: dict[int, int]  # tokens per request → requests of this length that run at once
 
 
 class ModelReport(msgspec.Struct, kw_only=True):
-    """What is known of a model. What comes after `problem` is None as far as that stands in the way."""
+    """The report on a model. If there is a `problem`, the fields that could not be determined are None."""
 
     architecture: str
-    is_supported: bool = True  # the architecture is
-    problem: str | None = None  # one sentence: why it cannot be served
-    quantization: str | None = None  # for people
+    is_supported: bool = True  # the architecture is supported
+    problem: str | None = None  # one sentence: the reason why the model cannot be served
+    quantization: str | None = None  # display name
     stored: Stored | None = None  # None: no weights in the folder
     num_parameters: int | None = None
     checkpoint_dtype: str | None = None
-    checkpoint_bytes: int | None = None  # about what its files take, whether they are here or not
-    dtype: str | None = None  # in which it would be served
+    checkpoint_bytes: int | None = None  # approximate size of its weight files, present or not
+    dtype: str | None = None  # dtype that the engine would compute with
     has_lm_head: bool | None = None
-    weights: int | None = None  # of one GPU where it is split over several, as kv_bytes_per_token
+    weights: int | None = None  # bytes; with several GPUs: on each, as kv_bytes_per_token
     kv_bytes_per_token: int | None = None
-    max_context_len: int | None = None  # tokens that its positions reach
+    max_context_len: int | None = None  # tokens, by its position embeddings
     room: Room | None = None
 
 
 class Diagnosis(msgspec.Struct, kw_only=True):
-    """The whole answer."""
+    """The reply: the machine and, if requested, the model."""
 
     machine: Machine
     model: ModelReport | None = None

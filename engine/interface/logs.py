@@ -1,7 +1,7 @@
-"""One log format for every process of the daemon. Imports the standard library only; never torch.
+"""The log formats of all processes of the daemon: text and JSON. Imports the standard library only; never torch.
 
-text: `2025-11-21 00:18:04.250 INFO  engine  message key=value`; json: one object a line. Messages are key=value after a
-few words, by convention; prompts, completions and keys never appear in them.
+text: `2025-11-21 00:18:04.250 INFO  engine  message key=value`; json: one object per line. By convention a message is
+a few words followed by key=value pairs. Prompts, completions and keys never appear in the log.
 """
 
 import json
@@ -11,14 +11,14 @@ from datetime import datetime
 
 
 def configure_logging(*, level: str, log_format: str, process: str) -> None:
-    """Send this process's log to stderr. log_format: "json" or "text"; process: its name in every line."""
+    """Send this process's log to stderr. log_format: "json" or "text"; process: the process name in every line."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(process) if log_format == "json" else _TextFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 class _TextFormatter(logging.Formatter):
-    """One line for people: when, level, process, message."""
+    """Formats a record as one text line: time, level, process, message."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object a line, for log collectors."""
+    """Formats a record as one line with a JSON object, for log collectors."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class _JsonFormatter(logging.Formatter):
             "process": self._process,
             "logger": record.name,
             "message": record.getMessage(),
-            **record.__dict__.get("fields", {}),  # of a line that has them apart: extra={"fields": …}
+            **record.__dict__.get("fields", {}),  # separate fields of a record: extra={"fields": …}
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)

@@ -1,8 +1,8 @@
-"""What Quire counts, and the recorder every process counts with. Pure Python; never torch, never prometheus_client.
+"""The table of all metrics (METRICS), and Metrics, the recorder of each process. Never torch or prometheus_client.
 
-The registry is in the launcher alone (server/launcher/metrics_registry.py). Workers and engine record into a Metrics, and drain() it
-into small MetricsDelta messages; merging deltas is addition, so counts are exact with any number of processes.
-docs/reference/metrics.md is generated from this table; a test compares it with the page of a running server.
+Only the launcher has a registry (server/launcher/metrics_registry.py). Workers and engine record into a Metrics and
+drain() it into small MetricsDelta messages. Deltas are merged by addition, so counts are exact with any number of
+processes. docs/reference/metrics.md is generated from this table; a test compares it with the page of a running server.
 """
 
 from bisect import bisect_left
@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-# Buckets hold the usual targets: 50 to 500 ms and whole seconds to the first token, 10 to 200 ms between tokens
+# Bucket bounds include usual latency targets: 50 to 500 ms and whole seconds to the first token, 10 to 200 ms between
+# tokens
 # fmt: off
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _ITL_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
@@ -21,11 +22,11 @@ _LENGTH = (*_TOKENS, 32768.0, 65536.0, 131072.0)
 _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 # fmt: on
 
-Key = tuple[str, ...]  # a metric's name and its label values, "" for none
+Key = tuple[str, ...]  # a metric's name and its label values; "" without a label
 
 
 class Metric(NamedTuple):
-    """One row of the table. name: without the quire_ prefix; alias: the name other tools read, or "".
+    """One row of the table. name: without the prefix quire_; alias: the equivalent name of other servers, or "".
 
     old_name: Quire's previous name of the metric, without the prefix, or ""; /metrics shows it too, as deprecated.
     """
@@ -35,9 +36,9 @@ class Metric(NamedTuple):
     help: str
     alias: str = ""
     label: str | tuple[str, ...] = ""  # beside model_name
-    label_values: tuple[str, ...] = ()  # created at 0, if there is one label
+    label_values: tuple[str, ...] = ()  # with one label: the values that exist from the start, at 0
     buckets: tuple[float, ...] = ()
-    alias_label: tuple[str, ...] = ()  # where the alias has other names for the labels
+    alias_label: tuple[str, ...] = ()  # label names of the alias, if they differ
     old_name: str = ""
 
     @property
@@ -118,14 +119,14 @@ _BUCKETS = {metric.name: metric.buckets for metric in METRICS.values() if metric
 
 
 class Histogram(msgspec.Struct, array_like=True):
-    """Observations since the last drain. counts: per bucket, not cumulative, the last one above every bound."""
+    """Observations since the last drain. counts: per bucket, not cumulative; the last counts values above all bounds."""
 
     counts: list[int]
     sum: float = 0.0
 
 
 class MetricsDelta(msgspec.Struct, tag=True, omit_defaults=True):
-    """What one process recorded since it last sent one."""
+    """The metrics that one process recorded since its previous delta."""
 
     counters: dict[Key, float] = {}
     gauges: dict[Key, float] = {}
@@ -133,13 +134,13 @@ class MetricsDelta(msgspec.Struct, tag=True, omit_defaults=True):
 
 
 class Metrics:
-    """Records until drained. Not thread-safe: one per event loop."""
+    """Records counters, gauges and histograms until drained. Not thread-safe: each event loop has its own."""
 
     def __init__(self) -> None:
         self._delta = MetricsDelta({}, {}, {})
 
     def count(self, name: str, n: float = 1, label: str | tuple[str, ...] = "") -> None:
-        """Add `n` to a counter. label: its value, or several in the order of the table."""
+        """Add `n` to a counter. label: the label's value, or several values in the order of the table."""
         key = (name, label) if isinstance(label, str) else (name, *label)
         counters = self._delta.counters
         counters[key] = counters.get(key, 0) + n
@@ -158,6 +159,6 @@ class Metrics:
         histogram.sum += value * n
 
     def drain(self) -> MetricsDelta:
-        """Return what was recorded since the last call and start afresh."""
+        """Return the delta recorded since the last call, and start a new one."""
         delta, self._delta = self._delta, MetricsDelta({}, {}, {})
         return delta

@@ -1,26 +1,24 @@
-"""What crosses the socket between an HTTP worker and the engine. Imports msgspec only; never torch.
+"""Messages between an HTTP worker and the engine. Imports msgspec only; never torch.
 
-One connection per worker; frames are length-prefixed msgpack (engine/interface/transport.py). A request's life on the
-wire:
-    worker → engine   AddRequest … [AbortRequest]; AskKv at any time, answered by one KvSnapshot
-    engine → worker   EngineReady once, QueueState now and then, StepEvents (columnar, at most one per step and worker)
-                      until the request's row appears in `finished`; or RequestFailed, which is also an end. Nothing
-                      else ends a request, but the connection's own end, which the client side turns into EngineDead
-                      for every open request.
-Text, stop strings and templates never reach the engine: it knows token ids. A grammar's source does, unread, for the
-one file that makes token masks of it (engine/core/grammars.py).
+Each worker has one connection; frames are length-prefixed msgpack (engine/interface/transport.py).
+    worker → engine   AddRequest … [AbortRequest]; AskKv at any time, with one KvSnapshot as its reply
+    engine → worker   EngineReady once; QueueState on change; StepEvents (columnar, at most one per step and worker)
+                      until the request's row appears in `finished`; or RequestFailed, which also ends the request.
+A request ends in one of these two ways, or with its connection: EngineClient then raises EngineDead for every open
+request. The engine handles token ids only: text, stop strings and templates stay in the worker. The source of a grammar
+passes through the engine unread, to engine/grammar/compiler.py, which makes token masks from it.
 """
 
 from typing import Literal
 
 import msgspec
 
-# Which of a prompt's hidden states its embedding is made of: those of its last token, or the mean of all
+# The hidden states that form an embedding: that of the prompt's last token, or the mean over all tokens
 PoolingKind = Literal["last", "mean"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the tokens of one request are chosen and when it ends. Validated by the server; the engine trusts it.
+    """Sampling parameters and end conditions of one request. The server validates them; the engine trusts them.
 
     Penalties follow OpenAI (presence, frequency: over generated tokens, subtracted from logits) and
     Keskar et al. 2019, CTRL, §4.1 (repetition: over prompt and generated tokens, positive logits divided).
@@ -37,15 +35,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     seed: int = 0  # 0 ≤ seed < 2**63; the server draws one when the client gives none
-    stop_token_ids: list[int] = []  # end-of-sequence ids included, unless the request ignores them
-    bad_words: list[list[int]] = []  # token ids; the last of a word is not sampled after the others of it
-    allowed_token_ids: list[int] = []  # no others are sampled; []: all are
-    logprobs: int | None = None  # None: none; n: the sampled token's and the n most likely ones' (0 ≤ n ≤ 20)
-    prompt_logprobs: int | None = None  # the same for every prompt token but the first
+    stop_token_ids: list[int] = []  # includes the end-of-sequence ids, unless the request ignores them
+    bad_words: list[list[int]] = []  # token ids; a word's last token is never sampled after its other tokens
+    allowed_token_ids: list[int] = []  # only these are sampled; []: no restriction
+    logprobs: int | None = None  # None: none; n: of the sampled token and the n most likely tokens (0 ≤ n ≤ 20)
+    prompt_logprobs: int | None = None  # the same for every prompt token except the first
 
     @property
     def is_greedy(self) -> bool:
-        """True if the most likely token is always taken."""
+        """True if the most likely token is always sampled."""
         return self.temperature == 0.0
 
     @property
@@ -55,18 +53,18 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def has_filter(self) -> bool:
-        """True if it names tokens that must not be sampled, or all that may be."""
+        """True if bad_words or allowed_token_ids restrict the sampled tokens."""
         return bool(self.bad_words or self.allowed_token_ids)
 
     @property
     def has_extras(self) -> bool:
-        """True if each of its tokens takes memory beyond a draw from the logits."""
+        """True if sampling needs more device memory per token than a draw from the logits."""
         has_logprobs = self.logprobs is not None or self.prompt_logprobs is not None
         return self.has_penalties or self.has_filter or bool(self.logit_bias) or has_logprobs
 
 
 class GrammarSpec(msgspec.Struct, frozen=True):
-    """What the answer's text must match. Built by the server, which has proved that it compiles; opaque to the engine.
+    """The grammar that the output text must match. Built and test-compiled by the server; opaque to the engine.
 
     source: llguidance's Lark dialect, which may embed `%json {schema}` and name special tokens (<|name|>, <tag>,
     <[id]>); or its JSON form, {"grammars": [{"lark_grammar": …}, {"name": …, "lark_grammar": …}]}.
@@ -76,8 +74,7 @@ class GrammarSpec(msgspec.Struct, frozen=True):
 
 
 class GrammarVerdict(msgspec.Struct, omit_defaults=True):
-    """What the process that tries grammars (engine/grammar_check_process.py) says: an error's code and sentence, or
-    none."""
+    """The reply of engine/grammar_check_process.py to a GrammarSpec: an error's code and sentence, or no code."""
 
     code: str | None = None
     message: str = ""
@@ -93,14 +90,14 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     cache_salt: str = ""
     priority: int = 0  # smaller runs earlier
     grammar: GrammarSpec | None = None  # None: any text
-    pooling: PoolingKind | None = None  # the prompt's embedding instead of tokens; `params` has no part in it
-    lora_index: int = 0  # its adapter, counted from 1 as in EngineConfig.loras; 0: the model itself
+    pooling: PoolingKind | None = None  # compute the prompt's embedding instead of tokens; `params` is unused
+    lora_index: int = 0  # its adapter, counted from 1 in EngineConfig.loras; 0: the base model
 
 
 class AbortRequest(msgspec.Struct, tag=True):
-    """End a request; unknown ids are ignored (it may have ended on its own). No reply but `finished` or silence.
+    """Ends a request. The only reply is its `finished` row; an unknown id (a request that has ended) has none.
 
-    reason: "abort", or "stop" when the server found a stop string: an ordinary end, and counted as one.
+    reason: "abort", or "stop" if the server found a stop string, which counts as a normal end.
     """
 
     request_id: str
@@ -108,11 +105,11 @@ class AbortRequest(msgspec.Struct, tag=True):
 
 
 class ClientGone(msgspec.Struct, tag=True):
-    """Never on the wire: the transport's word for a connection's end; every request of that worker is aborted."""
+    """Reports a closed worker connection from the transport to the engine, which aborts its requests. Never sent."""
 
 
 class EngineReady(msgspec.Struct, tag=True):
-    """Sent first on every connection once the engine's self-test token came out."""
+    """The engine's limits: the first message on every connection, after the engine's self-test passed."""
 
     max_model_len: int  # tokens
     max_num_seqs: int
@@ -121,13 +118,13 @@ class EngineReady(msgspec.Struct, tag=True):
     block_size: int  # tokens
     vocab_size: int
     max_waiting: int  # requests
-    hidden_size: int  # numbers in an embedding
-    max_queued_tokens: int  # of prompts that wait; an empty queue takes any
-    can_generate: bool = True  # False: the model has no language-model head, so that it only embeds
+    hidden_size: int  # length of an embedding
+    max_queued_tokens: int  # limit of all waiting prompts together; an empty queue accepts any prompt
+    can_generate: bool = True  # False: the model has no language-model head and only computes embeddings
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
-    """One token's log-probability and the n most likely tokens at its place, most likely first.
+    """The log-probability of one token, and the n most likely tokens at its position, most likely first.
 
     Natural logarithms of the model's distribution before temperature, penalties, bias and truncation.
     """
@@ -135,11 +132,11 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     logprob: float
     top_token_ids: list[int]
     top_logprobs: list[float]
-    rank: int = 0  # of the token, the most likely has 1; only known for a prompt's tokens
+    rank: int = 0  # of the token; 1: the most likely; 0: unknown, since only prompt tokens have ranks
 
 
 class Started(msgspec.Struct, array_like=True):
-    """What is known once a request's first token is out. `row` indexes StepEvents.request_ids."""
+    """Facts sent with a request's first token. `row` indexes StepEvents.request_ids."""
 
     row: int
     num_cached_tokens: int
@@ -148,7 +145,7 @@ class Started(msgspec.Struct, array_like=True):
 
 
 class Finished(msgspec.Struct, array_like=True):
-    """A request's end. reason: "stop" | "length" | "abort"; stop_token_id: what stopped it, also in token_ids."""
+    """A request's end. reason: "stop" | "length" | "abort"; stop_token_id: the stop token, also in token_ids."""
 
     row: int
     reason: str
@@ -156,7 +153,7 @@ class Finished(msgspec.Struct, array_like=True):
 
 
 class StepEvents(msgspec.Struct, tag=True, omit_defaults=True):
-    """All that one step means for one worker, in columns: num_tokens[i] of the flat token_ids are request_ids[i]'s."""
+    """The output of one step for one worker, in columns: the next num_tokens[i] of token_ids are request_ids[i]'s."""
 
     step_id: int
     request_ids: list[str]
@@ -164,20 +161,20 @@ class StepEvents(msgspec.Struct, tag=True, omit_defaults=True):
     token_ids: list[int]
     started: list[Started] = []
     finished: list[Finished] = []
-    logprobs: dict[int, list[TokenLogprobs]] = {}  # row → one entry per token; only rows that asked
-    # row → the next entries of its prompt, from the second token on; all are out with the first sampled token
+    logprobs: dict[int, list[TokenLogprobs]] = {}  # row → one entry per token; only requested rows
+    # row → the next entries of its prompt, from the second token on; all are sent by the first sampled token
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
-    embeddings: dict[int, bytes] = {}  # row → float32s, not normalised; comes with its request's start and end
+    embeddings: dict[int, bytes] = {}  # row → float32s, not normalised; with its request's Started and Finished
 
 
 class QueueState(msgspec.Struct, tag=True):
-    """Sent to every worker when the queue has become full, and when it no longer is: what is full refuses at once."""
+    """Sent to every worker when the queue becomes full or has room again. Workers refuse requests while it is full."""
 
     is_full: bool
 
 
 class RequestFailed(msgspec.Struct, tag=True, omit_defaults=True):
-    """A request ended by an error: `code` of engine/interface/errors.py, one sentence, and the field at fault."""
+    """The end of a request by an error: a `code` of engine/interface/errors.py, one sentence, the field at fault."""
 
     request_id: str
     code: str
@@ -186,18 +183,18 @@ class RequestFailed(msgspec.Struct, tag=True, omit_defaults=True):
 
 
 class AskKv(msgspec.Struct, tag=True):
-    """Send this worker one KvSnapshot after the next turn. The engine makes none unless asked."""
+    """Requests one KvSnapshot, which is sent after the next iteration of the loop."""
 
 
 class KvRequest(msgspec.Struct, array_like=True):
-    """One row of a KvSnapshot. state: "gate" (its grammar compiles) | "waiting" | "running" | "retiring"."""
+    """One request of a KvSnapshot. state: "gate" (its grammar compiles) | "waiting" | "running" | "retiring"."""
 
     request_id: str
     state: str
-    num_runs: int  # of KvSnapshot.runs, the next ones
+    num_runs: int  # its share of KvSnapshot.runs: the next num_runs
     num_blocks: int
-    num_shared_blocks: int  # those that other requests hold as well
-    num_computed_tokens: int  # keys and values launched
+    num_shared_blocks: int  # blocks that other requests also hold
+    num_computed_tokens: int  # tokens with launched keys and values
     num_prompt_tokens: int
     num_output_tokens: int
     num_hit_tokens: int  # prompt tokens found in the prefix cache at first admission
@@ -206,27 +203,27 @@ class KvRequest(msgspec.Struct, array_like=True):
 
 
 class KvSnapshot(msgspec.Struct, tag=True):
-    """The KV pool and who holds it, between two turns. Token ids and text are not in it.
+    """The state of the KV pool between two loop iterations. It contains no token ids and no text.
 
-    runs, cached_runs: blocks as pairs of 32-bit integers of this machine: a first block and a count; a negative count
-    goes downwards. runs are the tables of `requests`, one after the other; cached_runs the free blocks whose content
-    can still be found. Blocks are numbered from 1 to num_blocks.
+    runs, cached_runs: blocks as pairs of native 32-bit integers: first block and count; with a negative count the block
+    numbers descend. runs has the block tables of `requests`, in order; cached_runs the free blocks that are still in
+    the prefix cache. Blocks are numbered from 1 to num_blocks.
     """
 
     step_id: int  # of the last committed step
     now_s: float  # time.monotonic()
-    cost_s: float  # what making this took
+    cost_s: float  # time to create this snapshot
     num_blocks: int
     block_size: int  # tokens
     bytes_per_block: int
     num_used: int
-    num_shared: int  # used ones with two holders or more
-    num_cached: int  # free ones that can still be found
+    num_shared: int  # used blocks with at least two holders
+    num_cached: int  # free blocks that are still in the prefix cache
     requests: list[KvRequest]  # all that hold blocks; those at the gate and in the queue up to a limit
-    num_unlisted: int  # further ones in the queue
+    num_unlisted: int  # requests at the gate and in the queue beyond this limit
     runs: bytes
     cached_runs: bytes
-    num_queried_tokens: int  # these four since the engine's start
+    num_queried_tokens: int  # this and the next three: since the engine's start
     num_hit_tokens: int
     num_evictions: int
     num_preemptions: int

@@ -1,8 +1,9 @@
-"""Frames over unix sockets: 4 bytes little-endian length, then one msgpack message. Imports msgspec only; never torch.
+"""Message frames over unix sockets, for asyncio and for the engine's loop. Imports msgspec only; never torch.
 
-Three users: asyncio streams of HTTP workers and the launcher (read_messages), and the engine's single-threaded loop,
-which polls non-blocking sockets with a selector (Connection, SocketTransport): no thread, no lock, no wait while a
-step is in flight. Nothing is pickled; a frame that is no valid message closes its connection.
+A frame is its length (4 bytes, little-endian) and one msgpack message. HTTP workers and the launcher read asyncio
+streams with read_messages(). The engine's single-threaded loop polls non-blocking sockets with a selector (Connection,
+SocketTransport): no thread, no lock, no wait while a step is in flight. Nothing is pickled; an invalid frame closes its
+connection.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ def encode_frame(message: msgspec.Struct) -> bytes:
 
 
 class FrameDecoder:
-    """Turns a byte stream back into messages of the union `message_type`."""
+    """Decodes a byte stream into messages of the union `message_type`."""
 
     def __init__(self, message_type: Any) -> None:
         self._decoder = msgspec.msgpack.Decoder(message_type)
@@ -59,7 +60,7 @@ class FrameDecoder:
 
 
 async def read_messages(reader: asyncio.StreamReader, message_type: Any) -> AsyncIterator[Any]:
-    """Yield the messages of an asyncio stream until its end."""
+    """Yield the messages of an asyncio stream until it ends."""
     decoder = FrameDecoder(message_type)
     while data := await reader.read(1 << 18):
         for message in decoder.feed(data):
@@ -67,7 +68,7 @@ async def read_messages(reader: asyncio.StreamReader, message_type: Any) -> Asyn
 
 
 class Connection:
-    """One non-blocking socket of the engine's loop. Sends never block: what the peer does not take yet is kept."""
+    """One non-blocking socket of the engine's loop. Sends never block: unsent bytes are buffered."""
 
     def __init__(self, sock: socket.socket, message_type: Any) -> None:
         sock.setblocking(False)
@@ -81,17 +82,17 @@ class Connection:
         return bool(self._unsent)
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue one message and send what the peer takes. A broken connection shows at the next receive()."""
+        """Queue one message and send as much as the socket accepts. receive() reports a broken connection."""
         self._unsent += encode_frame(message)
         self.flush()
-        if len(self._unsent) > MAX_UNSENT_BYTES:  # a peer that stopped reading: without it, memory would grow for ever
+        if len(self._unsent) > MAX_UNSENT_BYTES:  # the peer stopped reading: the buffer would grow without limit
             logger.error("connection dropped unsent_bytes=%d", len(self._unsent))
             self._unsent.clear()
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
 
     def flush(self) -> None:
-        """Send what the peer takes of the bytes kept back."""
+        """Send as many buffered bytes as the socket accepts."""
         try:
             while self._unsent:
                 sent = self.sock.send(self._unsent)
@@ -102,7 +103,7 @@ class Connection:
             self._unsent.clear()
 
     def receive(self) -> list[Any] | None:
-        """Return the messages that have arrived, or None when the peer is gone."""
+        """Return the messages that have arrived, or None if the connection is closed."""
         messages: list[Any] = []
         try:
             while data := self.sock.recv(1 << 18):
@@ -113,13 +114,13 @@ class Connection:
             return messages
         except (OSError, msgspec.MsgspecError) as error:
             logger.warning("connection lost error=%r", str(error))
-        return None  # messages that came with the end are dropped: their sender cannot get an answer
+        return None  # messages before the close are dropped: their sender cannot receive a reply
 
 
 class SocketTransport:
-    """The engine's side of every worker connection, and of the control connection, in one selector.
+    """The engine's end of all worker connections and of the control connection, in one selector.
 
-    receive() may end early with nothing (a control message, a tick): the loop just turns once more.
+    receive() may return early without messages (after a control message or one second): the loop then calls it again.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class SocketTransport:
         self._next_client_id = 0
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # a new engine replaces the dead one's socket in one step, so a worker never finds a half-made one
+        # the rename replaces a dead engine's socket atomically: a worker never finds one that does not listen
         fresh = path + ".new"
         self._listener.bind(fresh)
         os.replace(fresh, path)
@@ -148,10 +149,10 @@ class SocketTransport:
             self._selector.register(control.sock, selectors.EVENT_READ, control)
 
     def receive(self, timeout_s: float | None) -> Iterator[tuple[int, ToEngine | ClientGone]]:
-        """Yield (client id, message) pairs in order of arrival. None waits, at most a second at a time; 0 polls.
+        """Yield (client id, message) pairs in order of arrival. timeout_s: None waits up to one second; 0 polls.
 
-        Control messages come last, once the caller has handled every pair: a Flush then finds counted what workers had
-        sent before it was asked for.
+        Control messages are handled last, after the caller has handled every pair: a Flush then includes everything
+        that workers sent before it.
         """
         has_control = False
         for key, events in self._selector.select(1.0 if timeout_s is None else timeout_s):
@@ -166,7 +167,7 @@ class SocketTransport:
             self._on_control(self._control.receive())
 
     def send(self, client_id: int, message: FromEngine) -> None:
-        """Send to one worker without blocking; a worker that is gone is ignored."""
+        """Send to one worker without blocking; a disconnected worker is ignored."""
         connection = self._connections.get(client_id)
         if connection is not None:
             connection.send(message)

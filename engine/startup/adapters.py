@@ -1,4 +1,7 @@
-"""Adapters: those of --lora, opened and held against the model before its weights are read. Imports torch."""
+"""Adapters: opens the LoRA adapters of --lora and checks them against the model. Imports torch.
+
+This happens before the model's weights are read.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,18 @@ from models.parallel import TensorParallel
 
 @dataclass(frozen=True)
 class Adapters:
-    """In the order of EngineConfig.loras: the first has lora_index 1. Files stay mapped as long as it lives."""
+    """The opened adapters, in the order of EngineConfig.loras: the first has lora_index 1. Keeps their files mapped."""
 
     opened: tuple[Adapter, ...]
     num_bytes: int  # on the device
-    tokens: LoraTokens = field(repr=False)  # shared by whatever model is built and whoever gathers its inputs
+    tokens: LoraTokens = field(repr=False)  # shared by the model and its InputBatchBuilder
 
     def stack(self, *, is_partial: bool = False) -> AdapterStack:
-        """Return what one build of the model pulls its adapters from. is_partial: it has not all layers."""
+        """Return the source of adapter weights for building a model. is_partial: the model lacks layers."""
         return AdapterStack(self.opened, self.tokens, is_partial=is_partial)
 
     def describe(self) -> str:
-        """Return names and size for people."""
+        """Return names and size as text."""
         return f"{', '.join(adapter.name for adapter in self.opened)} ({format_size(self.num_bytes)})"
 
 
@@ -42,7 +45,7 @@ def open_adapters(
     device: torch.device,
     tp: TensorParallel,
 ) -> Adapters | None:
-    """Open the adapters that the config names; None: it names none. Raises ModelError for one that cannot be served."""
+    """Open the adapters of the config; None if it has none. Raises ModelError for one that cannot be served."""
     if not config.loras:
         return None
     opened = tuple(Adapter(source.name, Path(source.folder)) for source in config.loras)

@@ -1,4 +1,4 @@
-"""Which device and dtype the engine computes with, and what is said when there is no such device. Imports torch."""
+"""Chooses the engine's device and dtypes, and explains a missing device. Imports torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from models.config.model_config import ModelConfig
 logger = logging.getLogger(__name__)
 
 _KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
-_FP8_CAPABILITY = (8, 9)  # the first that converts fp8 in hardware, and the first for which Triton does it at all
+_FP8_CAPABILITY = (8, 9)  # the first with fp8 conversion in hardware and in Triton
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def resolve_device(name: str, *, rank: int = 0, size: int = 1) -> torch.device:
-    """Return the device asked for. auto: CUDA, else MPS, else the CPU. Raises StartupError if it is not there.
+    """Return the requested device. auto: CUDA, else MPS, else the CPU. Raises StartupError if it is not available.
 
-    rank, size: of the ranks that share a model, each on a GPU of its own, which becomes this process's current one.
+    rank, size: this rank and the number of ranks of a split model. Each uses its own GPU, set as the current device.
     """
     device = _resolve_kind(name)
     if size == 1:
@@ -37,6 +37,56 @@ def resolve_device(name: str, *, rank: int = 0, size: int = 1) -> torch.device:
         raise StartupError(f"--tensor-parallel-size {size} needs {size} GPUs, and this process sees {num_gpus}.")
     torch.cuda.set_device(rank)
     return torch.device("cuda", rank)
+
+
+def resolve_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """Return the requested dtype. auto: float32 on the CPU, where it is fastest; elsewhere a 16-bit dtype."""
+    if name != "auto":
+        return _DTYPES[name]
+    if device.type == "cpu":
+        return torch.float32
+    return torch.float16 if model.dtype == "float16" else torch.bfloat16
+
+
+def resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype of the KV pool. auto: the model's dtype. Raises StartupError."""
+    if name not in _KV_CACHE_DTYPES:
+        raise StartupError(f"--kv-cache-dtype {name} is not known: choose from {', '.join(_KV_CACHE_DTYPES)}.")
+    if name == "auto":
+        return dtype
+    if device.type == "mps":
+        raise StartupError(f"--kv-cache-dtype {name}: torch has no fp8 on Apple GPUs: use auto.")
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else _FP8_CAPABILITY
+    if capability < _FP8_CAPABILITY:
+        raise StartupError(
+            f"--kv-cache-dtype {name} needs a GPU of compute capability {_FP8_CAPABILITY[0]}.{_FP8_CAPABILITY[1]} or"
+            f" higher, and this one has {capability[0]}.{capability[1]}: use auto."
+        )
+    return FP8
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the device's name and size as text."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return f"{properties.name}, {properties.total_memory / GIB:.0f} GiB"
+    if device.type == "mps":
+        return "mps (Apple GPU; untested path)"
+    num_threads = torch.get_num_threads()
+    return f"cpu, {num_threads} thread{'s' * (num_threads != 1)}"
+
+
+def why_no_cuda() -> tuple[str | None, bool]:
+    """Return the reason why CUDA is unavailable, or None; and True if the cause is a fault of GPU or driver."""
+    if not torch.backends.cuda.is_built():
+        return f"torch {torch.__version__} is built without CUDA", False
+    with warnings.catch_warnings(record=True) as caught:  # torch warns if the driver is too old or broken
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return None, False
+    if caught:
+        return _first_sentence(str(caught[-1].message)), True
+    return "no NVIDIA driver or no GPU is found", False
 
 
 def _resolve_kind(name: str) -> torch.device:
@@ -54,56 +104,6 @@ def _resolve_kind(name: str) -> torch.device:
     if name == "mps" and not torch.backends.mps.is_available():
         raise StartupError(f"--device mps: torch {torch.__version__} finds no Apple GPU here: use --device cpu")
     return torch.device(name)
-
-
-def resolve_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """Return the dtype asked for. auto: float32 on the CPU, where it is fastest; elsewhere a 16-bit one."""
-    if name != "auto":
-        return _DTYPES[name]
-    if device.type == "cpu":
-        return torch.float32
-    return torch.float16 if model.dtype == "float16" else torch.bfloat16
-
-
-def resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return what the KV pool holds. auto: what is computed with. Raises StartupError."""
-    if name not in _KV_CACHE_DTYPES:
-        raise StartupError(f"--kv-cache-dtype {name} is not known: choose from {', '.join(_KV_CACHE_DTYPES)}.")
-    if name == "auto":
-        return dtype
-    if device.type == "mps":
-        raise StartupError(f"--kv-cache-dtype {name}: torch has no fp8 on Apple GPUs: use auto.")
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else _FP8_CAPABILITY
-    if capability < _FP8_CAPABILITY:
-        raise StartupError(
-            f"--kv-cache-dtype {name} needs a GPU of compute capability {_FP8_CAPABILITY[0]}.{_FP8_CAPABILITY[1]} or"
-            f" higher, and this one has {capability[0]}.{capability[1]}: use auto."
-        )
-    return FP8
-
-
-def describe_device(device: torch.device) -> str:
-    """Return the device's name and size for people."""
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        return f"{properties.name}, {properties.total_memory / GIB:.0f} GiB"
-    if device.type == "mps":
-        return "mps (Apple GPU; untested path)"
-    num_threads = torch.get_num_threads()
-    return f"cpu, {num_threads} thread{'s' * (num_threads != 1)}"
-
-
-def why_no_cuda() -> tuple[str | None, bool]:
-    """Return why CUDA cannot be used, or None if it can; and whether that is a fault of an installed GPU or driver."""
-    if not torch.backends.cuda.is_built():
-        return f"torch {torch.__version__} is built without CUDA", False
-    with warnings.catch_warnings(record=True) as caught:  # torch warns where a driver is there, but too old or broken
-        warnings.simplefilter("always")
-        if torch.cuda.is_available():
-            return None, False
-    if caught:
-        return _first_sentence(str(caught[-1].message)), True
-    return "no NVIDIA driver or no GPU is found", False
 
 
 def _first_sentence(text: str) -> str:

@@ -1,7 +1,7 @@
-"""The engine's part of `quire doctor`: the machine, and how a model would fit it, by the engine's own arithmetic.
+"""The engine's part of `quire doctor`: examines the machine, and computes if a model fits it. Imports torch.
 
     python -m engine.startup.fit < ask.json > diagnosis.json        (engine/interface/fit_report.py)
-Nothing is loaded: a model is its config.json, and the headers of its weights where they are. Imports torch.
+It uses the engine's own arithmetic and loads no weights: it reads config.json and, if present, the weights' headers.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from models.parallel import TensorParallel
 from models.registry import find_architecture
 from models.weights.checkpoint import folder_stats
 
-# Tokens of a request whose number at once is told, as far as the context goes, which is told as well
+# Request lengths, in tokens, for which the report has the number of concurrent requests, besides the full context
 _TYPICAL_LENS = (512, 2048, 8192, 32_768, 131_072)
 _CPU = torch.device("cpu")
 
 
 def examine(ask: Ask) -> Diagnosis:
-    """Look at the machine and, if there is one, at the model."""
+    """Examine the machine and, if requested, the model."""
     return Diagnosis(machine=_machine(), model=None if ask.folder is None else _examine_model(ask, Path(ask.folder)))
 
 
@@ -77,7 +77,7 @@ def _is_supported(architecture: str) -> bool:
 
 
 def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) -> None:
-    """Fill a report in, as far as it goes. Raises ModelError or StartupError where it does not."""
+    """Fill the report in. Raises ModelError or StartupError at the first problem."""
     config = EngineConfig(
         model=str(folder),
         device=ask.device,
@@ -89,7 +89,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     )
     device = resolve_device(ask.device, size=ask.num_gpus) if ask.gpu_memory is None else torch.device("cuda")
     dtype = resolve_dtype(ask.dtype, model, device)
-    # A GPU that is not here may be of any kind
+    # A hypothetical GPU may support any dtype
     kv_dtype = resolve_kv_dtype(ask.kv_cache_dtype, dtype, device if ask.gpu_memory is None else _CPU)
     report.num_parameters, report.has_lm_head = model.num_parameters, model.has_lm_head
     report.dtype, report.max_context_len = str(dtype).removeprefix("torch."), model.max_context_len
@@ -119,7 +119,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
 
 
 def _memory(ask: Ask, setup: Setup) -> DeviceMemory:
-    """The memory to plan for: what was stated, or what is here."""
+    """Return the memory to plan for: of the hypothetical GPU, or of this machine's device."""
     if ask.gpu_memory is not None:
         size = format_size(ask.gpu_memory)
         name = f"A GPU of {size}" if ask.num_gpus == 1 else f"Each of {ask.num_gpus} GPUs of {size}"
@@ -138,7 +138,7 @@ def _backend(
     model: ModelConfig, dtype: torch.dtype, device: torch.device, *, kv_dtype: torch.dtype
 ) -> AttentionBackend:
     if device.type == "cuda" and not torch.cuda.is_available():
-        return TorchAttention()  # for a GPU that is not here; only the size of blocks depends on it
+        return TorchAttention()  # for a hypothetical GPU; only the block size depends on it
     try:
         return select_backend(model.attention_spec(1, dtype, device, kv_dtype=kv_dtype), BACKENDS)
     except ValueError as error:
@@ -146,7 +146,7 @@ def _backend(
 
 
 def _stored(folder: Path, model: ModelConfig | None) -> Stored | None:
-    """What the folder holds; of a model that is not understood all tensors, if they can be read."""
+    """Return the folder's weights; of an unsupported model all readable tensors; None if there are none."""
     try:
         if model is None:
             found = folder_stats(folder)
@@ -200,7 +200,7 @@ def _driver() -> str | None:
 
 
 def _raw_config(folder: Path) -> dict[str, Any]:
-    """The config as it stands, {} if it cannot be read, which ModelConfig will say."""
+    """Return config.json, or {} if it cannot be read; ModelConfig reports that error."""
     try:
         raw = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):

@@ -1,9 +1,8 @@
-"""From an EngineConfig to a ModelRunner: device, dtype, weights, KV pool, attention backend. Imports torch.
+"""load_engine() and load_rank(): load a model by an EngineConfig. Imports torch.
 
-Every default that depends on the machine is decided here, once, and reported as facts for the start-up panel. What
-cannot work is refused before the weights are read; kernels are compiled while they are (engine/startup/precompile.py).
-
-What the start-up panel says of a loaded model: label → text. Imports torch.
+They choose device, dtype, KV pool and attention backend, and load the weights. Every default that depends on the
+machine is decided here, once. Unsupported combinations are refused before the weights are read; kernels are compiled
+while the weights are read (engine/startup/precompile.py). describe_setup() returns the rows of the start-up panel.
 """
 
 from __future__ import annotations
@@ -50,6 +49,12 @@ logger = logging.getLogger(__name__)
 
 # Qwen2 has keys of hundreds, and fails with fp8 (github.com/QwenLM/Qwen3/issues/840); from 64 on, fp8's steps are 8
 _MAX_KEY_BIAS = 64.0
+# Fastest first, as measured on an H100 (benchmarks/notes.md)
+BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
+# Below this, waking a second thread costs more than it computes (docs/explanation/performance.md)
+_ONE_THREAD_PARAMETERS = 20_000_000
+OnStage = Callable[[Stage], None]
+Serve = Callable[[LoadedEngine], None]
 
 
 def describe_setup(
@@ -60,7 +65,7 @@ def describe_setup(
     backends: Sequence[type[AttentionBackend]],
     weights_s: float,
 ) -> dict[str, str]:
-    """Return the rows, top to bottom. backends: those that were tried in turn. weights_s: what loading weights took."""
+    """Return the panel's rows, label → text. backends: in order of preference. weights_s: time to load the weights."""
     config, quantization, size = setup.config, setup.model_config.quantization, setup.tp.size
     kind = _name(setup.dtype) if quantization is None else quantization.describe()
     each = "" if size == 1 else f" on each of {size}"
@@ -87,6 +92,41 @@ def describe_setup(
     return facts
 
 
+def load_engine(
+    config: EngineConfig, on_stage: OnStage, *, serve: Serve | None = None, host: RankHost | None = None
+) -> LoadedEngine:
+    """Load the model and start the other ranks, reporting stages. Blocks. Raises StartupError.
+
+    serve: sends requests of every kind through a loaded engine, so that their kernels are precompiled, too.
+    host: settings of the other ranks of a split model.
+    """
+    stages = [Stage("config")]
+
+    def note(stage: Stage) -> None:
+        stages.append(stage)
+        on_stage(stage)
+
+    with _in_sentences(config, stages):
+        return _load(config, note, serve, host or RankHost())
+
+
+def load_rank(told: RankConfig) -> ModelRunner:
+    """Load the share of a rank after the first, while load_engine() runs in the first. Raises StartupError."""
+    config, stages = told.engine, [Stage("config")]
+    with _in_sentences(config, stages):
+        setup = (
+            _decide(config, rank=told.rank)
+            .with_max_model_len(told.max_model_len)
+            .after_join(told.rendezvous, told.rank)
+        )
+        started = time.monotonic()
+        model = _load_weights(setup, stages.append, "")
+        logger.info("weights loaded after_s=%.1f", time.monotonic() - started)  # shows which rank hangs
+        least(setup.tp, 0, setup.device)  # wait until the first rank has compiled all kernels
+        stages.append(Stage("kv_cache"))
+        return setup.assemble(model, setup.plan_pool(has_weights=True), lambda done, total: None, {}).runner
+
+
 def _describe_choice(config: EngineConfig, backends: Sequence[type[AttentionBackend]]) -> str:
     if config.attention_backend != "auto":
         return "asked for"
@@ -106,7 +146,7 @@ def _describe_pool(plan: KVCachePlan, each: str) -> str:
 
 
 def _describe_fp8(model: Model) -> str:
-    """Say whose scales an fp8 pool has; warn of a model that it is known to spoil."""
+    """Describe the scales of an fp8 pool; warn if the model is known to lose accuracy with fp8."""
     layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
     largest = max((float(layer.key_bias.abs().max()) for layer in layers if layer.key_bias is not None), default=0.0)
     if largest > _MAX_KEY_BIAS:
@@ -120,51 +160,6 @@ def _describe_fp8(model: Model) -> str:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-# Fastest first, as measured on an H100 (benchmarks/notes.md)
-BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
-# Below this, waking a second thread costs more than it computes (docs/explanation/performance.md)
-_ONE_THREAD_PARAMETERS = 20_000_000
-OnStage = Callable[[Stage], None]
-
-
-Serve = Callable[[LoadedEngine], None]
-
-
-def load_engine(
-    config: EngineConfig, on_stage: OnStage, *, serve: Serve | None = None, host: RankHost | None = None
-) -> LoadedEngine:
-    """Load everything, reporting stages. Raises StartupError with one sentence for whatever is wrong.
-
-    serve: sends requests of every kind through a loaded engine, so that their kernels are compiled ahead, too.
-    host: of the other ranks, if the model is split over several.
-    """
-    stages = [Stage("config")]
-
-    def note(stage: Stage) -> None:
-        stages.append(stage)
-        on_stage(stage)
-
-    with _in_sentences(config, stages):
-        return _load(config, note, serve, host or RankHost())
-
-
-def load_rank(told: RankConfig) -> ModelRunner:
-    """Load the share of a rank after the first, beside load_engine in the first's process. Raises StartupError."""
-    config, stages = told.engine, [Stage("config")]
-    with _in_sentences(config, stages):
-        setup = (
-            _decide(config, rank=told.rank)
-            .with_max_model_len(told.max_model_len)
-            .after_join(told.rendezvous, told.rank)
-        )
-        started = time.monotonic()
-        model = _load_weights(setup, stages.append, "")
-        logger.info("weights loaded after_s=%.1f", time.monotonic() - started)  # else nobody knows which rank hangs
-        least(setup.tp, 0, setup.device)  # until the first has compiled all kernels
-        stages.append(Stage("kv_cache"))
-        return setup.assemble(model, setup.plan_pool(has_weights=True), lambda done, total: None, {}).runner
 
 
 @contextlib.contextmanager
@@ -183,7 +178,7 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: Ra
     on_stage(Stage("config"))
     setup = _decide(config, rank=0)
     plan, key = setup.plan_pool(has_weights=False), repr(setup)
-    # The model is built for the requests that fit: its rotary tables end there, and longrope is chosen by it
+    # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
     with _start_ranks(config, host, max_model_len=plan.max_model_len) as ranks:
         return _load_beside(ranks, setup, whole, plan, key, on_stage, serve)
@@ -191,7 +186,7 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: Ra
 
 @contextlib.contextmanager
 def _start_ranks(config: EngineConfig, host: RankHost, *, max_model_len: int) -> Iterator[Ranks | None]:
-    """Start the other ranks, if there are any. If what follows fails they end, as if there had been none."""
+    """Start the other ranks, if any; kill them if the body of the `with` statement fails."""
     if config.tensor_parallel_size == 1:
         yield None
         return
@@ -204,7 +199,7 @@ def _start_ranks(config: EngineConfig, host: RankHost, *, max_model_len: int) ->
     try:
         yield ranks
     except BaseException as error:
-        if isinstance(error, RuntimeError | OSError):  # as of a connection that broke
+        if isinstance(error, RuntimeError | OSError):  # possibly a broken connection to a rank
             ranks.await_blame()
         ranks.kill()
         leave_ranks()
@@ -220,16 +215,16 @@ def _load_beside(
     on_stage: OnStage,
     serve: Serve | None,
 ) -> LoadedEngine:
-    """Load this rank's share. whole: setup's model before it was limited; key: of all that decides on kernels."""
+    """Load the first rank's share. whole: setup's model before the context limit; key: identifies the kernels."""
     config, device = setup.config, setup.device
     compilation = None
     if device.type == "cuda" and HAS_TRITON:
         on_stage(Stage("kernels"))
-        # Without graphs, too, since a step that fits none is launched kernel by kernel, and its kernels may differ
+        # Also without graphs: a step that fits no graph is launched kernel by kernel, and its kernels may differ
         eager = dataclasses.replace(setup, config=msgspec.structs.replace(config, enforce_eager=True))
         workloads = [lambda: _serve_small(setup, plan, None), lambda: _serve_small(eager, plan, serve)]
         compilation = precompile(workloads, key=key)
-    setup.compiler_loader.start()  # beside the weights, and after precompile(), which forks
+    setup.compiler_loader.start()  # concurrently with the weights, but after precompile(), which forks
     dtype = str(setup.dtype).removeprefix("torch.")
     detail = f"{whole.architecture}, {whole.num_layers} layers, {dtype} on {device.type}"
     if ranks is not None:
@@ -242,7 +237,7 @@ def _load_beside(
         compilation.wait(lambda done, total: on_stage(Stage("kernels", done, total, unit="kernels")))
     if ranks is not None:
         on_stage(Stage("ranks", detail="until each has its weights"))
-    least(setup.tp, 0, device)  # now the other ranks find all kernels compiled
+    least(setup.tp, 0, device)  # from here on the other ranks find all kernels compiled
     on_stage(Stage("kv_cache"))
     plan = setup.plan_pool(has_weights=True)
     if config.max_model_len is None and plan.max_model_len < whole.max_context_len:
@@ -263,7 +258,7 @@ def _load_beside(
 
 
 def _decide(config: EngineConfig, *, rank: int) -> Setup:
-    """Choose what the configuration leaves open, and open the adapters. Raises StartupError or ModelError."""
+    """Choose the settings that the configuration leaves open; open the adapters. Raises StartupError, ModelError."""
     tp = TensorParallel(rank, config.tensor_parallel_size)
     model = ModelConfig.from_folder(Path(config.model)).quantized(config.quantization)
     model.check_tensor_parallel(tp.size)
@@ -283,7 +278,7 @@ def _decide(config: EngineConfig, *, rank: int) -> Setup:
 
 
 def _serve_small(setup: Setup, plan: KVCachePlan, serve: Serve | None) -> None:
-    """Serve one rank's share of a model of one random layer of each kind, with its true pool per layer."""
+    """Run `serve` on one rank's share of a small model: one random layer of each kind, with full pools per layer."""
     model_config = setup.model_config.one_layer_of_each_kind()
     small = dataclasses.replace(setup, model_config=model_config, backend=type(setup.backend)())
     adapters = None if setup.adapters is None else setup.adapters.stack(is_partial=True)
@@ -313,7 +308,7 @@ def _load_weights(setup: Setup, on_stage: OnStage, detail: str) -> Model:
     with torch.inference_mode():
         model = build(setup.model_config, weights, setup.tp)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what quantising took for a moment is the pool's now
+        torch.cuda.empty_cache()  # memory that quantising used is now free for the pool
     return model
 
 

@@ -1,7 +1,7 @@
-"""Compiles Triton's kernels side by side, before serving: workloads run with launches recorded instead of executed.
+"""precompile(): compiles Triton kernels in parallel before serving, from workloads with recorded launches.
 
-Else each compiles at its first launch, one after another. It happens once per model, limits and machine: then a file in
-Triton's cache says that the cache has all kernels. Whatever fails here costs no more than time. Imports torch.
+Otherwise each kernel compiles at its first launch, one after another. Precompilation happens once per model, limits and
+machine: a file in Triton's cache then marks the cache as complete. A failure here only costs time. Imports torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ try:
     import triton
 
     from kernels.precompile import Compilation, collect_kernels
-except ImportError:  # the caller asks for no precompilation then
+except ImportError:  # then the caller does not precompile
     pass
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _SOURCES = ("engine", "kernels", "models")
 
 
 class Precompilation:
-    """Kernels that are being compiled. Life: precompile() → wait."""
+    """A running compilation of kernels. Life: precompile() → wait()."""
 
     def __init__(self, compilation: Compilation, done: Path) -> None:
         self._compilation = compilation
@@ -55,14 +55,14 @@ def precompile(workloads: Sequence[Callable[[], None]], *, key: str) -> Precompi
                 run()
                 _free_memory()
         return Precompilation(Compilation(kernels), done)
-    except Exception as error:  # what stands in the way of serving itself comes again there
+    except Exception as error:  # an error that also affects serving occurs there again
         logger.warning("kernels compile one by one, since their precompilation failed: %s", _first_line(error))
     _free_memory()
     return None
 
 
 def _free_memory() -> None:
-    gc.collect()  # graphs and their runner refer to each other
+    gc.collect()  # graphs and their runner reference each other
     torch.cuda.empty_cache()
 
 

@@ -1,6 +1,8 @@
-"""Setup: what is decided before the weights are read, and how a model then becomes an engine. Imports torch.
+"""Setup: the decisions made before the weights are read, and the assembly of a LoadedEngine. Imports torch.
 
-How much runs at once, of what the user left open. Never imports torch.
+Life of a Setup: engine/startup/load.py makes it → plan_pool() → with_max_model_len() → after_join(), with several ranks
+→ assemble(), with the loaded model → LoadedEngine. choose_limits() sets the defaults of max_num_seqs and
+max_num_batched_tokens.
 """
 
 from __future__ import annotations
@@ -36,19 +38,23 @@ from models.config.size import mlp_values_per_token
 from models.parallel import ALONE, TensorParallel
 
 _MANY_SAMPLES = 256  # positions of a step
+# Target for the longest step with decode rows and prompt chunks: a pause that readers of a stream do not notice
+_LONG_STEP_S = 0.045
+# Memory of the captured graphs on a GPU, about 10 MiB each
+_GRAPHS_BYTES = GIB
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much runs at once; see EngineConfig."""
+    """Limits of concurrent requests and of tokens per step; see EngineConfig."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_num_samples: int | None = None  # positions that a step with drafts samples; None: there are no drafts
+    max_num_samples: int | None = None  # maximum sampled positions of a step with drafts; None: no drafts
 
 
 def choose_limits(config: EngineConfig, *, is_cuda: bool) -> Limits:
-    """Fill in what the user left open. Raises StartupError for limits that starve each other."""
+    """Return the limits, with defaults where the user set none. Raises StartupError for incompatible limits."""
     num_seqs = config.max_num_seqs or min(256 if is_cuda else 64, config.max_num_batched_tokens or 256)
     batched = config.max_num_batched_tokens or max(8192 if is_cuda else 512, num_seqs)
     for flag, tokens in (
@@ -62,20 +68,14 @@ def choose_limits(config: EngineConfig, *, is_cuda: bool) -> Limits:
             )
     if config.speculative is None:
         return Limits(num_seqs, batched)
-    # What is sampled without drafts is set aside anyway; few requests may need more
+    # Memory for num_seqs positions is reserved in any case; few requests with drafts may need more
     with_drafts = min(num_seqs * (1 + config.speculative.num_tokens), _MANY_SAMPLES, batched)
     return Limits(num_seqs, batched, max(num_seqs, with_drafts))
 
 
-# How long decoding requests wait at most for a step with prompts: what a reader of a stream does not notice
-_LONG_STEP_S = 0.045
-# What the captured graphs themselves take on a GPU, about 10 MiB each
-_GRAPHS_BYTES = GIB
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadedEngine:
-    """What the loop needs, and what the panel shows."""
+    """A loaded model with the facts that the engine's loop and the start-up panel need."""
 
     runner: ModelRunner
     scheduler_config: SchedulerConfig
@@ -90,7 +90,7 @@ class LoadedEngine:
     kv_cache_bytes: int
     num_loras: int = 0
     speculative: SpeculativeConfig | None = None
-    ranks: Ranks | None = None  # the others that this model is split over
+    ranks: Ranks | None = None  # the other ranks of a split model
 
     def engine(
         self,
@@ -101,7 +101,7 @@ class LoadedEngine:
         max_waiting: int = 2048,
         max_queued_tokens: int | None = None,
     ) -> Engine:
-        """Return an engine over the runner, with a scheduler and a prefix cache of its own."""
+        """Return an engine over the runner, with its own scheduler and prefix cache."""
         parts = EngineParts(
             executor=self.runner if self.ranks is None else RankedExecutor(self.runner, self.ranks),
             scheduler=Scheduler(self.scheduler_config),
@@ -112,7 +112,7 @@ class LoadedEngine:
             overlap_depth=overlap_depth or self.overlap_depth,
             max_waiting=max_waiting,
             max_queued_tokens=max_queued_tokens,
-            # several ranks cannot give up a step that one of them has begun
+            # several ranks cannot drop a step that one of them has begun
             memory_error=torch.OutOfMemoryError if self.ranks is None else NeverRaised,
             release_memory=self._release_memory,
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
@@ -125,7 +125,7 @@ class LoadedEngine:
 
     @property
     def build(self) -> dict[str, str]:
-        """Labels of quire_build_info: what the model runs on."""
+        """Labels of the metric quire_build_info: versions, device and dtype."""
         return {
             "torch": str(torch.__version__),  # a TorchVersion cannot be sent
             "cuda": torch.version.cuda or "",
@@ -134,21 +134,21 @@ class LoadedEngine:
         }
 
     def measure_gpu_memory(self) -> tuple[int, int]:
-        """Return the bytes used, by whomever, and all bytes of the CUDA device; 0 and 0 without one. Does not sync."""
+        """Return used (by all programs) and total bytes of the CUDA device; 0 and 0 without one. Does not sync."""
         if self.runner.device.type != "cuda":
             return 0, 0
         free, total = torch.cuda.mem_get_info(self.runner.device)
         return total - free, total
 
     def close(self) -> None:
-        """Release what the model takes, and end the other ranks."""
+        """Release the model's memory, and end the other ranks."""
         self.runner.close()
         if self.ranks is not None:
             self.ranks.close()
             leave_ranks()
 
     def _release_memory(self) -> None:
-        """Wait for all that was launched, then give cached memory back to the device."""
+        """Wait for all launched steps, then return cached memory to the device."""
         if self.runner.device.type == "cuda":
             torch.cuda.synchronize(self.runner.device)
             torch.cuda.empty_cache()
@@ -156,7 +156,7 @@ class LoadedEngine:
 
 @dataclass(frozen=True)
 class Setup:
-    """All that is decided before the weights are read. Its repr tells it from every other."""
+    """The decisions made before the weights are read. Its repr identifies it."""
 
     config: EngineConfig
     model_config: ModelConfig
@@ -171,32 +171,32 @@ class Setup:
 
     @property
     def rank_share(self) -> ModelConfig:
-        """The model as large as what one rank holds of it."""
+        """The model's dimensions on one rank."""
         return self.model_config.share_of_rank(self.tp.size)
 
     @property
     def num_loras(self) -> int:
-        """How many adapters are loaded."""
+        """The number of loaded adapters."""
         return 0 if self.adapters is None else len(self.adapters.opened)
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take on each device."""
+        """The size of the weights on each device."""
         return self.rank_share.weight_bytes(self.dtype)
 
     @property
     def step_bytes(self) -> int:
-        """What a step holds beside weights and pool; on the CPU nothing worth counting."""
+        """An upper estimate of a step's memory beside weights and pool; 0 on the CPU, where it is negligible."""
         if self.device.type == "cpu":
             return 0
         return _step_bytes(self.rank_share, self.limits, self.dtype, vocab_size=self.model_config.vocab_size)
 
     def with_max_model_len(self, max_model_len: int) -> Setup:
-        """This, for requests of at most so many tokens."""
+        """Return this setup for requests of at most max_model_len tokens."""
         return dataclasses.replace(self, model_config=self.model_config.with_max_model_len(max_model_len))
 
     def after_join(self, rendezvous: str, rank: int) -> Setup:
-        """This, once all ranks are there: see join_ranks. Blocks."""
+        """Join the other ranks and return this setup with their process group; see join_ranks(). Blocks."""
         tp = join_ranks(
             rank=rank,
             size=self.tp.size,
@@ -207,16 +207,16 @@ class Setup:
         return dataclasses.replace(self, tp=tp)
 
     def measure_memory(self) -> DeviceMemory:
-        """Return what this rank's device has now, or if another rank's may give less, as much less."""
+        """Return this rank's device memory now, with the smallest `usable` of all ranks."""
         memory, tp = measure_memory(self.config, self.device), self.tp
-        if self.device.type == "cpu":  # which all of them share
+        if self.device.type == "cpu":  # shared by all ranks
             memory = dataclasses.replace(memory, usable=memory.usable // tp.size)
         return dataclasses.replace(memory, usable=least(tp, memory.usable, self.device))
 
     def plan_pool(self, *, has_weights: bool, memory: DeviceMemory | None = None) -> KVCachePlan:
-        """Size the pool from `memory`, or what is free now, less the weights unless they are there.
+        """Size the pool from `memory`, by default the device's memory now. Raises StartupError.
 
-        Raises StartupError.
+        has_weights: the weights are already on the device; otherwise their size is subtracted.
         """
         config, model, dtype = self.config, self.rank_share, self.dtype
         memory = memory or self.measure_memory()
@@ -246,7 +246,7 @@ class Setup:
         *,
         ranks: Ranks | None = None,
     ) -> LoadedEngine:
-        """Allocate the pool, capture graphs, and measure what limits depend on."""
+        """Allocate the pool, capture graphs, and derive the scheduler's limits from their timings."""
         config, limits, device = self.config, self.limits, self.device
         runner = ModelRunner(
             model,
@@ -261,7 +261,7 @@ class Setup:
             max_num_samples=limits.max_num_samples,
             tp=self.tp,
         )
-        # Hidden states of whole prompts come without graphs, so a model without a head has no use for them
+        # Steps that return hidden states of whole prompts use no graphs, so a model without a head needs none
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager
         if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
             runner.capture_graphs(on_graph)
@@ -281,7 +281,7 @@ class Setup:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         if limits.max_num_samples is not None:
-            # past the size that is computed at nearly the best rate a draft costs as much as a token
+            # above the size with nearly the best rate, a draft costs as much as a token
             most = min(limits.max_num_samples, runner.efficient_tokens or longest, longest)
             scheduler_config = msgspec.structs.replace(scheduler_config, max_num_samples=most)
         overlap_depth = config.overlap_depth or (2 if device.type == "cuda" else 1)
@@ -304,7 +304,7 @@ class Setup:
 
 
 def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> int:
-    """How many tokens a step may have while requests decode, as measured here, unless the user says."""
+    """Return the maximum tokens of a step with decode rows: the user's setting, else as measured here."""
     if config.max_num_mixed_tokens:
         return config.max_num_mixed_tokens
     fitting = None if config.is_offline else runner.fitting_tokens(_LONG_STEP_S)
@@ -313,21 +313,21 @@ def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> 
 
 
 def _costly_context(model: ModelConfig) -> int:
-    """Return the tokens of context whose attention takes a token as many operations as its linear layers."""
+    """Return the context length at which attention takes a token as many operations as its linear layers."""
     num_whole = sum(window is None for window in model.sliding_windows)
     linear = 2 * (model.num_active_parameters - model.vocab_size * model.hidden_size)
     return max(linear, 1) // max(4 * model.num_heads * model.head_dim * num_whole, 1)
 
 
 def _step_bytes(share: ModelConfig, limits: Limits, dtype: torch.dtype, *, vocab_size: int) -> int:
-    """Upper estimate of what a step holds beside weights and pool: the widest layer, logits, counts for penalties.
+    """Return an upper estimate of a step's memory: widest layer, logits, penalty counts, graphs.
 
-    share: what a rank holds of the model; vocab_size: of all.
+    share: the model's dimensions on one rank; vocab_size: of the whole model.
     """
     model = share
     widest = 4 * model.hidden_size + mlp_values_per_token(model) + 3 * model.num_heads * model.head_dim
     num_samples = max(limits.max_num_seqs, limits.max_num_samples or 0)
     logits = num_samples * vocab_size * (4 * 4 + 5) * model.has_lm_head
-    # Some quantised matrices are made dense for as long as they are multiplied
+    # Some quantised matrices are dequantised while they are multiplied
     dense = 0 if model.quantization is None else 2 * model.intermediate_size * model.hidden_size * dtype.itemsize
     return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + dense + _GRAPHS_BYTES

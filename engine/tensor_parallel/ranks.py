@@ -1,9 +1,9 @@
-"""The ranks after the first: how the engine starts them, tells them every step, and ends with them. Never torch.
+"""Ranks: starts the tensor-parallel ranks after the first, sends them every plan, and watches them. Never torch.
 
-One model split over N devices has N processes: the engine, which is rank 0 and has the scheduler, and N - 1 children
-of engine/rank_process.py. Each has a socket to the engine: first a RankConfig goes down it, then every StepPlan, as the
-same bytes to all; up comes nothing but a RankFailed. What one rank begins the others must finish, so there is no going
-on without one: its end is the engine's, and by the socket's end and the kernel the engine's end is theirs.
+A model split over N devices has N processes: the engine, which is rank 0 and has the scheduler, and N - 1 child
+processes (engine/rank_process.py). Each child has a socket to the engine: it receives a RankConfig, then every
+StepPlan, the same bytes for all ranks; it sends at most one RankFailed. A step cannot complete without every rank, so
+if one rank dies, the engine exits. If the engine dies, the closed socket and the kernel end the ranks.
 """
 
 import logging
@@ -32,32 +32,32 @@ _Rank = tuple[subprocess.Popen[bytes], socket.socket]
 
 _PROJECT_ROOT = Path(__file__).resolve().parent.parent.parent
 _LENGTH = struct.Struct("<I")
-_END_S = 2.0  # less than the launcher gives an engine
-_NOTICE_S = 1.0  # what the kernel takes at most to show a process's end at its socket
+_END_S = 2.0  # less than the launcher's timeout for an engine
+_NOTICE_S = 1.0  # maximum time until the kernel closes a dead process's socket
 _FAULT = 1  # exit code
 
 
 class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a rank is told."""
+    """The configuration of a rank process."""
 
     engine: EngineConfig
     rank: int
     max_model_len: int  # tokens for which the model is built
-    rendezvous: str  # path of a file by which the ranks find each other
+    rendezvous: str  # path of the file through which the ranks find each other
     log_level: str
     log_format: str  # text | json
     debug: bool
 
 
 class RankFailed(msgspec.Struct, frozen=True):
-    """Why a rank ends: one sentence, and the exit code that the engine ends with."""
+    """Reports a rank's failure: one sentence, and the exit code for the engine."""
 
     message: str
     exit_code: int
 
 
 class NeverRaised(Exception):
-    """The memory error of an executor that cannot give up a step."""
+    """The memory_error of an executor that cannot drop a step."""
 
 
 def _end_at_once(message: str, exit_code: int) -> None:
@@ -67,21 +67,21 @@ def _end_at_once(message: str, exit_code: int) -> None:
 
 @dataclass(frozen=True)
 class RankHost:
-    """What the process of rank 0 has for the others.
+    """Settings of the other ranks that come from the process of rank 0.
 
-    on_lost: called from another thread when a rank ends by itself, with a sentence and an exit code. It must end the
-    process, whose main thread may wait for that rank for ever.
+    on_lost: called in another thread when a rank exits unexpectedly, with a sentence and an exit code. It must end the
+    process, since the main thread may wait for that rank without end.
     """
 
     on_lost: Callable[[str, int], None] = _end_at_once
-    folder: Path | None = None  # in which the ranks meet; None: that of temporary files
+    folder: Path | None = None  # for the rendezvous file; None: the default folder of temporary files
     log_level: str = "warning"
     log_format: str = "text"
-    debug: bool = False  # a fault while loading is logged with its traceback
+    debug: bool = False  # log faults while loading with their traceback
 
 
 class Ranks:
-    """Ranks 1 to size - 1. Life: the processes start, and load → send(plan) for each step → close, or our own end."""
+    """The processes of ranks 1 to size - 1. Life: start and load → send(plan) for each step → close() or exit."""
 
     def __init__(self, config: EngineConfig, host: RankHost, *, max_model_len: int) -> None:
         """max_model_len: tokens for which the model is built."""
@@ -95,7 +95,7 @@ class Ranks:
 
     @property
     def pids(self) -> list[int]:
-        """Their processes, by rank."""
+        """The process ids, in rank order."""
         return [process.pid for process, _ in self._ranks]
 
     def send(self, plan: StepPlan) -> None:
@@ -105,22 +105,22 @@ class Ranks:
             sock.sendall(frame)
 
     def await_blame(self) -> None:
-        """Wait until a rank that has ended is told of: its end may be why something failed here. Returns if none has.
+        """If a rank has exited, wait until on_lost has reported it; return if none has within a second.
 
-        A library whose connection to it broke says so sooner, and does not know why.
+        A library whose connection to that rank broke fails earlier, without the cause.
         """
         if self._lost.wait(_NOTICE_S):
             self._told.wait(_END_S)
 
     def close(self) -> None:
-        """End the ranks, and wait until they have."""
+        """End the ranks and wait for their exit."""
         self._is_closing = True
         for _, sock in self._ranks:
             sock.shutdown(socket.SHUT_RDWR)
         self._wait(_END_S)
 
     def kill(self) -> None:
-        """End the ranks at once, whatever they wait for."""
+        """Kill the ranks immediately."""
         self._is_closing = True
         self._wait(0.0)
 
@@ -143,7 +143,7 @@ class Ranks:
                 cwd=_PROJECT_ROOT,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                process_group=0,  # Ctrl-C in a terminal is the first rank's to answer
+                process_group=0,  # only the first rank handles Ctrl-C of a terminal
             )
         host = self._host
         told = RankConfig(
@@ -160,7 +160,7 @@ class Ranks:
         return process, ours
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes], sock: socket.socket) -> None:
-        """Wait for the one message of a rank, or its end."""
+        """Wait for a rank's message or exit, and call on_lost."""
         body = read_frame(sock)
         if self._is_closing:
             return
@@ -170,13 +170,13 @@ class Ranks:
         else:
             failed = msgspec.msgpack.decode(body, type=RankFailed)
             message, exit_code = f"Rank {rank}: {failed.message}", failed.exit_code
-        self._folder.cleanup()  # what is called now may end this process without another word
+        self._folder.cleanup()  # before on_lost(), which may exit the process
         self._host.on_lost(message, exit_code)
         self._told.set()
 
 
 class RankedExecutor:
-    """An Executor of several ranks: the first is in this process."""
+    """The Executor of several ranks, of which the first is in this process."""
 
     def __init__(self, first: Executor, others: Ranks) -> None:
         self._first = first
@@ -194,7 +194,7 @@ class RankedExecutor:
 
 
 def read_frame(sock: socket.socket) -> bytes | None:
-    """Wait for one frame and return what is in it; None: the other side is gone."""
+    """Wait for one frame and return its body; None if the connection is closed."""
     try:
         head = sock.recv(_LENGTH.size, socket.MSG_WAITALL)
         if len(head) < _LENGTH.size:
@@ -207,6 +207,6 @@ def read_frame(sock: socket.socket) -> bytes | None:
 
 
 def _with_whole_paths(config: EngineConfig) -> EngineConfig:
-    """The same for a process in another folder."""
+    """Return the configuration with absolute paths, for a process with another working directory."""
     loras = [LoraSource(source.name, str(Path(source.folder).resolve())) for source in config.loras]
     return msgspec.structs.replace(config, model=str(Path(config.model).resolve()), loras=loras)
