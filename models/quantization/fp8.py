@@ -109,7 +109,7 @@ class Fp8BlockLinear:
 class Fp8:
     """Scheme: weights scaled by tensor or by row; activations by token, or by a static scale.
 
-    Scaling by token also replaces one scale per step: it is no coarser, and a token's result is independent of its batch.
+    Scaling by token also replaces one scale per step: no coarser, and a token's result does not depend on its batch.
     """
 
     weights: Literal["tensor", "row"]
