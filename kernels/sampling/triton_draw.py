@@ -2,8 +2,8 @@
 """Triton twin of kernels.sampling.reference.sample: one pass over the logits, with per-request state by req_index.
 
 Each row is cut into splits; the split that arrives last at a row's counter selects the best of all and writes the
-token, so a batch without truncation is one launch. Rows with top-k, top-p or min-p are searched first (triton_truncation).
-The result depends neither on the number of splits nor on the batch.
+token, so a batch without truncation is one launch. Rows with top-k, top-p or min-p are searched first
+(triton_truncation). The result depends neither on the number of splits nor on the batch.
 
 Deviations from the specification: the Gumbel noise computes its outer logarithm, and the inner one far from 1, with
 the hardware's approximation, so it differs by some 1e-6 and a token by about one draw in 100,000; a uniform number that
