@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 
 def compare(old: Report, new: Report) -> str:
-    """Return a table of the common figures, after a line per differing condition. Raises BenchError if there is none."""
+    """Return a table of the common figures, after a line per differing condition. Raises BenchError without any."""
     rows = [["", "old", "new", "change", ""]]
     for name, before, after, share, verdict in changes(old, new):
         rows.append([name, f"{before:,.2f}", f"{after:,.2f}", "" if share is None else f"{share:+.1%}", verdict])

@@ -57,7 +57,7 @@ class Replica:
         self.num_given += 1
 
     def turn(self, now: float) -> tuple[list[RowOutput], float, float | None]:
-        """Run one turn of the engine's loop; return the committed rows, their time, and the next turn's time, if any."""
+        """Run one turn of the loop; return the committed rows, their time, and the next turn's time, if set."""
         outputs: list[RowOutput] = []
         committed_s = now
         if self.times.depth == 1 and self._in_flight:  # this turn is at the time when the step ends
