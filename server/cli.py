@@ -166,15 +166,21 @@ def _add_serve(
 
 def _add_config_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--config", type=text, metavar="FILE", help="YAML file, keys as port: 8000 (QUIRE_CONFIG)")
-    add("--show-config", action="store_true", help="print every value and where it is from, and exit")
+    add("--config", type=text, metavar="FILE", help="YAML file, e.g. port: 8000 (QUIRE_CONFIG)")
+    add("--show-config", action="store_true", help="print every setting with its source, and exit")
 
 
 def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--http-workers", type=workers, default="auto", metavar="N", help="HTTP processes (auto: by cores)")
+    add("--http-workers", type=workers, default="auto", metavar="N", help="HTTP worker processes (auto: by cores)")
     add_request_flags(group)
-    add("--drain-timeout", type=seconds, default=25.0, metavar="S", help="how long SIGTERM waits for streams (25)")
+    add(
+        "--drain-timeout",
+        type=seconds,
+        default=25.0,
+        metavar="S",
+        help="seconds that open requests have after SIGTERM (25)",
+    )
 
 
 def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:

@@ -20,8 +20,8 @@ from server.config.api_keys import cache_salt_of
 from server.generation.generation import GenerationSpec
 
 
-class Moment(NamedTuple):
-    """What a spec takes from outside: arrival, the server's deadline, a drawn seed, and whose request it is."""
+class RequestContext(NamedTuple):
+    """The facts of a request besides its body: arrival, the server's deadline, a drawn seed, the hash of its key."""
 
     arrival_s: float
     timeout_s: float | None
@@ -82,7 +82,7 @@ def chat_spec(
     token_ids: Sequence[int],
     *,
     model: ModelFacts,
-    moment: Moment,
+    context: RequestContext,
     grammar: GrammarSpec | None = None,
     shrinks_max_tokens: bool = False,
 ) -> GenerationSpec:
@@ -103,11 +103,11 @@ def chat_spec(
         max_name=name,
         logprobs=logprobs,
         model=model,
-        seed=moment.seed,
+        seed=context.seed,
     )
     is_continued = bool(body.continue_final_message)
     prompts = (tuple(token_ids),)
-    return _spec(body, prompts=prompts, continues_prompt=is_continued, params=params, moment=moment, grammar=grammar)
+    return _spec(body, prompts=prompts, continues_prompt=is_continued, params=params, context=context, grammar=grammar)
 
 
 def completion_spec(
@@ -115,7 +115,7 @@ def completion_spec(
     prompts: Sequence[Sequence[int]],
     *,
     model: ModelFacts,
-    moment: Moment,
+    context: RequestContext,
     grammar: GrammarSpec | None = None,
 ) -> GenerationSpec:
     """Check a completion request against the model's limits; max_tokens is 16 unless given."""
@@ -148,13 +148,13 @@ def completion_spec(
         max_name="max_tokens",
         logprobs=body.logprobs,
         model=model,
-        seed=moment.seed,
+        seed=context.seed,
     )
     is_scoring_only = max_tokens == 0
     if is_scoring_only:
         params = msgspec.structs.replace(params, max_tokens=1)
     all_prompts = tuple(map(tuple, prompts))
-    spec = _spec(body, prompts=all_prompts, continues_prompt=True, params=params, moment=moment, grammar=grammar)
+    spec = _spec(body, prompts=all_prompts, continues_prompt=True, params=params, context=context, grammar=grammar)
     return msgspec.structs.replace(spec, is_scoring_only=is_scoring_only)
 
 
@@ -234,7 +234,7 @@ def _spec(
     prompts: tuple[tuple[int, ...], ...],
     continues_prompt: bool,
     params: SamplingParams,
-    moment: Moment,
+    context: RequestContext,
     grammar: GrammarSpec | None,
 ) -> GenerationSpec:
     return GenerationSpec(
@@ -245,9 +245,9 @@ def _spec(
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         continues_prompt=continues_prompt,
-        cache_salt=cache_salt_of(moment.key_hash, body.cache_salt or ""),
+        cache_salt=cache_salt_of(context.key_hash, body.cache_salt or ""),
         priority=body.priority or 0,
         grammar=grammar,
-        timeout_s=moment.timeout_of(body.timeout),
-        arrival_s=moment.arrival_s,
+        timeout_s=context.timeout_of(body.timeout),
+        arrival_s=context.arrival_s,
     )

@@ -50,7 +50,7 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         action="append",
         type=text,
         metavar="NAME",
-        help="name for requests; repeatable (folder or hub id)",
+        help="name in requests; repeatable (folder or hub id)",
     )
     add(
         "--device", choices=("auto", "cuda", "mps", "cpu"), metavar="DEV", default="auto", help="auto, cuda, mps or cpu"
@@ -60,7 +60,7 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         type=integer(1, 64),
         metavar="N",
         default=1,
-        help="GPUs of this machine that share the model (1)",
+        help="GPUs of this machine over which the model is split (1)",
     )
     add(
         "--dtype",
@@ -74,9 +74,11 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         choices=QUANTIZATION_NAMES,
         metavar="NAME",
         default="auto",
-        help=f"of linear layers (auto: as the checkpoint is): {', '.join(QUANTIZATION_NAMES)}",
+        help=f"format of linear layers (auto: the checkpoint's): {', '.join(QUANTIZATION_NAMES)}",
     )
-    add("--load-format", choices=("auto", "dummy"), metavar="FMT", default="auto", help="dummy: random weights")
+    add(
+        "--load-format", choices=("auto", "dummy"), metavar="FMT", default="auto", help="auto, or dummy: random weights"
+    )
     add(
         "--attention-backend",
         choices=BACKEND_NAMES,
@@ -89,7 +91,7 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         choices=("auto", "last", "mean"),
         metavar="KIND",
         default="auto",
-        help="embeddings: auto (as an embedding model's folder says), last or mean",
+        help="pooling of embeddings: auto (from the model's folder), last or mean",
     )
     add(
         "--lora", action="append", type=named_folder, metavar="NAME=FOLDER", default=[], help="LoRA adapter; repeatable"
@@ -122,12 +124,12 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
         choices=KV_CACHE_DTYPES,
         default="auto",
         metavar="TYPE",
-        help="auto: as --dtype; fp8 (e4m3): twice the tokens",
+        help="auto: same as --dtype; fp8 (e4m3): twice the tokens",
     )
-    add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of GPU memory (0.9)")
+    add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="fraction of GPU memory to use (0.9)")
     add("--no-prefix-caching", action="store_true", help="do not reuse the KV of shared prefixes")
     add_overlap_flag(group)
-    add("--enforce-eager", action="store_true", help="no CUDA graphs, for debugging")
+    add("--enforce-eager", action="store_true", help="disable CUDA graphs, for debugging")
     queued_requests = add(
         "--max-queued-requests",
         type=integer(1, 2**20),
@@ -140,7 +142,7 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
         "--max-queued-tokens",
         type=integer(1, 2**40),
         metavar="N",
-        help="limit of their tokens (64 full contexts)",
+        help="limit of prompt tokens in the queue (64 full contexts)",
     )
 
 
@@ -178,10 +180,10 @@ def add_address_flags(group: argparse._ArgumentGroup) -> None:
     """Add the flags of the listening address."""
     add = group.add_argument
     add("--host", type=text, help="address to listen on (127.0.0.1)")
-    add("--port", type=integer(0, 65_535), metavar="N", help="0: any free port (8000)")
+    add("--port", type=integer(0, 65_535), metavar="N", help="port to listen on; 0: any free port (8000)")
     add("--uds", type=text, metavar="PATH", help="listen on a unix socket (mode 0660) instead of host and port")
     add("--tls-cert", type=text, metavar="FILE", help="certificate chain in PEM: serve HTTPS; needs --tls-key")
-    add("--tls-key", type=text, metavar="FILE", help="its private key in PEM, without a passphrase")
+    add("--tls-key", type=text, metavar="FILE", help="private key of --tls-cert in PEM, without a passphrase")
 
 
 def add_request_flags(group: argparse._ArgumentGroup) -> None:
@@ -193,8 +195,14 @@ def add_request_flags(group: argparse._ArgumentGroup) -> None:
         help="answer 400 to unknown request fields instead of reporting them",
     )
     add_alias(group, "--strict", reject)
-    add("--request-timeout", type=deadline, metavar="S", help="deadline of every request in seconds (none)")
-    add("--stall-timeout", type=seconds, default=300.0, metavar="S", help="restart a hung engine; 0: never (300)")
+    add("--request-timeout", type=deadline, metavar="S", help="time limit of every request in seconds (none)")
+    add(
+        "--stall-timeout",
+        type=seconds,
+        default=300.0,
+        metavar="S",
+        help="restart an engine that makes no progress for S seconds; 0: never (300)",
+    )
 
 
 def add_access_flags(group: argparse._ArgumentGroup) -> None:
@@ -205,18 +213,18 @@ def add_access_flags(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="key that requests need; repeatable. Other users of this machine see it in ps: better a file",
+        help="accepted API key; repeatable. Other users of this machine can see it in ps: prefer a file",
     )
-    add("--api-key-file", type=text, metavar="FILE", help="keys, one a line; also QUIRE_API_KEY=KEY,KEY")
+    add("--api-key-file", type=text, metavar="FILE", help="API keys, one a line; also QUIRE_API_KEY=KEY,KEY")
     add(
         "--cors-origin",
         action="append",
         type=origin,
         default=[],
         metavar="ORIGIN",
-        help="let pages of this origin call from a browser; repeatable, * is all (none)",
+        help="origin whose pages may call the server from a browser; repeatable, * allows all (none)",
     )
-    add("--root-path", type=root_path, default="", metavar="PATH", help="prefix under which a proxy shows the server")
+    add("--root-path", type=root_path, default="", metavar="PATH", help="path prefix of the server behind a proxy")
 
 
 @limited("scheme://host[:port], or *")
@@ -301,9 +309,14 @@ def add_metrics_flags(group: argparse._ArgumentGroup) -> None:
         choices=("vllm", "none"),
         metavar="NAMES",
         default="vllm",
-        help="vllm: /metrics has vLLM's names too; none: only quire_*",
+        help="vllm: add vLLM's names to /metrics; none: only quire_*",
     )
-    add("--otlp-traces-endpoint", type=text, metavar="URL", help="send a trace per request there, by OTLP over HTTP")
+    add(
+        "--otlp-traces-endpoint",
+        type=text,
+        metavar="URL",
+        help="send a trace of every request to this URL, by OTLP over HTTP",
+    )
 
 
 def traces_endpoint(url: str | None) -> str | None:
@@ -334,10 +347,15 @@ def has_opentelemetry() -> bool:
 def add_speculative_flags(group: argparse._ActionsContainer) -> None:
     """Add the flags to a parser or a group of it."""
     add = group.add_argument
-    add("--speculative", choices=_METHODS, metavar="HOW", help="ngram: guess what followed the same tokens earlier")
-    add("--num-speculative-tokens", type=integer(1, 32), metavar="N", help="tokens guessed at once (4)")
-    add("--ngram-min", type=integer(1, 32), metavar="N", help="tokens that must have stood there before (2)")
-    add("--ngram-max", type=integer(1, 64), metavar="N", help="the longest match preferred (4, or --ngram-min)")
+    add(
+        "--speculative",
+        choices=_METHODS,
+        metavar="HOW",
+        help="ngram: draft the tokens that followed the same tokens earlier",
+    )
+    add("--num-speculative-tokens", type=integer(1, 32), metavar="N", help="draft tokens per step (4)")
+    add("--ngram-min", type=integer(1, 32), metavar="N", help="shortest match of earlier tokens (2)")
+    add("--ngram-max", type=integer(1, 64), metavar="N", help="longest match of earlier tokens (4, or --ngram-min)")
 
 
 def speculative_of(arguments: argparse.Namespace) -> "SpeculativeConfig | None":

@@ -17,9 +17,9 @@ from engine.interface.config import ServerConfig
 from engine.interface.control import Supervisor
 from engine.interface.errors import ServiceError
 from engine.interface.metrics import Metrics
+from server.api.app_state import AppState, make_app_state
 from server.api.error_replies import error_from_http, error_reply
 from server.api.request_record import OpenRequests, record_of
-from server.api.service import Service, make_service
 from server.config.api_keys import KeyRing
 from server.config.version import package_version
 from server.errors import ClientGone
@@ -51,7 +51,7 @@ def create_app(
     tracer: RequestTracer | None = None,
 ) -> FastAPI:
     """Load the model's text side and return the app. Raises StartupError."""
-    service = make_service(config, client=client, supervisor=supervisor, metrics=metrics, created=int(time.time()))
+    app_state = make_app_state(config, client=client, supervisor=supervisor, metrics=metrics, created=int(time.time()))
     # No slash redirects: they would be built from the client's Host header.
     # No pages of FastAPI's: they load their scripts from a public host.
     app = FastAPI(
@@ -60,18 +60,18 @@ def create_app(
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
-        lifespan=lambda app: service.grammars,
+        lifespan=lambda app: app_state.grammars,
     )
-    routes = _routes(service, open_requests)
+    routes = _routes(app_state, open_requests)
     public = router_of(route for route in routes if route.is_public)
     app.include_router(public)  # first, so that what KeyGuard finds to be public is answered by it
     app.include_router(router_of(route for route in routes if not route.is_public))
     http_metrics.create_series(route.path for route in routes)
-    _handle_errors(app, service)
+    _handle_errors(app, app_state)
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key_hashes:
         keys = KeyRing(config.api_key_hashes, newer=lambda: supervisor.key_hashes)
-        app.add_middleware(KeyGuard, keys=keys, public=public.routes, on_refusal=service.count_rejected)
+        app.add_middleware(KeyGuard, keys=keys, public=public.routes, on_refusal=app_state.count_rejected)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -87,36 +87,36 @@ def create_app(
     return app
 
 
-def _routes(service: Service, open_requests: OpenRequests) -> list[ApiRoute]:
+def _routes(app_state: AppState, open_requests: OpenRequests) -> list[ApiRoute]:
     """Return all endpoints, in the order of the OpenAPI document."""
     return [
-        *health_routes(service),
+        *health_routes(app_state),
         *kv_page_routes(),
         *chat_page_routes(),
-        *chat_routes(service),
-        *completions_routes(service),
-        *responses_routes(service),
-        *messages_routes(service),
-        *embeddings_routes(service),
-        *tokens_routes(service),
-        *models_routes(service),
-        *metrics_routes(service),
-        *kv_routes(service),
-        *requests_routes(service, open_requests),
+        *chat_routes(app_state),
+        *completions_routes(app_state),
+        *responses_routes(app_state),
+        *messages_routes(app_state),
+        *embeddings_routes(app_state),
+        *tokens_routes(app_state),
+        *models_routes(app_state),
+        *metrics_routes(app_state),
+        *kv_routes(app_state),
+        *requests_routes(app_state, open_requests),
         *docs_routes(),
     ]
 
 
-def _handle_errors(app: FastAPI, service: Service) -> None:
+def _handle_errors(app: FastAPI, app_state: AppState) -> None:
     async def handle_service_error(request: Request, error: ServiceError) -> Response:
         record = record_of(request.scope)
         if isinstance(error, ClientGone):
             record.outcome = "abort"
-            service.metrics.count("http_disconnects_total")
+            app_state.metrics.count("http_disconnects_total")
         else:
             record.outcome = error.code
             if request.method == "POST":
-                service.count_rejected(error)
+                app_state.count_rejected(error)
         reply = error_reply(error, request_id=record.request_id, path=request.scope["path"])
         return Response(reply.body, status_code=reply.status, media_type="application/json", headers=reply.headers)
 

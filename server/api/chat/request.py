@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import EngineReady
+from server.api.app_state import AppState
 from server.api.as_chat import rename_fields
 from server.api.chat.template_messages import shorten_call_ids, template_messages
 from server.api.chat.tools import ToolPlan, check_tools, plan_tools
@@ -25,7 +26,6 @@ from server.api.reply_options import ReplyOptions, reply_options
 from server.api.request_record import record_of
 from server.api.sampling_fields import MAX_TOKENS, ModelFacts
 from server.api.schemas import ChatBody
-from server.api.service import Service
 from server.api.sse import ReplyHead
 from server.generation.generation import CompletionStream
 from server.generation.message_splitter import MessageSplitter
@@ -57,7 +57,7 @@ class _Prompt(NamedTuple):
 
 
 async def prepare_chat(
-    service: Service,
+    app_state: AppState,
     body: ChatBody,
     request: Request,
     *,
@@ -72,33 +72,33 @@ async def prepare_chat(
     `field_names`: of ChatEquivalent, if the client used another API. The caller renames the fields in errors with
     errors_in_client_fields().
     """
-    limits = service.limits()
-    model = service.model_name(body.model)
-    tokenizer = service.tokenizer
+    limits = app_state.limits()
+    model = app_state.model_name(body.model)
+    tokenizer = app_state.tokenizer
     chat_format = tokenizer.chat_format
     check_chat(body)
     plan = plan_tools(body)
     check_tools(plan, chat_format)
     ignored = ignored_fields(body) + _ignored_by_template(body, chat_format)
-    headers = service.ignored_header(ignored)
-    prompt = await _encode(service, body, plan, limits)
+    headers = app_state.ignored_header(ignored)
+    prompt = await _encode(app_state, body, plan, limits)
     record = record_of(request.scope)
     record.model = model
-    moment = service.moment(record)
+    context = app_state.request_context(record)
     constraint = _constraint_of(body, plan, tokenizer, prompt.reasoning)
-    grammar = await checked_grammar(service.grammars, constraint, request, timeout_s=moment.timeout_of(body.timeout))
+    grammar = await checked_grammar(app_state.grammars, constraint, request, timeout_s=context.timeout_of(body.timeout))
     spec = chat_spec(
         body,
         prompt.token_ids,
-        model=ModelFacts(limits, service.defaults, tokenizer),
-        moment=moment,
+        model=ModelFacts(limits, app_state.defaults, tokenizer),
+        context=context,
         grammar=grammar,
         shrinks_max_tokens=shrinks_max_tokens,
     )
     tags = chat_format.tags(has_tools=bool(plan.callable))
     visible_ids = frozenset(tokenizer.tag_ids(tags).values())
     grammar_param = constraint and rename_fields(constraint.param, field_names or {})
-    lora_index = service.lora_index(model)
+    lora_index = app_state.lora_index(model)
     spec = msgspec.structs.replace(spec, visible_ids=visible_ids, grammar_param=grammar_param, lora_index=lora_index)
     head = ReplyHead(f"{id_prefix}{secrets.token_hex(16)}", int(time.time()), model)
 
@@ -111,9 +111,9 @@ async def prepare_chat(
     generation = CompletionStream(
         spec,
         request_id=head.id,
-        client=service.client,
+        client=app_state.client,
         tokenizer=tokenizer,
-        metrics=service.metrics,
+        metrics=app_state.metrics,
         make_splitter=splitter,
     )
     return PreparedChat(head, generation, reply_options(body, spec.params), headers, ignored, plan)
@@ -142,18 +142,18 @@ def _constraint_of(
     return ConstraintRequest(answer_grammar(parts, chat_format.reasoning, reasoning, tag_ids=ids), param)
 
 
-async def encode_chat(service: Service, body: ChatBody) -> list[int]:
+async def encode_chat(app_state: AppState, body: ChatBody) -> list[int]:
     """Return the token ids of a chat's prompt, also of one that does not fit the context. Raises ServiceErrors."""
     check_chat(body)
     plan = plan_tools(body)
-    check_tools(plan, service.tokenizer.chat_format)
-    limits = msgspec.structs.replace(service.limits(), max_model_len=MAX_TOKENS)
-    return (await _encode(service, body, plan, limits)).token_ids
+    check_tools(plan, app_state.tokenizer.chat_format)
+    limits = msgspec.structs.replace(app_state.limits(), max_model_len=MAX_TOKENS)
+    return (await _encode(app_state, body, plan, limits)).token_ids
 
 
-async def _encode(service: Service, body: ChatBody, plan: ToolPlan, limits: EngineReady) -> _Prompt:
+async def _encode(app_state: AppState, body: ChatBody, plan: ToolPlan, limits: EngineReady) -> _Prompt:
     """Render and encode in one thread. The render checks its deadline itself; the wait here is for one that cannot."""
-    tokenizer = service.tokenizer
+    tokenizer = app_state.tokenizer
     template = tokenizer.chat_template
     messages = template_messages(body, knows_developer=template is not None and "developer" in template.source)
     if tokenizer.chat_format.tools in ("mistral", "mistral_args"):

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 
 from engine.interface.protocol import EngineReady
+from server.api.app_state import AppState
 from server.api.generation_spec import check_completion, completion_spec
 from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
@@ -15,7 +16,6 @@ from server.api.reply_options import ReplyOptions, reply_options
 from server.api.request_record import record_of
 from server.api.sampling_fields import ModelFacts
 from server.api.schemas import CompletionBody
-from server.api.service import Service
 from server.api.sse import ReplyHead
 from server.generation.generation import CompletionStream
 from server.structured_output.grammar_spec import constraint_of
@@ -31,27 +31,27 @@ class PreparedCompletion(msgspec.Struct, frozen=True):
     headers: dict[str, str]  # of the answer: names what was ignored
 
 
-async def prepare_completion(service: Service, body: CompletionBody, request: Request) -> PreparedCompletion:
+async def prepare_completion(app_state: AppState, body: CompletionBody, request: Request) -> PreparedCompletion:
     """Check and encode a completion. Raises ServiceErrors. `request`: as in prepare_chat."""
-    limits = service.limits()
-    model = service.model_name(body.model)
+    limits = app_state.limits()
+    model = app_state.model_name(body.model)
     check_completion(body)
-    headers = service.ignored_header(ignored_fields(body))
+    headers = app_state.ignored_header(ignored_fields(body))
     record = record_of(request.scope)
     record.model = model
-    moment = service.moment(record)
+    context = app_state.request_context(record)
     constraint = constraint_of(body.response_format, body.structured_outputs)
-    grammar = await checked_grammar(service.grammars, constraint, request, timeout_s=moment.timeout_of(body.timeout))
+    grammar = await checked_grammar(app_state.grammars, constraint, request, timeout_s=context.timeout_of(body.timeout))
     prompts = body.prompt
     if isinstance(prompts[0], str):
-        prompts = await asyncio.to_thread(_encode, service.tokenizer, prompts, limits)
-    facts = ModelFacts(limits, service.defaults, service.tokenizer)
-    spec = completion_spec(body, prompts, model=facts, moment=moment, grammar=grammar)
-    lora_index = service.lora_index(model)
+        prompts = await asyncio.to_thread(_encode, app_state.tokenizer, prompts, limits)
+    facts = ModelFacts(limits, app_state.defaults, app_state.tokenizer)
+    spec = completion_spec(body, prompts, model=facts, context=context, grammar=grammar)
+    lora_index = app_state.lora_index(model)
     spec = msgspec.structs.replace(spec, grammar_param=constraint and constraint.param, lora_index=lora_index)
     head = ReplyHead(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model)
     generation = CompletionStream(
-        spec, request_id=head.id, client=service.client, tokenizer=service.tokenizer, metrics=service.metrics
+        spec, request_id=head.id, client=app_state.client, tokenizer=app_state.tokenizer, metrics=app_state.metrics
     )
     return PreparedCompletion(head, generation, reply_options(body, spec.params), headers)
 

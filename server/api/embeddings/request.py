@@ -8,11 +8,11 @@ from starlette.requests import Request
 
 from engine.interface.errors import InvalidParameter, PromptTooLong
 from engine.interface.protocol import EngineReady
+from server.api.app_state import AppState
 from server.api.embeddings.run import EmbeddingRun, EmbeddingSpec
 from server.api.embeddings.schema import EmbeddingBody
 from server.api.request_record import record_of
 from server.api.sampling_fields import check_ids
-from server.api.service import Service
 from server.config.api_keys import cache_salt_of
 from server.text.embedding_model import EmbeddingModel
 from server.text.tokenizer import Tokenizer
@@ -29,12 +29,12 @@ class PreparedEmbeddings(msgspec.Struct, frozen=True):
     headers: dict[str, str]  # of the answer: names what was ignored
 
 
-async def prepare_embeddings(service: Service, body: EmbeddingBody, request: Request) -> PreparedEmbeddings:
+async def prepare_embeddings(app_state: AppState, body: EmbeddingBody, request: Request) -> PreparedEmbeddings:
     """Check and encode a request. Raises ServiceErrors."""
-    limits, embedding = service.limits(), service.embedding_model()
+    limits, embedding = app_state.limits(), app_state.embedding_model()
     record = record_of(request.scope)
-    record.model = model = service.model_name(body.model)
-    headers = service.ignored_header(sorted(body.model_extra or {}))
+    record.model = model = app_state.model_name(body.model)
+    headers = app_state.ignored_header(sorted(body.model_extra or {}))
     dimensions = body.dimensions or limits.hidden_size
     if dimensions > limits.hidden_size:
         raise InvalidParameter(
@@ -42,26 +42,28 @@ async def prepare_embeddings(service: Service, body: EmbeddingBody, request: Req
         )
     if isinstance(body.input[0], str):
         prefix = _prefix(body.prompt_name, embedding)
-        inputs = await asyncio.to_thread(_encode, service.tokenizer, [prefix + text for text in body.input], limits)
+        inputs = await asyncio.to_thread(_encode, app_state.tokenizer, [prefix + text for text in body.input], limits)
     else:
         if body.prompt_name:
             raise InvalidParameter("prompt_name is for texts: token ids are taken as they are.", param="prompt_name")
         inputs = body.input
     _check_inputs(inputs, limits)
-    moment = service.moment(record)
+    context = app_state.request_context(record)
     spec = EmbeddingSpec(
         inputs=inputs,
         pooling=embedding.pooling,
         dimensions=dimensions,
         max_inputs_at_once=limits.max_num_seqs + min(limits.max_num_seqs, limits.max_waiting),
         max_tokens_at_once=limits.max_queued_tokens,
-        cache_salt=cache_salt_of(moment.key_hash, body.cache_salt or ""),
+        cache_salt=cache_salt_of(context.key_hash, body.cache_salt or ""),
         priority=body.priority or 0,
-        lora_index=service.lora_index(model),
-        timeout_s=moment.timeout_of(body.timeout),
-        arrival_s=moment.arrival_s,
+        lora_index=app_state.lora_index(model),
+        timeout_s=context.timeout_of(body.timeout),
+        arrival_s=context.arrival_s,
     )
-    run = EmbeddingRun(spec, request_id=f"embd-{secrets.token_hex(16)}", client=service.client, metrics=service.metrics)
+    run = EmbeddingRun(
+        spec, request_id=f"embd-{secrets.token_hex(16)}", client=app_state.client, metrics=app_state.metrics
+    )
     return PreparedEmbeddings(model, run, body.encoding_format == "base64", headers)
 
 

@@ -29,12 +29,14 @@ def add_batch(commands: "argparse._SubParsersAction[AnyParser]") -> None:
     )
     parser.set_defaults(run=_run)
     add = parser.add_argument
-    add("input", metavar="IN.jsonl", help="lines of custom_id, method, url, body")
-    add("-o", "--output", required=True, type=text, metavar="FILE", help="one line per answer or error")
-    add("--model", type=text, metavar="M", help="start a server for M by itself")
+    add("input", metavar="IN.jsonl", help="input file: lines of custom_id, method, url, body")
+    add("-o", "--output", required=True, type=text, metavar="FILE", help="output file: one line per answer or error")
+    add("--model", type=text, metavar="M", help="start a temporary server for M")
     add("--concurrency", type=integer(1, 1024), default=64, metavar="N", help="requests at once (64)")
-    add("--retries", type=integer(0, 1000), default=8, metavar="N", help="of a busy server, per line (8)")
-    add("--timeout", type=deadline, default=3600.0, metavar="S", help="of one request in seconds (3600)")
+    add(
+        "--retries", type=integer(0, 1000), default=8, metavar="N", help="retries per line while the server is busy (8)"
+    )
+    add("--timeout", type=deadline, default=3600.0, metavar="S", help="time limit of one request in seconds (3600)")
     add_server_flags(parser, url_help="a running server (http://127.0.0.1:8000)")
 
 

@@ -30,7 +30,7 @@ def add_offline_flags(parser: argparse.ArgumentParser) -> None:
         help="single, batch8, mixed64, mixed256, seed64, prefill, repeat, repeat16",
     )
     add_engine_flags(parser)
-    add("--runs", type=integer(1, 100), default=2, metavar="N", help="the best of so many is reported (2)")
+    add("--runs", type=integer(1, 100), default=2, metavar="N", help="runs, of which the best is reported (2)")
     _add_results(parser)
 
 
@@ -42,7 +42,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     shapes = "random weights: qwen3-0.6b, llama-3.1-8b …"
     model.add_argument("--shape", type=text, metavar="NAME", help=shapes)
     add("--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", metavar="DEV", help="auto, cuda, mps, cpu")
-    add("--tensor-parallel-size", type=integer(1, 64), default=1, metavar="N", help="GPUs that share it (1)")
+    add(
+        "--tensor-parallel-size",
+        type=integer(1, 64),
+        default=1,
+        metavar="N",
+        help="GPUs over which the model is split (1)",
+    )
     add("--attention-backend", choices=BACKEND_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--quantization", choices=QUANTIZATION_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length (8192, or the model's)")
@@ -73,8 +79,8 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         help="requests open at once; several: one run each (1)",
     )
     load.add_argument("--rate", type=rate, default=0.0, metavar="R", help="Poisson arrivals per second instead")
-    add("--num-requests", type=integer(1, 10**7), metavar="N", help="sent in each run (4 × N, at least 64)")
-    add("--num-warmups", type=integer(0, 10**7), default=0, metavar="N", help="as many before, unmeasured (0)")
+    add("--num-requests", type=integer(1, 10**7), metavar="N", help="requests in each run (4 × N, at least 64)")
+    add("--num-warmups", type=integer(0, 10**7), default=0, metavar="N", help="unmeasured requests before each run (0)")
     add("--input-len", type=integer(1, 2**24), default=512, metavar="N", help="prompt tokens, words in text (512)")
     add("--output-len", type=integer(1, 2**24), default=128, metavar="N", help="tokens to ask for (128)")
     add(
@@ -89,8 +95,8 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--processes", type=integer(1, 256), default=0, metavar="N", help="client processes (half the cores, at most 4)"
     )
-    add("--timeout", type=deadline, default=600.0, metavar="S", help="of one request in seconds (600)")
-    add("--seed", type=integer(0, 2**31), default=0, metavar="N", help="of prompts and arrivals (0)")
+    add("--timeout", type=deadline, default=600.0, metavar="S", help="time limit of one request in seconds (600)")
+    add("--seed", type=integer(0, 2**31), default=0, metavar="N", help="seed of prompts and arrivals (0)")
     _add_results(parser)
 
 
@@ -100,7 +106,7 @@ def add_kernels_flags(parser: argparse.ArgumentParser) -> None:
     add("part", nargs="?", choices=("prefill", "decode"), metavar="PART", help="prefill or decode (both)")
     add("--lengths", type=_integers, metavar="N,N,…", help="prompt lengths of prefill (128 to 16384)")
     add("--batches", type=_integers, metavar="N,N,…", help="rows of decode (1,8,64,256)")
-    add("--contexts", type=_integers, metavar="N,N,…", help="their tokens (128,1024,4096,16384)")
+    add("--contexts", type=_integers, metavar="N,N,…", help="context lengths of decode (128,1024,4096,16384)")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", metavar="DEV", help="auto, cuda or cpu")
     _add_results(parser)
 
@@ -113,9 +119,9 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=text,
         metavar="RUN.json",
-        help="of one kind; the first is what others are compared with",
+        help="reports of one kind; the others are compared with the first",
     )
-    add("--html", type=_page, metavar="FILE", help="a page that needs no other file")
+    add("--html", type=_page, metavar="FILE", help="write one self-contained HTML page")
     add("--png", "--plot", type=_picture, dest="plot", metavar="FILE", help="a picture as .png or .svg")
 
 
@@ -131,41 +137,78 @@ def add_steps_flags(parser: argparse.ArgumentParser) -> None:
     """Add those of steps."""
     add_engine_flags(parser)
     add = parser.add_argument
-    add("--context", type=integer(1, _MOST_TOKENS), default=512, metavar="N", help="of the rows that decode (512)")
-    add("--num-steps", type=integer(3, 10_000), default=20, metavar="N", help="timed for each point (20)")
-    add("--max-seconds", type=deadline, default=180.0, metavar="S", help="leave out what would take longer (180)")
+    add(
+        "--context",
+        type=integer(1, _MOST_TOKENS),
+        default=512,
+        metavar="N",
+        help="context length of decoding rows (512)",
+    )
+    add("--num-steps", type=integer(3, 10_000), default=20, metavar="N", help="steps timed for each point (20)")
+    add("--max-seconds", type=deadline, default=180.0, metavar="S", help="skip measurements beyond this time (180)")
     _add_json(parser)
 
 
 def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     """Add those of plan, but for --goodput."""
     add = parser.add_argument
-    add("--steps", type=text, required=True, metavar="FILE", help="what quire bench steps --json wrote")
-    add("--against", type=text, metavar="FILE", help="a report of quire bench serve: its load, and its figures beside")
+    add("--steps", type=text, required=True, metavar="FILE", help="output of quire bench steps --json")
+    add("--against", type=text, metavar="FILE", help="report of quire bench serve: simulate its load and compare")
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--rate", type=rate, default=0.0, metavar="R", help="Poisson arrivals per second, of the fleet")
     load.add_argument("--concurrency", type=integer(1, 65_536), default=1, metavar="N", help="or a closed loop (1)")
-    add("--num-requests", type=integer(1, 10**6), default=2000, metavar="N", help="how many are sent (2000)")
-    add("--input-len", type=lengths, default=(512, 512), metavar="N[-M]", help="prompt tokens, even from N to M (512)")
+    add("--num-requests", type=integer(1, 10**6), default=2000, metavar="N", help="number of requests (2000)")
+    add(
+        "--input-len",
+        type=lengths,
+        default=(512, 512),
+        metavar="N[-M]",
+        help="prompt tokens, uniform from N to M (512)",
+    )
     add("--output-len", type=lengths, default=(128, 128), metavar="N[-M]", help="tokens of an answer (128)")
-    add("--shared-prefix", type=integer(0, _MOST_TOKENS), default=0, metavar="N", help="tokens all prompts begin with")
-    add("--seed", type=integer(0, 2**31), default=0, metavar="N", help="of lengths and arrivals (0)")
-    add("--replicas", type=_replicas, default=1, metavar="N", help="or auto: the fewest that keep --goodput (1)")
-    add("--share", type=share, default=0.99, metavar="F", help="of the requests that must keep it (0.99)")
+    add(
+        "--shared-prefix",
+        type=integer(0, _MOST_TOKENS),
+        default=0,
+        metavar="N",
+        help="tokens of a prefix that all prompts share",
+    )
+    add("--seed", type=integer(0, 2**31), default=0, metavar="N", help="seed of lengths and arrivals (0)")
+    add(
+        "--replicas",
+        type=_replicas,
+        default=1,
+        metavar="N",
+        help="replicas, or auto: the fewest that meet --goodput (1)",
+    )
+    add("--share", type=share, default=0.99, metavar="F", help="fraction of requests that must meet --goodput (0.99)")
     add(
         "--policy",
         choices=("least-requests", "round-robin"),
         default="least-requests",
         metavar="NAME",
-        help="of the router: least-requests or round-robin",
+        help="router's policy: least-requests or round-robin",
     )
-    add("--overhead-ms", type=_milliseconds, default=2.0, metavar="MS", help="of HTTP and router, a request (2)")
-    add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="instead of the measured machine's")
-    add("--max-num-batched-tokens", type=integer(1, 32_768), metavar="N", help="the same")
-    decode_step_tokens = add("--max-decode-step-tokens", type=integer(1, 32_768), metavar="N", help="the same")
+    add(
+        "--overhead-ms",
+        type=_milliseconds,
+        default=2.0,
+        metavar="MS",
+        help="milliseconds of HTTP and router per request (2)",
+    )
+    add(
+        "--max-num-seqs",
+        type=integer(1, 16_384),
+        metavar="N",
+        help="instead of the measured value: requests running at once",
+    )
+    add("--max-num-batched-tokens", type=integer(1, 32_768), metavar="N", help="instead: tokens per step")
+    decode_step_tokens = add(
+        "--max-decode-step-tokens", type=integer(1, 32_768), metavar="N", help="instead: while requests decode"
+    )
     add_alias(parser, "--max-num-mixed-tokens", decode_step_tokens)
-    add("--kv-tokens", type=integer(16, 2**40), metavar="N", help="the same: tokens that the KV cache holds")
-    add("--price", type=_price, metavar="P", help="of a replica per hour: adds the price of a million tokens")
+    add("--kv-tokens", type=integer(16, 2**40), metavar="N", help="instead: tokens in the KV cache")
+    add("--price", type=_price, metavar="P", help="price of a replica per hour: adds the price of a million tokens")
     _add_json(parser)
 
 

@@ -29,11 +29,11 @@ def add_chat(commands: "argparse._SubParsersAction[AnyParser]") -> None:
     parser.set_defaults(run=_run)
     add = parser.add_argument
     add("model", nargs="?", type=text, metavar="MODEL", help="name, folder or hub id (the server's, or the demo)")
-    add("--system", type=text, metavar="TEXT", help="what the model is told first")
-    add("--temperature", type=text, metavar="T", help="0 to 2 (the model's own)")
-    add("--max-tokens", type=integer(1, 2**24), metavar="N", help="of one answer (no limit)")
-    add("--thinking", choices=("dim", "hidden"), default="dim", metavar="HOW", help="dim or hidden (dim)")
-    add("--no-markdown", action="store_true", help="show the text as it comes")
+    add("--system", type=text, metavar="TEXT", help="system message")
+    add("--temperature", type=text, metavar="T", help="sampling temperature, 0 to 2 (the model's own)")
+    add("--max-tokens", type=integer(1, 2**24), metavar="N", help="limit of one answer (no limit)")
+    add("--thinking", choices=("dim", "hidden"), default="dim", metavar="HOW", help="reasoning: dim or hidden (dim)")
+    add("--no-markdown", action="store_true", help="show plain text instead of rendered Markdown")
     add_server_flags(parser, url_help="a running server (http://127.0.0.1:8000)")
 
 

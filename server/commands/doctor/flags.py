@@ -25,7 +25,7 @@ def add_doctor(commands: "argparse._SubParsersAction[AnyParser]", formatter: typ
     """Add `doctor`."""
     parser = commands.add_parser(
         "doctor",
-        help="say whether a model can be served here, and what fits",
+        help="check if a model can be served here, and how much fits",
         description="Say whether a model can be served, and what fits. Fetches no weights.",
         usage="quire doctor [MODEL] [flags]",
         epilog=_EXAMPLES,
@@ -38,18 +38,24 @@ def add_doctor(commands: "argparse._SubParsersAction[AnyParser]", formatter: typ
     add = parser.add_argument
     add("model", nargs="?", type=text, metavar="MODEL", help="folder in Hugging Face layout, or hub id")
     add("--revision", type=text, metavar="REV", help="branch, tag or commit of the hub id")
-    add("--gpu-memory", type=gibibytes, metavar="GIB", help="plan for a GPU of this size, not what is here")
-    add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="share of it to be used (0.9)")
+    add("--gpu-memory", type=gibibytes, metavar="GIB", help="plan for a GPU of this size instead of this machine's")
+    add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="fraction of GPU memory to use (0.9)")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
-    add("--tensor-parallel-size", type=integer(1, 64), default=1, metavar="N", help="GPUs that share it (1)")
+    add(
+        "--tensor-parallel-size",
+        type=integer(1, 64),
+        default=1,
+        metavar="N",
+        help="GPUs over which the model is split (1)",
+    )
     choices = {"--device": ("auto", "cuda", "mps", "cpu"), "--dtype": ("auto", "bfloat16", "float16", "float32")}
     for flag, names in choices.items():
         add(flag, choices=names, default="auto", metavar=flag[2:5].upper(), help=", ".join(names))
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", metavar="KIND", help=", ".join(KV_CACHE_DTYPES))
     add("--quantization", choices=QUANTIZATION_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--pooling", choices=("auto", "last", "mean"), default="auto", metavar="KIND", help="as of quire serve")
-    add("--host", type=text, default="127.0.0.1", help="address to look for a free port on (127.0.0.1)")
-    add("--port", type=integer(0, 65_535), default=8000, metavar="N", help="the port (8000)")
+    add("--host", type=text, default="127.0.0.1", help="address of the port that is checked (127.0.0.1)")
+    add("--port", type=integer(0, 65_535), default=8000, metavar="N", help="port that is checked (8000)")
     add("--json", action="store_true", help="print everything as JSON")
     add("--debug", action="store_true", help="show tracebacks")
 

@@ -28,10 +28,10 @@ def add_top(commands: "argparse._SubParsersAction[AnyParser]") -> None:
     )
     parser.set_defaults(run=_run)
     add = parser.add_argument
-    add("--interval", type=deadline, default=1.0, metavar="S", help="seconds between looks (1)")
-    add("--window", type=deadline, default=5.0, metavar="S", help="what is recent, in seconds (5)")
-    add("--once", action="store_true", help="one look as plain text, as where there is no terminal")
-    add("--json", action="store_true", help="one look as JSON")
+    add("--interval", type=deadline, default=1.0, metavar="S", help="seconds between samples (1)")
+    add("--window", type=deadline, default=5.0, metavar="S", help="seconds that count as recent (5)")
+    add("--once", action="store_true", help="print one sample as text and exit (the default without a terminal)")
+    add("--json", action="store_true", help="print one sample as JSON and exit")
     add_server_flags(parser, url_help=f"the server ({DEFAULT_URL})")
 
 

@@ -4,25 +4,25 @@ import asyncio
 
 from fastapi import Request, Response
 
+from server.api.app_state import AppState
 from server.api.embeddings.request import prepare_embeddings
 from server.api.embeddings.run import EmbeddingList, encode_answer
 from server.api.embeddings.schema import EmbeddingBody
 from server.api.request_record import record_of
 from server.api.schemas import parse_body
-from server.api.service import Service
 from server.api.sse import run_while_connected
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.request_body import read_json
 
 
-def embeddings_routes(service: Service) -> list[ApiRoute]:
-    """Return the route, bound to one worker's service."""
+def embeddings_routes(app_state: AppState) -> list[ApiRoute]:
+    """Return the route, bound to one worker's state."""
 
     async def create_embeddings(request: Request) -> Response:
-        service.check_queue()  # before the body is read
-        service.embedding_model()
+        app_state.check_queue()  # before the body is read
+        app_state.embedding_model()
         body = parse_body(EmbeddingBody, await read_json(request))
-        prepared = await prepare_embeddings(service, body, request)
+        prepared = await prepare_embeddings(app_state, body, request)
         run, record = prepared.run, record_of(request.scope)
         record.stats, record.cancel, record.answer_id = run.stats, run.cancel, run.request_id
         if record.is_cancelled:  # while its inputs were encoded

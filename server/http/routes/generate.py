@@ -5,13 +5,13 @@ POST /v1/completions.
 
 from fastapi import Request, Response
 
+from server.api.app_state import AppState
 from server.api.chat.request import prepare_chat
 from server.api.chat.writer import ChatWriter
 from server.api.completions.request import prepare_completion
 from server.api.completions.writer import TextWriter
 from server.api.objects import ChatChunk, ChatCompletion, TextCompletion
 from server.api.schemas import ChatBody, CompletionBody, parse_body
-from server.api.service import Service
 from server.generation.generation import GenerationSpec
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer
@@ -19,16 +19,16 @@ from server.http.routes.request_body import read_json
 from server.text.tokenizer import Tokenizer
 
 
-def chat_routes(service: Service) -> list[ApiRoute]:
-    """Return the route, bound to one worker's service."""
+def chat_routes(app_state: AppState) -> list[ApiRoute]:
+    """Return the route, bound to one worker's state."""
 
     async def create_chat_completion(request: Request) -> Response:
-        service.check_room()  # before the body is read
+        app_state.check_room()  # before the body is read
         body = parse_body(ChatBody, await read_json(request))
-        chat = await prepare_chat(service, body, request)
-        writer = ChatWriter(chat.head, chat.options, generation=chat.generation, tokenizer=service.tokenizer)
+        chat = await prepare_chat(app_state, body, request)
+        writer = ChatWriter(chat.head, chat.options, generation=chat.generation, tokenizer=app_state.tokenizer)
         return await answer(
-            service,
+            app_state,
             request,
             generation=chat.generation,
             writer=writer,
@@ -49,18 +49,18 @@ def chat_routes(service: Service) -> list[ApiRoute]:
     ]
 
 
-def completions_routes(service: Service) -> list[ApiRoute]:
-    """Return the route, bound to one worker's service."""
+def completions_routes(app_state: AppState) -> list[ApiRoute]:
+    """Return the route, bound to one worker's state."""
 
     async def create_completion(request: Request) -> Response:
-        service.check_room()  # before the body is read
+        app_state.check_room()  # before the body is read
         body = parse_body(CompletionBody, await read_json(request))
-        completion = await prepare_completion(service, body, request)
+        completion = await prepare_completion(app_state, body, request)
         generation, options = completion.generation, completion.options
-        echo = _echo_texts(body, generation.spec, service.tokenizer) if body.echo else None
-        writer = TextWriter(completion.head, options, generation=generation, tokenizer=service.tokenizer, echo=echo)
+        echo = _echo_texts(body, generation.spec, app_state.tokenizer) if body.echo else None
+        writer = TextWriter(completion.head, options, generation=generation, tokenizer=app_state.tokenizer, echo=echo)
         return await answer(
-            service,
+            app_state,
             request,
             generation=generation,
             writer=writer,

@@ -5,7 +5,7 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 
 from engine.interface.control import LOAD_STALL_AFTER_S, STALL_AFTER_S
-from server.api.service import Service
+from server.api.app_state import AppState
 from server.config.version import package_version
 from server.http.routes.api_route import ApiRoute
 
@@ -38,13 +38,13 @@ class Version(msgspec.Struct):
     version: str
 
 
-def health_routes(service: Service) -> list[ApiRoute]:
-    """Return the routes that need no key, bound to one worker's service: they tell nothing but the state."""
+def health_routes(app_state: AppState) -> list[ApiRoute]:
+    """Return the routes that need no key, bound to one worker's state: they show that state alone."""
 
     async def health() -> Response:
         # An engine that is missing after "ready" has ended, whoever notices first.
-        state = service.supervisor.state
-        is_lost = state.stage.name == "ready" and service.client.ready is None
+        state = app_state.supervisor.state
+        is_lost = state.stage.name == "ready" and app_state.client.ready is None
         fault = state.fault or ("restarting" if is_lost else "")
         if not fault:
             return JSONResponse({"status": "ok"})
@@ -52,8 +52,8 @@ def health_routes(service: Service) -> list[ApiRoute]:
         return JSONResponse(answer, status_code=200 if state.is_alive else 503)
 
     async def ready() -> Response:
-        state = service.supervisor.state
-        is_ready = state.stage.name == "ready" and service.client.ready is not None and not state.is_draining
+        state = app_state.supervisor.state
+        is_ready = state.stage.name == "ready" and app_state.client.ready is not None and not state.is_draining
         stage = "draining" if state.is_draining else state.stage.name
         if stage == "ready" and not is_ready:
             stage = "restarting"
@@ -93,11 +93,11 @@ def health_routes(service: Service) -> list[ApiRoute]:
     ]
 
 
-def metrics_routes(service: Service) -> list[ApiRoute]:
-    """Return the route, bound to one worker's service."""
+def metrics_routes(app_state: AppState) -> list[ApiRoute]:
+    """Return the route, bound to one worker's state."""
 
     async def metrics() -> Response:
-        return Response(await service.supervisor.scrape(), media_type=_PROMETHEUS_TEXT)
+        return Response(await app_state.supervisor.scrape(), media_type=_PROMETHEUS_TEXT)
 
     return [
         ApiRoute(

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import Response
 
 from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
-from server.api.service import Service
+from server.api.app_state import AppState
 from server.api.sse import EventStreamResponse
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.kv_feed import INTERVAL_S, KvFeed, KvState
@@ -35,20 +35,20 @@ class End(msgspec.Struct, tag="end", tag_field="event"):
     detail: str
 
 
-def kv_routes(service: Service) -> list[ApiRoute]:
-    """Return the routes, bound to one worker's service. Their viewers share one feed."""
-    feed = KvFeed(service.client, model=service.config.served_model_names[0])
+def kv_routes(app_state: AppState) -> list[ApiRoute]:
+    """Return the routes, bound to one worker's state. Their viewers share one feed."""
+    feed = KvFeed(app_state.client, model=app_state.config.served_model_names[0])
 
     async def snapshot() -> Response:
-        if service.client.ready is None:
-            service.limits()  # raises what /ready says
+        if app_state.client.ready is None:
+            app_state.limits()  # raises what /ready says
         return Response((await feed.next()).body, media_type="application/json", headers=_NEVER_KEPT)
 
     async def stream_head() -> Response:
         return Response(media_type=EventStreamResponse.media_type, headers=_NEVER_KEPT)
 
     async def stream() -> Response:
-        events = _events(service, feed)
+        events = _events(app_state, feed)
         return EventStreamResponse(events, headers=_NEVER_KEPT, on_disconnect=_nothing, close=events.aclose)
 
     return [
@@ -66,16 +66,16 @@ def kv_routes(service: Service) -> list[ApiRoute]:
     ]
 
 
-async def _events(service: Service, feed: KvFeed) -> AsyncGenerator[bytes, None]:
+async def _events(app_state: AppState, feed: KvFeed) -> AsyncGenerator[bytes, None]:
     """Yield snapshots, four a second at most, until the server drains."""
     revision, told = 0, ""
-    while not service.supervisor.state.is_draining:
+    while not app_state.supervisor.state.is_draining:
         try:
             shown = await feed.next()
         except ShuttingDown:
             break
         except ServiceError as error:
-            stage = _stage(service, error)
+            stage = _stage(app_state, error)
             if stage != told:
                 told, revision = stage, 0
                 yield _named(Gap(stage, error.message))
@@ -88,16 +88,16 @@ async def _events(service: Service, feed: KvFeed) -> AsyncGenerator[bytes, None]
             else b"event: snapshot\ndata: " + shown.body + b"\n\n"
         )
         revision = shown.revision
-        while (rest_s := shown.next_s - time.monotonic()) > 0 and not service.supervisor.state.is_draining:
+        while (rest_s := shown.next_s - time.monotonic()) > 0 and not app_state.supervisor.state.is_draining:
             await asyncio.sleep(min(rest_s, INTERVAL_S))
     yield _named(End("The server is shutting down."))
 
 
-def _stage(service: Service, error: ServiceError) -> str:
+def _stage(app_state: AppState, error: ServiceError) -> str:
     """Name why there is no snapshot."""
     if not isinstance(error, EngineDead):
         return "busy"
-    stage = service.supervisor.state.stage.name
+    stage = app_state.supervisor.state.stage.name
     return "restarting" if stage == "ready" else stage
 
 

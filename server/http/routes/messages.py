@@ -3,6 +3,7 @@
 import msgspec
 from fastapi import Request, Response
 
+from server.api.app_state import AppState
 from server.api.as_chat import errors_in_client_fields, rename_fields
 from server.api.chat.request import encode_chat, prepare_chat
 from server.api.messages.objects import Message, TokenCount
@@ -11,23 +12,22 @@ from server.api.messages.schema import CountTokensBody, MessagesBody
 from server.api.messages.writer import MessagesWriter
 from server.api.request_record import record_of
 from server.api.schemas import parse_body
-from server.api.service import Service
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer
 from server.http.routes.request_body import read_json
 
 
-def messages_routes(service: Service) -> list[ApiRoute]:
-    """Return the routes, bound to one worker's service."""
+def messages_routes(app_state: AppState) -> list[ApiRoute]:
+    """Return the routes, bound to one worker's state."""
 
     async def create_message(request: Request) -> Response:
-        service.check_room()  # before the body is read
+        app_state.check_room()  # before the body is read
         record = record_of(request.scope)
         body = parse_body(MessagesBody, await read_json(request))
         equivalent = translate_messages(body)
         with errors_in_client_fields(equivalent.field_names):
             chat = await prepare_chat(
-                service,
+                app_state,
                 equivalent.body,
                 request,
                 id_prefix="msg_",
@@ -42,22 +42,22 @@ def messages_routes(service: Service) -> list[ApiRoute]:
             omits_thinking=body.thinking is not None and body.thinking.display == "omitted",
         )
         return await answer(
-            service,
+            app_state,
             request,
             generation=chat.generation,
             writer=writer,
             is_stream=chat.options.is_stream,
-            headers={**service.ignored_header(ignored), "request-id": record.request_id},
+            headers={**app_state.ignored_header(ignored), "request-id": record.request_id},
         )
 
     async def count_tokens(request: Request) -> Response:
-        service.limits()
+        app_state.limits()
         body = parse_body(CountTokensBody, await read_json(request))
-        service.model_name(body.model)
+        app_state.model_name(body.model)
         equivalent = translate_count(body)
         with errors_in_client_fields(equivalent.field_names):
-            num_tokens = len(await encode_chat(service, equivalent.body))
-        headers = {**service.ignored_header(equivalent.ignored), "request-id": record_of(request.scope).request_id}
+            num_tokens = len(await encode_chat(app_state, equivalent.body))
+        headers = {**app_state.ignored_header(equivalent.ignored), "request-id": record_of(request.scope).request_id}
         return Response(msgspec.json.encode(TokenCount(num_tokens)), media_type="application/json", headers=headers)
 
     return [

@@ -6,32 +6,32 @@ DELETE /v1/requests/{id}: ends a running request, whichever HTTP worker serves i
 import msgspec
 from fastapi import Request, Response
 
+from server.api.app_state import AppState
 from server.api.objects import CancelledRequest, ModelCard, ModelList
 from server.api.request_record import OpenRequests, record_of
-from server.api.service import Service
 from server.errors import RequestNotFound
 from server.http.routes.api_route import ApiRoute
 
 
-def models_routes(service: Service) -> list[ApiRoute]:
-    """Return the routes, bound to one worker's service."""
+def models_routes(app_state: AppState) -> list[ApiRoute]:
+    """Return the routes, bound to one worker's state."""
 
     def card(name: str) -> ModelCard:
-        ready, root = service.client.ready, service.config.served_model_names[0]
+        ready, root = app_state.client.ready, app_state.config.served_model_names[0]
         return ModelCard(
             id=name,
-            created=service.created,
+            created=app_state.created,
             root=root,
-            parent=root if service.lora_index(name) else None,
+            parent=root if app_state.lora_index(name) else None,
             max_model_len=ready.max_model_len if ready is not None else None,
         )
 
     async def list_models() -> Response:
-        names = service.config.served_model_names + service.config.lora_names
+        names = app_state.config.served_model_names + app_state.config.lora_names
         return _json(ModelList(data=[card(name) for name in names]))
 
     async def get_model(model_id: str) -> Response:
-        return _json(card(service.model_name(model_id)))
+        return _json(card(app_state.model_name(model_id)))
 
     return [
         ApiRoute(
@@ -55,13 +55,13 @@ def _json(value: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def requests_routes(service: Service, open_requests: OpenRequests) -> list[ApiRoute]:
-    """Return the route, bound to one worker's service and requests."""
+def requests_routes(app_state: AppState, open_requests: OpenRequests) -> list[ApiRoute]:
+    """Return the route, bound to one worker's state and requests."""
 
     async def cancel_request(request_id: str, request: Request) -> Response:
         key_hash = record_of(request.scope).key_hash
         is_here = open_requests.cancel(request_id, key_hash=key_hash)
-        is_elsewhere = await service.supervisor.cancel(request_id, key_hash=key_hash)
+        is_elsewhere = await app_state.supervisor.cancel(request_id, key_hash=key_hash)
         if not is_here and not is_elsewhere:
             raise RequestNotFound(f"No request with the id {request_id[:200]!r} is running.")
         body = msgspec.json.encode(CancelledRequest(request_id))

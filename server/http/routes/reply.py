@@ -9,8 +9,8 @@ import msgspec
 from fastapi import Request, Response
 
 from engine.interface.errors import ServiceError
+from server.api.app_state import AppState
 from server.api.request_record import RequestRecord, record_of
-from server.api.service import Service
 from server.api.sse import EventStreamResponse, SseWriter, cancel, run_while_connected, wait_or_gone
 from server.generation.events import ChoiceFinished, Event
 from server.generation.generation import CompletionStream
@@ -22,7 +22,7 @@ FIRST_EVENT_GRACE_S = 1.0  # an error within it is a real HTTP status; later, th
 
 
 async def answer(
-    service: Service,
+    app_state: AppState,
     request: Request,
     *,
     generation: CompletionStream,
@@ -56,7 +56,7 @@ async def answer(
 
     def on_disconnect() -> None:
         record.outcome = "abort"
-        service.metrics.count("http_disconnects_total")
+        app_state.metrics.count("http_disconnects_total")
 
     async def close() -> None:
         await cancel(first)
@@ -65,7 +65,7 @@ async def answer(
     def on_error(error: ServiceError) -> None:
         record.outcome = error.code
         if not generation.stats().num_output_tokens:
-            service.count_rejected(error)
+            app_state.count_rejected(error)
 
     stream = _stream(generation, writer, batches=batches, first=first, record=record, on_error=on_error)
     return EventStreamResponse(stream, headers=headers, on_disconnect=on_disconnect, close=close, ping=writer.ping)

@@ -2,6 +2,7 @@
 
 from fastapi import Request, Response
 
+from server.api.app_state import AppState
 from server.api.as_chat import errors_in_client_fields, rename_fields
 from server.api.chat.request import PreparedChat, prepare_chat
 from server.api.chat.writer import token_logprobs
@@ -11,7 +12,6 @@ from server.api.responses.request import SEALED_REASONING, asks_for_summary, ech
 from server.api.responses.schema import ResponsesBody
 from server.api.responses.writer import Logprobs, ResponsesWriter
 from server.api.schemas import parse_body
-from server.api.service import Service
 from server.errors import NotFound
 from server.generation.events import TextDelta
 from server.http.routes.api_route import ApiRoute
@@ -20,33 +20,33 @@ from server.http.routes.request_body import read_json
 from server.text.tokenizer import Tokenizer
 
 
-def responses_routes(service: Service) -> list[ApiRoute]:
-    """Return the routes, bound to one worker's service."""
+def responses_routes(app_state: AppState) -> list[ApiRoute]:
+    """Return the routes, bound to one worker's state."""
 
     async def create_response(request: Request) -> Response:
-        service.check_room()  # before the body is read
+        app_state.check_room()  # before the body is read
         body = parse_body(ResponsesBody, await read_json(request))
         equivalent = translate_responses(body)
         with errors_in_client_fields(equivalent.field_names):
             chat = await prepare_chat(
-                service, equivalent.body, request, id_prefix="resp_", field_names=equivalent.field_names
+                app_state, equivalent.body, request, id_prefix="resp_", field_names=equivalent.field_names
             )
         ignored = [*equivalent.ignored, *(rename_fields(name, equivalent.field_names) for name in chat.ignored)]
         writer = ResponsesWriter(
             chat.head,
             echo_of(body),
             generation=chat.generation,
-            logprobs=_logprobs(chat, service.tokenizer),
+            logprobs=_logprobs(chat, app_state.tokenizer),
             is_sealed=SEALED_REASONING in (body.include or ()),
             is_summary=asks_for_summary(body),
         )
         return await answer(
-            service,
+            app_state,
             request,
             generation=chat.generation,
             writer=writer,
             is_stream=chat.options.is_stream,
-            headers=service.ignored_header(ignored),
+            headers=app_state.ignored_header(ignored),
         )
 
     async def stored_response(path: str) -> Response:

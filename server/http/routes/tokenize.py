@@ -7,55 +7,55 @@ import msgspec
 from fastapi import Request, Response
 
 from engine.interface.errors import InvalidParameter
+from server.api.app_state import AppState
 from server.api.chat.request import encode_chat, prepare_chat
 from server.api.completions.request import prepare_completion
 from server.api.objects import Detokenized, Rendered, Tokenized, TokenPiece
 from server.api.sampling_fields import check_ids
 from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
-from server.api.service import Service
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.request_body import read_json
 from server.text.tokenizer import Tokenizer
 
 
-def tokens_routes(service: Service) -> list[ApiRoute]:
-    """Return the routes, bound to one worker's service."""
+def tokens_routes(app_state: AppState) -> list[ApiRoute]:
+    """Return the routes, bound to one worker's state."""
 
     async def tokenize(request: Request) -> Response:
-        limits = service.limits()
+        limits = app_state.limits()
         body = parse_body(TokenizeBody, await read_json(request))
-        service.model_name(body.model)
-        headers = service.ignored_header(sorted(body.model_extra or {}))
+        app_state.model_name(body.model)
+        headers = app_state.ignored_header(sorted(body.model_extra or {}))
         _check_tokenize(body)
         if body.messages is not None:
             chat = parse_body(ChatBody, body.chat_fields())
-            token_ids = await encode_chat(service, chat)
+            token_ids = await encode_chat(app_state, chat)
         else:
-            token_ids = await asyncio.to_thread(_encode, service.tokenizer, body)
-        answer = await asyncio.to_thread(_tokenized, body, token_ids, service.tokenizer, limits.max_model_len)
+            token_ids = await asyncio.to_thread(_encode, app_state.tokenizer, body)
+        answer = await asyncio.to_thread(_tokenized, body, token_ids, app_state.tokenizer, limits.max_model_len)
         return Response(answer, media_type="application/json", headers=headers)
 
     async def detokenize(request: Request) -> Response:
-        limits = service.limits()
+        limits = app_state.limits()
         body = parse_body(DetokenizeBody, await read_json(request))
-        service.model_name(body.model)
-        headers = service.ignored_header(sorted(body.model_extra or {}))
+        app_state.model_name(body.model)
+        headers = app_state.ignored_header(sorted(body.model_extra or {}))
         check_ids(body.tokens, "tokens", limits)
-        text = await asyncio.to_thread(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        text = await asyncio.to_thread(app_state.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return _json(Detokenized(text), headers)
 
     async def render_chat_completion(request: Request) -> Response:
         body = parse_body(ChatBody, await read_json(request))
-        chat = await prepare_chat(service, body, request)
+        chat = await prepare_chat(app_state, body, request)
         (prompt,) = chat.generation.spec.prompts
-        rendered = await _rendered(service, chat.head.id, chat.head.model, [prompt])
+        rendered = await _rendered(app_state, chat.head.id, chat.head.model, [prompt])
         return _json(rendered[0], chat.headers)
 
     async def render_completion(request: Request) -> Response:
         body = parse_body(CompletionBody, await read_json(request))
-        completion = await prepare_completion(service, body, request)
+        completion = await prepare_completion(app_state, body, request)
         prompts = completion.generation.spec.prompts
-        return _json(await _rendered(service, completion.head.id, completion.head.model, prompts), completion.headers)
+        return _json(await _rendered(app_state, completion.head.id, completion.head.model, prompts), completion.headers)
 
     return [
         ApiRoute(
@@ -129,9 +129,11 @@ def _piece(data: bytes) -> str | list[int]:
         return list(data)
 
 
-async def _rendered(service: Service, request_id: str, model: str, prompts: Sequence[Sequence[int]]) -> list[Rendered]:
+async def _rendered(
+    app_state: AppState, request_id: str, model: str, prompts: Sequence[Sequence[int]]
+) -> list[Rendered]:
     def decode() -> list[Rendered]:
-        texts = [service.tokenizer.decode(list(prompt), skip_special_tokens=False) for prompt in prompts]
+        texts = [app_state.tokenizer.decode(list(prompt), skip_special_tokens=False) for prompt in prompts]
         return [
             Rendered(request_id=request_id, model=model, token_ids=list(prompt), prompt=text)
             for prompt, text in zip(prompts, texts, strict=True)

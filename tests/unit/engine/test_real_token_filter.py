@@ -18,7 +18,9 @@ LENGTH = 24
 
 
 @pytest.fixture(
-    scope="module", params=[(1, 0), (2, 0), (1, 4), (2, 4)], ids=lambda pair: "depth {} drafts {}".format(*pair)
+    scope="module",
+    params=[(1, 0), (2, 4), *(pytest.param(pair, marks=pytest.mark.full) for pair in [(2, 0), (1, 4)])],
+    ids=lambda pair: "depth {} drafts {}".format(*pair),
 )
 def offline(request: pytest.FixtureRequest) -> OfflineEngine:
     depth, num_drafts = request.param

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.interface.errors import InvalidParameter, PromptTooLong, RequestError, UnsupportedFeature
 from server.api.chat.template_messages import template_messages
-from server.api.generation_spec import Moment, chat_spec, check_chat, check_completion, completion_spec
+from server.api.generation_spec import RequestContext, chat_spec, check_chat, check_completion, completion_spec
 from server.api.ignored_fields import ignored_fields
 from server.api.sampling_fields import ModelFacts
 from server.api.schemas import ChatBody, CompletionBody, parse_body
@@ -22,21 +22,21 @@ from tests.unit.server.conftest import train_byte_level
 
 DEFAULTS = GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, eos_token_ids=(2, 3))
 MODEL = ModelFacts(READY, DEFAULTS, Tokenizer(train_byte_level(), named_tokens={}, chat_template=None))
-MOMENT = Moment(arrival_s=100.0, timeout_s=None, seed=7)
+CONTEXT = RequestContext(arrival_s=100.0, timeout_s=None, seed=7)
 HI = [{"role": "user", "content": "hi"}]
 
 
 def chat(**fields):
     body = parse_body(ChatBody, {"messages": HI, **fields})
     check_chat(body)
-    return chat_spec(body, [5] * 10, model=MODEL, moment=MOMENT)
+    return chat_spec(body, [5] * 10, model=MODEL, context=CONTEXT)
 
 
 def completion(**fields):
     body = parse_body(CompletionBody, {"prompt": "x", **fields})
     check_completion(body)
     prompts = body.prompt if isinstance(body.prompt[0], list) else [[5] * 10] * len(body.prompt)
-    return completion_spec(body, prompts, model=MODEL, moment=MOMENT)
+    return completion_spec(body, prompts, model=MODEL, context=CONTEXT)
 
 
 def test_logit_bias_is_declared_as_it_arrives_by_token_id():
@@ -301,10 +301,10 @@ def test_more_choices_than_the_server_holds_are_refused_for_good():
     few = msgspec.structs.replace(READY, max_num_seqs=2, max_waiting=4)
     body = parse_body(ChatBody, {"messages": HI, "n": 7})
     with pytest.raises(InvalidParameter, match=r"7 choices .* 2 at once and 4 in its queue") as caught:
-        chat_spec(body, [5] * 10, model=MODEL._replace(limits=few), moment=MOMENT)
+        chat_spec(body, [5] * 10, model=MODEL._replace(limits=few), context=CONTEXT)
     assert caught.value.param == "n"
     body = parse_body(CompletionBody, {"prompt": ["a", "b"], "n": 3})
-    assert completion_spec(body, [[5], [6]], model=MODEL._replace(limits=few), moment=MOMENT).n == 3
+    assert completion_spec(body, [[5], [6]], model=MODEL._replace(limits=few), context=CONTEXT).n == 3
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ def test_a_render_that_fails_after_its_request_ended_is_not_reported_as_lost(mod
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: reports.append(context["message"]))
         body = parse_body(ChatBody, {"messages": [{"role": "user", "content": "hi"}]})
-        request = asyncio.create_task(encode_chat(service, body))
+        request = asyncio.create_task(encode_chat(app_state, body))
         if not is_late:
             await asyncio.sleep(0.01)
             request.cancel()
@@ -303,6 +303,6 @@ def test_a_render_that_fails_after_its_request_ended_is_not_reported_as_lost(mod
     monkeypatch.setattr("server.api.chat.request.TEMPLATE_DEADLINE_S", 0.01 if is_late else 30.0)
     monkeypatch.setattr("server.api.chat.request._RENDER_GRACE_S", 0.01)
     monkeypatch.setattr("server.text.tokenizer.Tokenizer.render_chat", render_chat)
-    service = SimpleNamespace(tokenizer=load_tokenizer(model_folder), limits=lambda: READY)
+    app_state = SimpleNamespace(tokenizer=load_tokenizer(model_folder), limits=lambda: READY)
     asyncio.run(abandon())
     assert reports == []

@@ -30,7 +30,7 @@ def console() -> RecordingConsole:
 @pytest.fixture
 def banner(console, tmp_path):
     server = ServerConfig(model=str(tmp_path), served_model_names=["tiny"], api_key_hashes=["a", "b"])
-    return startup_banner.Announcement(LaunchConfig(), server, [], console)
+    return startup_banner.StartupBanner(LaunchConfig(), server, [], console)
 
 
 def test_the_panel_is_shown_once(banner, console):

@@ -1,4 +1,4 @@
-"""What the routes work with, and the checks that every request passes at the door. Never torch."""
+"""AppState: what the routes of one HTTP worker share, and the checks at the start of a request. Never torch."""
 
 import re
 import secrets
@@ -11,7 +11,7 @@ from engine.interface.control import Supervisor
 from engine.interface.errors import InvalidParameter, Overloaded, RequestError, ServiceError, UnsupportedFeature
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import EngineReady
-from server.api.generation_spec import Moment
+from server.api.generation_spec import RequestContext
 from server.api.request_record import RequestRecord
 from server.errors import DeadlineExceeded, Draining, HttpError, ModelNotFound, NotReady
 from server.structured_output.compile_check import GrammarChecker
@@ -24,8 +24,8 @@ _MAX_IGNORED_SHOWN = 32
 
 
 @dataclass(frozen=True)
-class Service:
-    """One HTTP worker's world."""
+class AppState:
+    """One HTTP worker's configuration, its connections to engine and launcher, and the model's text side."""
 
     config: ServerConfig
     client: EngineClient
@@ -104,9 +104,9 @@ class Service:
         more = len(ignored) - len(names)
         return {"x-quire-ignored": ", ".join(names) + (f", and {more} more" if more else "")}
 
-    def moment(self, record: RequestRecord) -> Moment:
-        """Return what a spec takes from outside."""
-        return Moment(record.arrival_s, self.config.request_timeout_s, secrets.randbits(63), record.key_hash)
+    def request_context(self, record: RequestRecord) -> RequestContext:
+        """Return the facts of a request besides its body, with a new seed."""
+        return RequestContext(record.arrival_s, self.config.request_timeout_s, secrets.randbits(63), record.key_hash)
 
     def count_rejected(self, error: ServiceError) -> None:
         """Count a request that was refused. What fails later is counted by HttpMetrics."""
@@ -126,13 +126,13 @@ class Service:
         self.metrics.count("requests_rejected_total", label=reason)
 
 
-def make_service(
+def make_app_state(
     config: ServerConfig, *, client: EngineClient, supervisor: Supervisor, metrics: Metrics, created: int
-) -> Service:
+) -> AppState:
     """Load the text side of the model. Raises StartupError."""
     folder = Path(config.model)
     tokenizer = load_tokenizer(folder, chat_template=Path(config.chat_template) if config.chat_template else None)
     defaults = load_generation_defaults(folder, tokenizer_eos_id=tokenizer.eos_id)
     embedding = load_embedding_model(folder, pooling=config.pooling)
     grammars = GrammarChecker(folder)
-    return Service(config, client, supervisor, metrics, tokenizer, defaults, created, grammars, embedding)
+    return AppState(config, client, supervisor, metrics, tokenizer, defaults, created, grammars, embedding)
