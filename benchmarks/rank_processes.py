@@ -17,7 +17,7 @@ _POLL_S = 0.05
 def run_ranks(module: str, arguments: Sequence[str], *, num_ranks: int, timeout_s: float) -> int:
     """Run `python -m module RANK SIZE RENDEZVOUS *arguments` per rank; return 0, or the exit code of one that failed.
 
-    RENDEZVOUS: see engine.tensor_parallel.process_group.join_ranks. Output goes to this process's streams. The exit code
+    RENDEZVOUS: see engine.tensor_parallel.process_group.join_ranks. Output is this process's. The exit code
     is 124 if the time is up.
     """
     with tempfile.TemporaryDirectory() as folder:
