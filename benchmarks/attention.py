@@ -1,6 +1,6 @@
-"""`quire bench kernels`: attention over lengths, batches and contexts, ours beside the usual ways to compute it.
+"""`quire bench kernels`: attention over lengths, batches and contexts, Quire's kernels beside common implementations.
 
-Every implementation is checked against float64 on the very inputs it is timed on; what is wrong gets no time.
+Every implementation is checked against float64 on the inputs it is timed on; a wrong result gets no time.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from kernels.elementwise.reference import FP8
 
 _MIB = 1024**2
 _TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
-_MAX_LOOPED_PAGES = 16_384  # a launch takes microseconds, and a page a dozen launches
+_MAX_LOOPED_PAGES = 16_384  # a launch takes microseconds, and a page needs a dozen launches
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured on one kind of device."""
+    """Sizes measured on one kind of device."""
 
     heads: Heads
     lengths: list[int]  # prompt tokens of prefill
     batches: list[int]  # rows of decode
-    contexts: list[int]  # tokens of each of them
+    contexts: list[int]  # tokens of each row
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """One column."""
+    """One implementation: a column of the report."""
 
     name: str
     prepare: Callable[[Problem], Call] | None = None
     block_size: int = 16
-    is_capturable: bool = True  # makes no sync, so a CUDA graph can hold it
-    is_fp8: bool = False  # what the pool holds
-    refusal: str = ""  # why it cannot run here
+    is_capturable: bool = True  # does not sync, so a CUDA graph can capture it
+    is_fp8: bool = False  # dtype of the pool
+    refusal: str = ""  # reason for which it cannot run here
 
 
 @dataclass(frozen=True)
 class Result:
-    """One cell. `us` is None where there is nothing, and `skipped` says why."""
+    """One cell. `us` is None without a measurement, and `skipped` gives the reason."""
 
     part: str  # prefill | decode
     case: str
@@ -62,7 +62,7 @@ class Result:
     num_tokens: int  # of each row
     implementation: str
     us: float | None = None
-    timed_by: str = ""  # graph (device time alone) | launches (with what launching them takes) | host clock
+    timed_by: str = ""  # graph (device time alone) | launches (device and launch time) | host clock
     tflop_s: float | None = None  # prefill
     tb_s: float | None = None  # decode: keys and values, read once
     memory_mib: float | None = None  # beside the inputs, CUDA only
@@ -134,7 +134,7 @@ def _sizes(arguments: argparse.Namespace) -> Sizes:
 
 
 def _backends(heads: Heads, part: str) -> Iterable[Implementation]:
-    """The engine's own backends in their order, refusals with their reasons; over an fp8 pool those that take it."""
+    """Return the engine's backends in their order, refusals with reasons; for an fp8 pool, those that support it."""
     for backend_class, kv_dtype in itertools.product(BACKENDS, (heads.dtype, FP8)):
         spec = AttentionSpec(
             heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.dtype, heads.device, kv_dtype=kv_dtype
@@ -146,7 +146,7 @@ def _backends(heads: Heads, part: str) -> Iterable[Implementation]:
                 yield Implementation(name, refusal=reason)
             continue
         backend = backend_class()
-        is_capturable = backend.is_graph_safe or part == "decode"  # torch's waits for the device in prefill alone
+        is_capturable = backend.is_graph_safe or part == "decode"  # torch waits for the device in prefill only
         block_size = max(16, backend.block_size_multiple)
         yield Implementation(name, through_backend(backend), block_size, is_capturable, spec.has_other_pool)
 
@@ -154,7 +154,7 @@ def _backends(heads: Heads, part: str) -> Iterable[Implementation]:
 def _measure_row(
     columns: Iterable[Implementation], heads: Heads, *, num_rows: int, query_len: int, seq_len: int
 ) -> list[Result]:
-    """One case in every column."""
+    """Measure one case in every column."""
     part = "decode" if query_len == 1 else "prefill"
     case = f"prefill {seq_len}" if part == "prefill" else f"decode {num_rows} × {seq_len}"
     print(f"{case} …", file=sys.stderr, flush=True)
@@ -170,7 +170,7 @@ def _measure_row(
 
 
 def _measure(implementation: Implementation, empty: Result, heads: Heads, *, query_len: int) -> Result:
-    """Check and time one cell; `empty` is it without figures."""
+    """Check and time one cell. empty: the cell without figures."""
     if implementation.prepare is None:
         return replace(empty, skipped=implementation.refusal)
     num_pages = empty.num_rows * -(-empty.num_tokens // implementation.block_size)
@@ -189,7 +189,7 @@ def _measure(implementation: Implementation, empty: Result, heads: Heads, *, que
 def _measure_on_problem(
     prepare: Callable[[Problem], Call], implementation: Implementation, empty: Result, heads: Heads, *, query_len: int
 ) -> Result:
-    """Raises torch.OutOfMemoryError."""
+    """Check and time one cell. Raises torch.OutOfMemoryError."""
     num_bytes = 2 * empty.num_rows * empty.num_tokens * heads.num_kv_heads * heads.head_dim
     num_bytes *= FP8.itemsize if implementation.is_fp8 else heads.dtype.itemsize
     problem = make_problem(
@@ -202,7 +202,7 @@ def _measure_on_problem(
         num_layers=1 if heads.device.type == "cpu" or num_bytes > ROTATION_BYTES else num_copies(num_bytes),
     )
     call = prepare(problem)
-    torch.full_like(problem.q, float("nan"))  # the memory that the output is likely to get: unwritten parts show
+    torch.full_like(problem.q, float("nan"))  # fills memory that the output may reuse: unwritten parts show
     error = relative_error(problem, call(-1))
     if not error <= _TOLERANCE[heads.dtype]:
         return replace(empty, error=error, skipped=f"wrong: relative error {error:.1e}")
@@ -217,7 +217,7 @@ def _measure_on_problem(
 
 
 def _memory_mib(call: Call, device: torch.device) -> float | None:
-    """What one call takes at its peak beside what is there already, its output included."""
+    """Return the peak memory of one call beyond what is allocated already, its output included."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize()

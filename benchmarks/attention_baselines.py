@@ -1,6 +1,6 @@
-"""The ways to compute attention that a kernel has to beat, in plain PyTorch, and the backends under the same call.
+"""Baseline implementations of attention in plain PyTorch, and Quire's backends with the same call signature.
 
-Each function prepares what does not belong to the time, and returns a call: layer → [tokens, num_heads, head_dim].
+Each function prepares what is not timed, and returns a call: layer → [tokens, num_heads, head_dim].
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def quadratic(problem: Problem) -> Call:
 
 
 def sdpa(problem: Problem) -> Call:
-    """One prompt in torch's scaled_dot_product_attention, whichever kernel it takes, over contiguous keys."""
+    """One prompt in torch's scaled_dot_product_attention, over contiguous keys; torch chooses the kernel."""
     layers = _contiguous(problem)
     q = problem.q.transpose(0, 1)[None]
 

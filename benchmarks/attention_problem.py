@@ -1,6 +1,6 @@
-"""An attention problem on any device: equal rows over a paged cache, blocks shuffled, and the check against float64.
+"""Problem: an attention problem on any device, with equal rows over a shuffled paged cache, and its float64 check.
 
-Fresh random inputs each time. `caches` are as many layers as it takes for successive calls not to find them in L2.
+Inputs are random and new each time. `caches` has enough layers that successive calls do not find them in L2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TABLE_PADDING = 16  # entries: what kernels read at once
 
 @dataclass(frozen=True)
 class Heads:
-    """The attention of one model, and what it computes in."""
+    """The attention shape and dtype of one model."""
 
     num_heads: int
     num_kv_heads: int
@@ -30,7 +30,7 @@ class Heads:
 
     @property
     def scale(self) -> float:
-        """What logits are multiplied with."""
+        """Factor on the logits."""
         return self.head_dim**-0.5
 
 
@@ -54,11 +54,11 @@ class Problem:
 
     @property
     def num_rows(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return self.seq_lens.shape[0]
 
     def metadata(self) -> AttentionMetadata:
-        """The same for an AttentionBackend; the slots are of no use, since every key is written."""
+        """Return the problem as AttentionMetadata; its slots are unused, since every key is written."""
         return AttentionMetadata(
             query_start_loc=self.query_start_loc,
             seq_lens=self.seq_lens,
@@ -70,7 +70,7 @@ class Problem:
         )
 
     def gather(self, layer: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A row's keys and values, each [seq_len, num_kv_heads, head_dim]."""
+        """Return a row's keys and values, each [seq_len, num_kv_heads, head_dim]."""
         block_size = self.caches[layer][0].shape[1]
         blocks = self.block_table[row, : -(-self.seq_len // block_size)].long()
         keys, values = (cache[blocks].flatten(0, 1)[: self.seq_len] for cache in self.caches[layer])
@@ -87,7 +87,7 @@ def make_problem(
     num_layers: int,
     is_fp8: bool = False,
 ) -> Problem:
-    """Draw the inputs; is_fp8: what the caches hold, with scales of 1. Raises torch.OutOfMemoryError."""
+    """Draw the inputs. is_fp8: dtype of the caches, with scales of 1. Raises torch.OutOfMemoryError."""
     num_blocks = -(-seq_len // block_size)
     shape = (num_rows * num_blocks, block_size, heads.num_kv_heads, heads.head_dim)
     like: TensorOptions = {"dtype": heads.dtype, "device": heads.device}
@@ -112,9 +112,9 @@ def make_problem(
 
 
 def relative_error(problem: Problem, out: torch.Tensor) -> float:
-    """How far the last layer's attention is off: the worst row's ‖out − float64‖ / ‖float64‖; inf if out is not finite.
+    """Return the worst row's ‖out − float64‖ / ‖float64‖ in the last layer; inf if out is not finite.
 
-    Of the first, middle and last row, queries at both ends. out: [rows * query_len, num_heads, head_dim].
+    Checks the first, middle and last row, queries at both ends. out: [rows * query_len, num_heads, head_dim].
     """
     if not bool(out.isfinite().all()):
         return float("inf")

@@ -8,7 +8,7 @@ Cells = Sequence[dict]
 
 
 def format_report(report: Report) -> str:
-    """Tables of time and memory per part, a column per implementation, and below them why a cell is empty."""
+    """Return tables of time and memory per part, a column per implementation, then the reasons for empty cells."""
     heads, machine = report["heads"], report["machine"]
     device = machine["gpu"] if heads["device"] == "cuda" else "CPU"
     lines = [

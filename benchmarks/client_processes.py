@@ -1,4 +1,4 @@
-"""The client processes of one load: started, let go together, ended early by Ctrl-C, their results gathered."""
+"""Starts the client processes of one load together, ends them early on Ctrl-C, and gathers their results."""
 
 import contextlib
 import signal
@@ -16,7 +16,7 @@ _STOP_TIMEOUT_S = 10.0
 
 
 def run_clients(config: LoadConfig, num_processes: int) -> tuple[list[LoadResult], bool]:
-    """Spread the load over processes. Blocks. Returns their results, and whether Ctrl-C cut them short."""
+    """Spread the load over processes. Blocks. Returns their results, and True if Ctrl-C ended them early."""
     processes: list[tuple[SpawnProcess, Connection]] = []
     is_interrupted = False
     try:
@@ -44,7 +44,7 @@ def run_clients(config: LoadConfig, num_processes: int) -> tuple[list[LoadResult
 
 
 def split(config: LoadConfig, num_processes: int) -> list[LoadConfig]:
-    """Shares that make up the load: Poisson processes of a part of the rate each add up to one of the whole rate."""
+    """Split the load into shares: Poisson processes of partial rates add up to one of the whole rate."""
     limit = config.concurrency if config.rate_per_s == 0 else config.num_requests
     count = max(1, min(num_processes, limit, config.num_requests))
     return [
@@ -81,7 +81,7 @@ def _decode(message: bytes) -> LoadResult:
 
 @contextlib.contextmanager
 def _without_sigint() -> Iterator[None]:
-    """Processes started here inherit that they ignore SIGINT: Ctrl-C reaches all, and this process decides."""
+    """Make child processes ignore SIGINT: Ctrl-C reaches all processes, and only this one acts on it."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

@@ -1,8 +1,9 @@
-"""A decode step's sums over GPUs, with the norm behind them: NCCL and two kernels beside one kernel of our own.
+"""Measures a decode step's all-reduce over GPUs with the norm after it: NCCL and two kernels, or the fused kernel.
 
     python -m benchmarks.collectives [--ranks 2] [--json FILE]
-kernels/all_reduce/triton.py against NCCL and add_rms_norm: each shape is checked first, then timed. A time is of one
-call among 50 in a CUDA graph, the slowest rank's, median of 15 replays, in µs. After 40 seconds the ranks are killed.
+Compares kernels/all_reduce/triton.py with NCCL and add_rms_norm: each shape is checked first, then timed. A time is of
+one call among 50 in a CUDA graph, the slowest rank's, median of 15 replays, in µs. After 40 seconds the ranks are
+killed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main() -> int:
 
 
 def run_rank(rank: int, size: int, rendezvous: str, path: Path | None) -> None:
-    """Check and time every shape, beside the other ranks."""
+    """Check and time every shape, together with the other ranks."""
     faulthandler.dump_traceback_later(_TIMEOUT_S - 5)
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
@@ -62,7 +63,7 @@ def run_rank(rank: int, size: int, rendezvous: str, path: Path | None) -> None:
         if rank == 0:
             figures = [f"{value:9.2f}" for name, value in result.items() if name.endswith("_us")]
             print(f"{hidden:9d} {rows:9d} {rows * hidden / 512:9.0f}", *figures, flush=True)
-        if rank == 0 and path is not None:  # each time, for what is not reached
+        if rank == 0 and path is not None:  # after each shape, so that a timeout keeps the measured ones
             path.write_text(json.dumps({"machine": machine_facts(), "ranks": size, "sums": results}, indent=1))
     torch.cuda.synchronize()
 
@@ -98,7 +99,7 @@ def _measure(
 def _check(
     tp: TensorParallel, sums: OneShotAllReduce, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
 ) -> None:
-    """Both forms give the specification's values, and the same bits on every rank."""
+    """Assert that both forms return the specification's values, and the same bits on every rank."""
     parts = tp.all_gather(x[None], 0).unbind()
     expected = (*sum_add_rms_norm(parts, residual, weight, _EPS), sum_parts(parts))
     for _ in range(3):  # both inboxes, and one again

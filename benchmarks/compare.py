@@ -7,8 +7,8 @@ from benchmarks.latency import METRICS
 from benchmarks.report import BenchError, Report, format_table
 from benchmarks.saved import run_name
 
-_SAME = 0.01  # changes below it are within what repeated runs differ by
-# Parts of a report that change no figure: addresses, names of files, what the model's own name says
+_SAME = 0.01  # relative changes below it are within the variation of repeated runs
+# Report fields that change no figure: addresses, file names, the model's name
 _INCIDENTAL = {"load.host", "load.port", "machine.date"} | {
     f"args.{name}" for name in ("workloads", "model", "shape", "json", "compare", "debug", "html", "plot")
 }
@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 
 def compare(old: Report, new: Report) -> str:
-    """A table of the figures that both have, below a line per condition that differs. Raises BenchError if none is."""
+    """Return a table of the common figures, after a line per differing condition. Raises BenchError without any."""
     rows = [["", "old", "new", "change", ""]]
     for name, before, after, share, verdict in changes(old, new):
         rows.append([name, f"{before:,.2f}", f"{after:,.2f}", "" if share is None else f"{share:+.1%}", verdict])
@@ -44,21 +44,21 @@ def compare(old: Report, new: Report) -> str:
 
 
 def changes(old: Report, new: Report) -> list[Change]:
-    """The figures that both have, in the new report's order."""
+    """Return the figures in both reports, in the new report's order."""
     old, new = _alike(old, new)
     before = {figure.name: figure.value for figure in figures(old)}
     return [_change(figure, before[figure.name]) for figure in figures(new) if figure.name in before]
 
 
 def differences(old: Report, new: Report) -> list[str]:
-    """The conditions that both know and that are not the same."""
+    """Return the conditions in both reports that differ."""
     old, new = _alike(old, new)
     was, now = _conditions(old), _conditions(new)
     return [f"{name}: {was[name]} → {now[name]}" for name in now if name in was and was[name] != now[name]]
 
 
 def figures(report: Report) -> Iterator[Figure]:
-    """The figures of a report of any command; those of a sweep are named after their load."""
+    """Return the figures of any command's report; those of a sweep are named after their load."""
     for run in report.get("sweep", []):
         for figure in figures(run):
             yield figure._replace(name=f"{run_name(run['load'])} {figure.name}")
@@ -83,7 +83,7 @@ def figures(report: Report) -> Iterator[Figure]:
 
 
 def _alike(old: Report, new: Report) -> tuple[Report, Report]:
-    """A single load beside a sweep is compared as a sweep of one."""
+    """Return a report's loads; a single load compared with a sweep is a sweep of one."""
     if ("sweep" in old) == ("sweep" in new):
         return old, new
     return _as_sweep(old), _as_sweep(new)
@@ -106,7 +106,7 @@ def _change(figure: Figure, old: float) -> Change:
 
 
 def _conditions(report: Report) -> dict[str, object]:
-    """What must be equal for figures to be compared; addresses are not of it."""
+    """Return the conditions that must be equal for a comparison; addresses are excluded."""
     conditions: dict[str, object] = {}
     for part in ("host", "server", "versions", "machine", "args", "load", "heads"):
         values = report.get(part, {})

@@ -1,9 +1,8 @@
-"""What a fleet of replicas would do under a load: a discrete event simulation around the engine's own scheduler.
+"""Fleet: simulates replicas under a load, as a discrete event simulation around the engine's own scheduler.
 
-The scheduler is the real one (engine/core/scheduler.py: chunked prefill, KV blocks, prefix cache, preemption), and so
-is the
-order of plan and commit (engine/core/engine.py); the device is StepTimes, the clock is simulated, and tokens have no
-value. Left out: drafts, grammars, clients that leave, and of HTTP all but a constant per request.
+The scheduler is the real one (engine/core/scheduler.py: chunked prefill, KV blocks, prefix cache, preemption), and the
+order of plan and commit follows engine/core/engine.py. The device is StepTimes, the clock is simulated, and tokens have
+no value. Not simulated: drafts, grammars, clients that disconnect, and HTTP except for a constant per request.
 """
 
 import heapq
@@ -23,12 +22,12 @@ from engine.core.step_in_flight import RowOutput
 from engine.interface.protocol import SamplingParams
 
 POLICIES = ("least-requests", "round-robin")
-_ARRIVAL, _TURN = 0, 1  # at one time arrivals come first, as the engine reads its inbox before it plans
+_ARRIVAL, _TURN = 0, 1  # at equal times arrivals come first, as the engine reads its inbox before it plans
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Poisson arrivals at rate_per_s, or if that is 0 a closed loop. Lengths are even from the first to the second."""
+    """Poisson arrivals at rate_per_s, or a closed loop if that is 0. Lengths are uniform over their range."""
 
     num_requests: int
     rate_per_s: float = 0.0
@@ -53,22 +52,22 @@ class Replica:
         self._in_flight: deque[tuple[StepPlan, float]] = deque()
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises the scheduler's errors for what could never be served."""
+        """Queue a request. Raises the scheduler's errors for requests that can never be served."""
         self.scheduler.add(request)
         self.num_given += 1
 
     def turn(self, now: float) -> tuple[list[RowOutput], float, float | None]:
-        """Turn the engine's loop once; return what was committed, when that was, and when the next turn is, if any."""
+        """Run one turn of the loop; return the committed rows, their time, and the next turn's time, if set."""
         outputs: list[RowOutput] = []
         committed_s = now
-        if self.times.depth == 1 and self._in_flight:  # its end is why it is now
+        if self.times.depth == 1 and self._in_flight:  # this turn is at the time when the step ends
             outputs, committed_s = self._commit()
         if plan := self.scheduler.schedule(now):
             self._launch(plan, now)
         if self.times.depth > 1 and (len(self._in_flight) > 1 or (plan is None and self._in_flight)):
             outputs, committed_s = self._commit()
         if not self._in_flight and not self.scheduler.has_work:
-            return outputs, committed_s, committed_s if committed_s > now else None  # till then the loop waited
+            return outputs, committed_s, committed_s if committed_s > now else None  # until then the loop waits
         next_s = self._in_flight[0][1] if self.times.depth == 1 else max(now, committed_s)
         return outputs, committed_s, next_s
 
@@ -93,19 +92,19 @@ class Replica:
 
 
 class Fleet:
-    """Replicas behind a router, and the clients of one load. `run` is its whole life."""
+    """Replicas behind a router, and the clients of one load. `run` is the whole simulation."""
 
     def __init__(
         self, times: StepTimes, load: Load, *, num_replicas: int = 1, policy: str = POLICIES[0], overhead_s: float = 0.0
     ) -> None:
-        """overhead_s: of a request before the engine has it: HTTP, the tokenizer, a router.
+        """overhead_s: time of a request before the engine receives it: HTTP, the tokenizer, a router.
 
-        Each has from half to one and a half of it: requests that are sent together do not arrive together, and who
-        comes first may start a step that the others must wait for.
+        Each request has from half to one and a half of it: requests that are sent together do not arrive together, and
+        the first to arrive may start a step that the others must wait for.
         """
         self.replicas = [Replica(times, has_prefix_cache=load.shared_prefix > 0) for _ in range(num_replicas)]
-        self.timings: list[RequestTiming] = []  # as the clients of `quire bench serve` would have them
-        self.queue_s: list[float] = []  # of ended requests: arrival to the first step that has a part of it
+        self.timings: list[RequestTiming] = []  # as the clients of `quire bench serve` record them
+        self.queue_s: list[float] = []  # of ended requests: arrival to the first step that computes it
         self._load, self._policy, self._overhead_s = load, policy, overhead_s
         self._requests = _requests(load)
         self._spread = Random(load.seed + 2)
@@ -113,7 +112,7 @@ class Fleet:
 
     @property
     def duration_s(self) -> float:
-        """From the first request to the last end."""
+        """Return the time from the first request to the last end."""
         return max(timing.end_s for timing in self.timings) - min(timing.start_s for timing in self.timings)
 
     def run(self) -> "Fleet":
@@ -168,7 +167,7 @@ class Fleet:
 
 
 def _first_arrivals(load: Load) -> Iterator[float]:
-    """When requests are sent that wait for no other's end."""
+    """Return the sending times of requests that do not wait for another's end."""
     if not load.rate_per_s:
         yield from [0.0] * min(load.concurrency, load.num_requests)
         return
@@ -179,7 +178,7 @@ def _first_arrivals(load: Load) -> Iterator[float]:
 
 
 def _requests(load: Load) -> Iterator[Request]:
-    """The requests, in the order in which they arrive."""
+    """Return the requests in the order of arrival."""
     lengths = Random(load.seed)
     for number in range(load.num_requests):
         input_len, output_len = lengths.randint(*load.input_len), lengths.randint(*load.output_len)

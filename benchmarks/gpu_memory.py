@@ -1,4 +1,4 @@
-"""This host's GPUs and their memory while something runs, as nvidia-smi reports them. Never imports torch."""
+"""GPUs of this host and their memory in use over time, as nvidia-smi reports them. Never imports torch."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ _TIMEOUT_S = 10.0
 
 
 class GpuMemoryWatch:
-    """Samples the memory in use on all GPUs of this host, whoever uses it. Use as a context manager."""
+    """Samples the memory in use on all GPUs of this host, by any process. Use as a context manager."""
 
     def __init__(self) -> None:
         self.peak_gib: float | None = None  # after the end; None: no nvidia-smi, or no answer from it
@@ -48,7 +48,7 @@ class GpuMemoryWatch:
 
 
 def gpu_names() -> list[str]:
-    """The GPUs of this host by name; none if nvidia-smi is not there or does not answer."""
+    """Return the names of this host's GPUs; none if nvidia-smi is missing or does not answer."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return []
@@ -61,6 +61,6 @@ def gpu_names() -> list[str]:
 
 
 def used_gib(reply: str) -> float | None:
-    """The sum of nvidia-smi's lines, one of MiB per GPU; None if there is none."""
+    """Return the sum of nvidia-smi's lines, one of MiB per GPU; None if there are none."""
     numbers = [int(line) for line in reply.split() if line.isdigit()]
     return sum(numbers) / 1024 if numbers else None

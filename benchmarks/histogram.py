@@ -1,7 +1,7 @@
-"""Latencies counted in buckets of equal ratio, so that any two runs share their edges. Pure arithmetic.
+"""Histograms of latencies, in buckets of equal ratio, so that any two runs share their edges. Pure arithmetic.
 
-Bucket i holds FIRST_MS · 10^(i/100) up to the next: 2.3 % wide, a thousand from a microsecond to three hours. The
-outermost take what lies beyond. A saved histogram is bounded by them, whatever the number of requests.
+Bucket i begins at FIRST_MS · 10^(i/100): each is 2.3 % wide, a thousand from a microsecond to three hours. The
+outermost buckets include all values beyond them, so a saved histogram is bounded for any number of requests.
 """
 
 import math
@@ -48,8 +48,8 @@ def count(values_ms: Sequence[float]) -> Histogram | None:
 def to_bars(histograms: Sequence[Histogram], *, max_bars: int) -> Bars:
     """Merge neighbouring buckets until all histograms fit on `max_bars` bars.
 
-    The first bar also holds what is shorter, half a percent of each histogram at most: a few chunks that came
-    together would else take most of a logarithmic axis. The longest have their own bars.
+    The first bar also holds shorter values, at most half a percent of each histogram: a few chunks that arrived
+    together would otherwise take most of a logarithmic axis. The longest values have their own bars.
     """
     first = min(map(_first_of_note, histograms))
     end = max(histogram.first + len(histogram.counts) for histogram in histograms)
@@ -65,7 +65,7 @@ def to_bars(histograms: Sequence[Histogram], *, max_bars: int) -> Bars:
 
 
 def _first_of_note(histogram: Histogram) -> int:
-    """The bucket below which lies no more than the share that may be folded."""
+    """Return the bucket below which at most the foldable share lies."""
     left = sum(histogram.counts) * _MAX_FOLDED
     for i, number in enumerate(histogram.counts):
         left -= number

@@ -1,7 +1,7 @@
-"""A streamed HTTP/1.1 reply, from bytes as they arrive to the payloads of its server-sent events. Does no I/O.
+"""StreamedReply: parses a streamed HTTP/1.1 reply from bytes to the payloads of its server-sent events. Does no I/O.
 
 An HTTP library costs 5 to 30 µs an event, which would make the client the limit at tens of thousands of tokens a
-second. This one reads what servers stream (chunked, counted, or until the connection closes), and no more.
+second. This parser reads only what servers stream: chunked, counted, or until the connection closes.
 Life of a StreamedReply: feed() per read, until `is_complete`.
 """
 
@@ -10,7 +10,7 @@ _MAX_ERROR_BYTES = 65_536
 
 
 class ReplyError(Exception):
-    """The bytes are no HTTP/1.1 reply."""
+    """The bytes are not an HTTP/1.1 reply."""
 
 
 class StreamedReply:
@@ -20,14 +20,14 @@ class StreamedReply:
         self.status = 0  # 0: not known yet
         self.is_complete = False
         self.keeps_alive = False  # the connection serves another request after this reply
-        self.error_body = b""  # of a reply that is not a 200; its beginning at least
+        self.error_body = b""  # of a reply other than 200; at least its beginning
         self._raw = b""
         self._line = b""
         self._is_chunked = False
         self._num_left: int | None = None  # bytes of the body; None: until the connection closes
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take what arrived; return the payloads of the `data:` lines it completed. Raises ReplyError."""
+        """Parse received bytes; return the payloads of the `data:` lines they complete. Raises ReplyError."""
         self._raw += data
         if self.status == 0 and not self._read_head():
             return []
@@ -39,7 +39,7 @@ class StreamedReply:
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
     def feed_end(self) -> None:
-        """Take the end of the connection: the end of a body without a length, and of nothing else."""
+        """Handle the end of the connection, which completes only a body without a length."""
         self.is_complete = self.is_complete or (self.status > 0 and not self._is_chunked and self._num_left is None)
 
     def _read_head(self) -> bool:
@@ -69,7 +69,7 @@ class StreamedReply:
         return body
 
     def _read_chunks(self) -> bytes:
-        """Return the content of the chunks that are here whole (RFC 9112, §7.1)."""
+        """Return the content of the chunks received completely (RFC 9112, §7.1)."""
         raw, position, content = self._raw, 0, []
         while not self.is_complete and (end := raw.find(b"\r\n", position)) >= 0:
             try:

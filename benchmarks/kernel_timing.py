@@ -1,4 +1,4 @@
-"""Measuring kernels: graph replays over rotated inputs, compiling ahead in parallel, and the facts of the machine."""
+"""Kernel timing: graph replays over rotated inputs, parallel compilation ahead, and the facts of the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 
 
 class TensorOptions(TypedDict):
-    """How torch's factories make a tensor."""
+    """Arguments of torch's factory functions: dtype and device."""
 
     dtype: torch.dtype
     device: torch.device
@@ -27,13 +27,13 @@ BF16_CUDA: TensorOptions = {"dtype": torch.bfloat16, "device": torch.device("cud
 # Inputs of successive calls together exceed the H100's 50 MB of L2, so that each call reads device memory
 ROTATION_BYTES = 160_000_000
 MAX_COPIES = 48
-# Calls that take longer are timed with their launches, and those that take longer than the second only once
+# Calls that take longer are timed with their launches; those longer than the second limit only once
 _LONG_US = 5_000
 _VERY_LONG_US = 200_000
 
 
 def num_copies(num_bytes: int) -> int:
-    """How many sets of inputs of that size to rotate among."""
+    """Return the number of input sets of that size to rotate among."""
     return max(2, min(MAX_COPIES, -(-ROTATION_BYTES // max(1, num_bytes))))
 
 
@@ -63,9 +63,9 @@ def time_graph(calls: Sequence[Callable[[], object]], *, replays: int = 15) -> f
 def time_calls(
     calls: Sequence[Callable[[], object]], *, is_capturable: bool, device: torch.device
 ) -> tuple[float, str]:
-    """The median time of a call in µs, and what it is of: "graph" is device time alone, "launches" holds the host's.
+    """Return the median time of a call in µs, and its kind: "graph" is device time, "launches" includes the host's.
 
-    Short calls are timed in a graph where one can hold them; in long ones the launches do not count. All are warm.
+    Short calls are timed in a graph if one can capture them; in long ones the launches are negligible. All are warm.
     """
     if device.type != "cuda":
         return _time_on_host(calls), "host clock"
@@ -80,7 +80,7 @@ def time_calls(
 def compile_ahead(jobs: Sequence[Callable[[], object]], *, processes: int = 14) -> list[str]:
     """Run each job once in forked processes, which fills Triton's cache on disk. Call before CUDA starts here.
 
-    Returns the jobs' errors: a configuration that does not fit the device is skipped by whoever times it.
+    Returns the jobs' errors: the caller skips configurations that do not fit the device.
     """
     global _jobs
     _jobs = jobs
@@ -89,7 +89,7 @@ def compile_ahead(jobs: Sequence[Callable[[], object]], *, processes: int = 14) 
 
 
 def machine_facts() -> dict[str, str]:
-    """Hardware, versions and date, to stand beside every number."""
+    """Return hardware, versions and date, to be saved with every figure."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",

@@ -1,6 +1,6 @@
-"""Checks, then times, our Triton kernels: python -m benchmarks.kernels [--only decode,gemv] [--sweep] [--json FILE].
+"""Checks, then times, the Triton kernels: python -m benchmarks.kernels [--only decode,gemv] [--sweep] [--json FILE].
 
-Prints a short table and writes every number, with the machine beside it, as JSON to --json.
+Prints a short table and writes all figures and the machine's facts as JSON to --json.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _run(part: str, *, sweep: bool) -> list[dict[str, object]]:
 
 
 def _print_table(results: list[Report]) -> None:
-    """One line per case: the chosen configuration, the one it is compared with, and the best of the sweep."""
+    """Print one line per case: the chosen configuration, the one it is compared with, and the best of the sweep."""
     cases: dict[tuple[str, str], list[Report]] = {}
     for result in results:
         cases.setdefault((result["kind"], result["case"]), []).append(result)

@@ -67,7 +67,7 @@ def prefill_call(
 
 
 def hopper_prefill_call(problem: Problem, layer: int, *, config: HopperConfig | None = None) -> torch.Tensor:
-    """The same by the kernel for Hopper."""
+    """One launch of the Hopper prefill kernel over that layer's cache."""
     out = torch.full_like(problem.q, float("nan")) if layer < 0 else torch.empty_like(problem.q)
     hopper_prefill_attention(
         problem.q, *problem.caches[layer], problem.block_table, problem.query_start_loc, problem.seq_lens, out,
@@ -77,14 +77,14 @@ def hopper_prefill_call(problem: Problem, layer: int, *, config: HopperConfig | 
 
 
 def check(problem: Problem, out: torch.Tensor) -> float:
-    """Relative error against float64; see relative_error."""
+    """Assert and return the relative error against float64; see relative_error."""
     error = relative_error(problem, out)
     assert error < 6e-3, f"wrong, or an element was not written: {error}"
     return error
 
 
 def bench_decode(*, sweep: bool) -> list[dict[str, object]]:
-    """µs and TB/s of one layer's decode, at Qwen3-0.6B's and Llama-3.1-8B's heads, over bf16 and over fp8."""
+    """Measure µs and TB/s of one layer's decode, at Qwen3-0.6B's and Llama-3.1-8B's heads, over bf16 and fp8."""
     results: list[dict[str, object]] = []
     cases = [(1, 128), (1, 512), (1, 4096), (1, 16384), (8, 1024), (64, 1024), (64, 4096), (256, 1024)]
     for num_heads, (rows, seq_len), is_fp8 in itertools.product((16, 32), cases, (False, True)):
@@ -112,7 +112,7 @@ def bench_decode(*, sweep: bool) -> list[dict[str, object]]:
 
 
 def bench_prefill(*, sweep: bool) -> list[dict[str, object]]:
-    """µs and TFLOP/s of one layer's prefill; beside it torch's SDPA over contiguous keys, where there is no prefix."""
+    """Measure µs and TFLOP/s of one layer's prefill; without a prefix also torch's SDPA over contiguous keys."""
     results: list[dict[str, object]] = []
     cases = [(1, 512, 512), (1, 4096, 4096), (4, 4096, 4096), (1, 16384, 16384), (32, 512, 512), (1, 2048, 16384)]
     shapes = itertools.product(((16, 16), (32, 16), (16, 64), (32, 64)), cases, (False, True))
@@ -124,7 +124,7 @@ def bench_prefill(*, sweep: bool) -> list[dict[str, object]]:
         pairs = rows * query_len * (seq_len - query_len + (query_len + 1) / 2)
         flops = 4 * num_heads * HEAD_DIM * pairs
         default = _default_prefill(num_heads, rows * query_len, query_len)
-        # The kernel for Hopper takes no fp8
+        # The Hopper kernel does not support fp8
         variants: list[_PrefillVariant] = [] if is_fp8 else [(hopper_prefill_call, None)]
         variants.append((prefill_call, default))
         if sweep and num_heads == 32:
@@ -147,7 +147,7 @@ def bench_prefill(*, sweep: bool) -> list[dict[str, object]]:
 
 
 def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
-    """One tiny launch of every configuration that the two benchmarks time."""
+    """Launch every configuration that the two benchmarks time, on tiny inputs."""
 
     def run(
         call: Callable[..., torch.Tensor], num_heads: int, block_size: int, query_len: int, **options: object
@@ -176,7 +176,7 @@ def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
 
 @functools.cache
 def _scratch(heads: Heads) -> DecodeScratch:
-    """The backend's buffers for splits: one set for all calls of a shape."""
+    """Return the backend's buffers for splits: one set for all calls of a shape."""
     return DecodeScratch.allocate(
         num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim, device=heads.device
     )

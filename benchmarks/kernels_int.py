@@ -1,4 +1,4 @@
-"""Products with 4-bit weights: each cut checked, then timed beside cuBLAS on the dense bf16 matrix."""
+"""Products with 4-bit integer weights: each config checked, then timed beside cuBLAS on the dense bf16 matrix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _GROUP_SIZE = 128
 
 
 def int_candidates(num_rows: int, n: int, num_tiles: int) -> list[IntGemmConfig]:
-    """The cuts worth timing for a shape."""
+    """Return the configs worth timing for a shape."""
     if num_rows > MAX_ROWS:
         return []
     if num_rows <= 64:
@@ -57,7 +57,7 @@ def int_candidates(num_rows: int, n: int, num_tiles: int) -> list[IntGemmConfig]
 
 
 def bench_int(*, sweep: bool) -> list[dict[str, object]]:
-    """µs of x @ weight.T per shape and rows: the chosen way first, then the other, and with `sweep` every cut."""
+    """Measure µs of x @ weight.T per shape and rows: the chosen path, the other, with `sweep` every config."""
     results: list[dict[str, object]] = []
     scratch = allocate_scratch(torch.device("cuda"))
     for name, (n, k) in INT_SHAPES.items():
@@ -78,7 +78,7 @@ def bench_int(*, sweep: bool) -> list[dict[str, object]]:
 def _time_cuts(
     x: torch.Tensor, weights: list[IntWeight], scratch: SplitKScratch, *, sweep: bool
 ) -> list[dict[str, object]]:
-    """The chosen cut first."""
+    """Measure the chosen config first, then the others."""
     num_tiles, n, _ = weights[0].packed.shape
     num_bytes = weights[0].packed.numel() * 2 + weights[0].groups.numel() * 4
     expected = x.double() @ dequantize_int(weights[-1], torch.float64).T
@@ -87,7 +87,7 @@ def _time_cuts(
     for config in dict.fromkeys([default, *(int_candidates(len(x), n, num_tiles) if sweep else [])]):
         try:
             out = int_gemm(x, weights[-1], None, scratch, config=config, pdl=True)
-        except Exception as failure:  # this cut does not fit the device
+        except Exception as failure:  # this config does not fit the device
             print("int4", tuple(x.shape), n, config, type(failure).__name__, flush=True)
             continue
         error = float((out.double() - expected).norm() / expected.norm())
@@ -98,7 +98,7 @@ def _time_cuts(
 
 
 def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
-    """One tiny launch of every cut that bench_int times."""
+    """Launch every config that bench_int times, on tiny inputs."""
 
     def run(config: IntGemmConfig) -> None:
         weight = _random_weight(256, 256 * config.splits)
@@ -119,7 +119,7 @@ def _through_dense(x: torch.Tensor, weight: IntWeight) -> torch.Tensor:
 
 
 def _random_weights(n: int, k: int) -> list[IntWeight]:
-    """So many that successive calls read device memory."""
+    """Return a number of copies with which successive calls read device memory."""
     return [_random_weight(n, k) for _ in range(num_copies(n * k // 2))]
 
 

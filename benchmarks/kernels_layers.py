@@ -1,7 +1,7 @@
-"""All kernels of one decode step, layer after layer with every layer's own weights, in one CUDA graph.
+"""Times all kernels of one decode step, with every layer's own weights, in one CUDA graph.
 
-What a step costs on the device when nothing but the kernels is left: the sum of the parts, and what programmatic
-dependent launch (pdl) hides between them.
+Shows a step's device time without any host work: the sum of the kernels, and the part that programmatic dependent
+launch (pdl) hides between them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Step:
         )
 
     def linear(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """One projection, by our skinny GEMM or cuBLAS."""
+        """Compute one projection, by the skinny GEMM or cuBLAS."""
         return gemv(x, w, None, self.gemv_scratch, pdl=self.pdl) if self.uses_gemv else functional.linear(x, w)
 
     def __call__(self) -> torch.Tensor:
@@ -93,7 +93,7 @@ class Step:
 
 
 def bench_layers() -> list[dict[str, object]]:
-    """µs of a step's kernels: our GEMM and pdl, our GEMM without, cuBLAS without; logits compared between them."""
+    """Measure µs of a step's kernels: skinny GEMM with pdl, without, cuBLAS without; compare their logits."""
     results: list[dict[str, object]] = []
     for shape, num_rows in [(shape, rows) for shape in SHAPES for rows in (1, 8, 32)]:
         step = Step(shape, num_rows, uses_gemv=True, pdl=True)

@@ -1,4 +1,4 @@
-"""Row ops and the skinny GEMM: each checked, then timed beside torch's and cuBLAS's."""
+"""Row ops and the skinny GEMM: each checked, then timed beside torch and cuBLAS."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GEMV_SHAPES = {
     "8B down": (4096, 14336), "8B lm_head": (128256, 4096),
 }  # fmt: skip
 GEMV_ROWS = (1, 2, 4, 8, 16, 32, 64)
-MANY_ROWS = (128, 192, 256)  # beyond what gemv takes by itself: with --sweep
+MANY_ROWS = (128, 192, 256)  # more rows than gemv accepts by itself: with --sweep
 
 
 def gemv_candidates(num_rows: int, n: int, k: int) -> list[GemvConfig]:
-    """The cuts worth timing for a shape."""
+    """Return the configs worth timing for a shape."""
     if num_rows > 64:
         return _many_rows_candidates(num_rows, n, k)
     dots = [(64, 128, 4, 6), (64, 256, 4, 3), (32, 256, 4, 4), (32, 512, 4, 3), (32, 256, 4, 6), (64, 128, 4, 4),
@@ -53,7 +53,7 @@ def gemv_candidates(num_rows: int, n: int, k: int) -> list[GemvConfig]:
 
 
 def _many_rows_candidates(num_rows: int, n: int, k: int) -> list[GemvConfig]:
-    """Tiles of rows x features with splits of K that fill the device about once."""
+    """Return tiles of rows x features with splits of K that fill the device about once."""
     tiles = [(64, 64, 4, 6), (64, 128, 4, 4), (128, 64, 4, 4), (128, 64, 8, 4), (128, 128, 8, 3)]  # n, k, warps, stages
     found = []
     for block_m in (64, 128, 256):
@@ -69,7 +69,7 @@ def _many_rows_candidates(num_rows: int, n: int, k: int) -> list[GemvConfig]:
 
 
 def bench_gemv(*, sweep: bool) -> list[dict[str, object]]:
-    """µs of x @ w.T per shape and rows, for the chosen cut, cuBLAS, and with `sweep` every candidate."""
+    """Measure µs of x @ w.T per shape and rows, for the chosen config, cuBLAS, and with `sweep` every candidate."""
     results: list[dict[str, object]] = []
     scratch = SplitKScratch.allocate(torch.device("cuda"), capacity=1 << 22)
     pool = torch.randn(128256 * 4096 * 2, **BF16_CUDA) * 0.05
@@ -86,7 +86,7 @@ def bench_gemv(*, sweep: bool) -> list[dict[str, object]]:
             for config, pdl in [*chosen, *((c, True) for c in candidates)]:
                 try:
                     out = gemv(x, weights[-1], None, scratch, config=config, pdl=pdl)
-                except Exception as failure:  # this cut does not fit the device
+                except Exception as failure:  # this config does not fit the device
                     print("gemv", name, num_rows, config, type(failure).__name__, flush=True)
                     continue
                 error = float((out.double() - expected).norm() / expected.norm())
@@ -99,7 +99,7 @@ def bench_gemv(*, sweep: bool) -> list[dict[str, object]]:
 
 
 def bench_elementwise() -> list[dict[str, object]]:
-    """µs and TB/s of each row op at hidden sizes of both models; torch_us is the specification's time."""
+    """Measure µs and TB/s of each row op at hidden sizes of both models; torch_us is the specification's time."""
     results: list[dict[str, object]] = []
     for tokens in (1, 64, 4096):
         for hidden, heads, inner in ((1024, 16, 3072), (4096, 32, 14336)):
@@ -111,7 +111,7 @@ def bench_elementwise() -> list[dict[str, object]]:
 
 
 def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
-    """One tiny launch of every cut that bench_gemv times."""
+    """Launch every config that bench_gemv times, on tiny inputs."""
 
     def run(config: GemvConfig, num_rows: int, pdl: bool) -> None:
         k = config.block_k * config.splits * 2

@@ -1,4 +1,4 @@
-"""Adapters on a linear layer: checked, then timed beside the product that they are added to."""
+"""LoRA kernels on a linear layer: checked, then timed beside the layer's own product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CASES = ((1, 16), (8, 16), (8, 64))  # adapters, rank
 
 
 def bench_lora() -> list[dict[str, object]]:
-    """µs of grouping a step's tokens, and of adding the adapters of one layer; cublas_us: the layer's own product."""
+    """Measure µs of grouping a step's tokens and of adding one layer's adapters; cublas_us: the layer's own product."""
     results: list[dict[str, object]] = []
     for num_adapters, rank in _CASES:
         for num_tokens in _TOKENS:
@@ -38,7 +38,7 @@ def bench_lora() -> list[dict[str, object]]:
 
 
 def _group(num_tokens: int, num_adapters: int) -> tuple[LoraTiles, torch.Tensor, float]:
-    """Tokens of all adapters in turn, as decoding rows are: the tiles, each token's adapter, and the time."""
+    """Group tokens of all adapters in turn, as in decoding: the tiles, each token's adapter, and the time."""
     loras = (torch.arange(num_tokens, device="cuda") % num_adapters + 1).to(torch.int32)
     rows = torch.arange(num_tokens, device="cuda")
     tiles = LoraTiles.allocate(num_adapters=num_adapters, max_tokens=num_tokens, device=torch.device("cuda"))

@@ -1,7 +1,7 @@
 """Times the Triton sampler and input gathering: python -m benchmarks.kernels_sampling [--sweep] [--json FILE].
 
 µs per call in a CUDA graph over rotated logits, beside the time to read the logits once and torch's argmax. `flat`
-logits have a spread of 2 (top-p 0.9 keeps tens of thousands of tokens), `peaked` ones of 5 (some hundred).
+logits have a spread of 2 (top-p 0.9 keeps tens of thousands of tokens), `peaked` logits of 5 (some hundred tokens).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COPY_TB_S = 3.0  # device memory of an H100
 
 
 def main() -> None:
-    """Run everything; print a table."""
+    """Run all cases; print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true", help="time other cuts of the batch too")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
@@ -139,7 +139,7 @@ def _sweep_jobs() -> list[tuple[int, str, SamplingConfig]]:
 
 
 def _compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
-    """One launch of every kernel that is timed, the slow ones to compile first."""
+    """Launch every timed kernel once, the slow ones to compile first."""
     cases = [(num_rows, size, name) for name in ("top-k 50", "sampled") for size in SIZES for num_rows in ROWS]
     jobs: list[Callable[[], object]] = [
         functools.partial(_launch, *case, pdl=pdl) for case in cases for pdl in (True, False)

@@ -1,4 +1,4 @@
-"""From request timings to the field's figures: TTFT, TPOT, ITL, E2EL, their percentiles, and goodput. Pure arithmetic.
+"""Latency figures from request timings: TTFT, TPOT, ITL, E2EL, their percentiles, and goodput. Pure arithmetic.
 
 TTFT: request sent to first token; TPOT: (last - first token) / (tokens - 1); ITL: between chunks; E2EL: sent to the
 reply's end. All in milliseconds.
@@ -49,7 +49,7 @@ def samples(timings: Sequence[RequestTiming]) -> dict[str, list[float]]:
 
 
 def summarise(name: str, ordered: Sequence[float]) -> dict[str, float]:
-    """Mean, median and p99 of sorted values under vLLM's names; nothing where there is no value."""
+    """Return mean, median and p99 of sorted values under vLLM's names; {} without values."""
     if not ordered:
         return {}
     return {
@@ -75,6 +75,6 @@ def parse_goodput(text: str) -> dict[str, float]:
 
 
 def num_good(timings: Sequence[RequestTiming], limits: Mapping[str, float]) -> int:
-    """How many completed requests met every limit."""
+    """Count the completed requests that met every limit."""
     measure = {"ttft": ttft_ms, "tpot": tpot_ms, "e2el": e2el_ms}
     return sum(all(measure[name](timing) <= limit for name, limit in limits.items()) for timing in timings)

@@ -1,6 +1,6 @@
 """One load-generating process: streams answers from an OpenAI-compatible server over raw asyncio sockets.
 
-run_load() is a client in this process; serve_load() the body of a client process, driven through a pipe.
+run_load() sends a load from this process; serve_load() is the body of a client process, controlled through a pipe.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ _WORDS = (
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What to send: `concurrency` requests at once (closed loop), or Poisson arrivals at `rate_per_s` if > 0."""
+    """A load: `concurrency` requests at once (closed loop), or Poisson arrivals at `rate_per_s` if > 0."""
 
     host: str
     port: int
     is_tls: bool = False
-    path: str = "/v1/completions"  # or one that ends with /chat/completions
+    path: str = "/v1/completions"  # or a path that ends with /chat/completions
     model: str
     api_key: str = ""
     num_requests: int = 100
     concurrency: int = 1
     rate_per_s: float = 0.0
-    input_len: int = 512  # tokens, or words where prompts are text
+    input_len: int = 512  # tokens, or words if prompts are text
     output_len: int = 128  # tokens
     prompt_format: str = "ids"  # ids | text
     ignores_eos: bool = True  # send ignore_eos, so that every answer has output_len tokens
@@ -48,7 +48,7 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadResult(msgspec.Struct):
-    """What one process measured. cpu_s: its own CPU time, to tell a saturated client from a slow server."""
+    """Measurements of one process. cpu_s: its own CPU time, which shows whether the client was the limit."""
 
     timings: list[RequestTiming]
     wall_s: float
@@ -56,7 +56,7 @@ class LoadResult(msgspec.Struct):
 
 
 def run_load(config: LoadConfig, stop_fd: int | None = None) -> LoadResult:
-    """Send the load and return its timings. Blocks until every request has ended, or `stop_fd` can be read."""
+    """Send the load and return its timings. Blocks until every request has ended, or `stop_fd` is readable."""
     bodies = make_bodies(config)
     started_s, cpu_started_s = time.perf_counter(), time.process_time()
     timings: list[RequestTiming] = []
@@ -65,7 +65,7 @@ def run_load(config: LoadConfig, stop_fd: int | None = None) -> LoadResult:
 
 
 def serve_load(connection: Connection, config: LoadConfig) -> None:
-    """Say when this process is up, wait for the word, send the load, hand over the result. Another word ends it."""
+    """Report readiness, wait for the start message, send the load, return the result. A second message ends it."""
     connection.send_bytes(b"up")
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
         connection.recv_bytes()
@@ -115,7 +115,7 @@ async def _run(config: LoadConfig, bodies: Iterator[bytes], timings: list[Reques
 
 
 class _Clients:
-    """Connections to one server, each reused while it lasts."""
+    """Connections to one server, reused while the server keeps them open."""
 
     def __init__(self, config: LoadConfig, timings: list[RequestTiming]) -> None:
         self._config = config
@@ -135,7 +135,7 @@ class _Clients:
                 group.create_task(client())
 
     async def send_at_times(self, bodies: Iterator[bytes]) -> None:
-        """Send at the times of a Poisson process, whatever the answers do."""
+        """Send at the times of a Poisson process, independent of the answers."""
         rng = Random(self._config.seed + 1)
         due_s = time.perf_counter()
         async with asyncio.TaskGroup() as group:

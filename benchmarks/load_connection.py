@@ -1,6 +1,6 @@
-"""One connection of a load client: a streamed completion at a time, each token's arrival noted.
+"""StreamConnection: sends one streamed completion at a time and records each token's arrival.
 
-Chunks are read as JSON, about 1 µs each, so that what counts as a token does not hang on how a server spells them.
+Chunks are parsed as JSON, about 1 µs each, so that counting tokens does not depend on the server's JSON formatting.
 """
 
 import asyncio
@@ -14,16 +14,16 @@ from benchmarks.http_stream import ReplyError, StreamedReply
 
 
 class RequestTiming(msgspec.Struct):
-    """One request as its client saw it; seconds of time.perf_counter(). Unfinished while end_s is 0 and error empty."""
+    """A request's timing at its client, in time.perf_counter() seconds. Unfinished while end_s is 0, error empty."""
 
     start_s: float
     first_s: float = 0.0  # the first token's arrival
-    last_s: float = 0.0  # the last token's
+    last_s: float = 0.0  # the last token's arrival
     end_s: float = 0.0  # the reply's end
-    num_input_tokens: int = 0  # of the server's usage; 0: it gave none
-    num_cached_tokens: int = 0  # of those, as the usage says
-    num_tokens: int = 0  # of the server's usage, else the chunks
-    num_chunks: int = 0  # that brought text
+    num_input_tokens: int = 0  # from the server's usage; 0: not reported
+    num_cached_tokens: int = 0  # cached input tokens, from the usage
+    num_tokens: int = 0  # from the server's usage, otherwise the number of chunks
+    num_chunks: int = 0  # chunks with text
     has_usage: bool = False
     itl_s: list[float] = []  # between chunks
     error_kind: str = ""  # a few words, the same for errors of one kind
@@ -31,7 +31,7 @@ class RequestTiming(msgspec.Struct):
 
 
 class RequestFailed(Exception):
-    """One request came to nothing. `kind`: a few words, the same for errors of one kind."""
+    """A request failed. `kind`: a few words, the same for errors of one kind."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -60,14 +60,14 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     def brings_token(self) -> bool:
-        """Whether a token came with this: in chat the opening and closing chunks have none, in text the closing one."""
+        """True if a token came with this event: not for chat's opening and closing chunks, nor text's closing chunk."""
         if self.delta is not None:
             return bool(self.delta.content or self.delta.reasoning_content or self.delta.reasoning)
         return bool(self.text) or self.finish_reason is None
 
 
 class _Event(msgspec.Struct):
-    """What is read of a chunk, chat or text; anything else in it is skipped."""
+    """The fields read from a chunk, chat or text; other fields are skipped."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
@@ -86,7 +86,7 @@ class StreamConnection(asyncio.Protocol):
         self._timing = RequestTiming(0.0)
         self._done: asyncio.Future[None] | None = None
         self._reply = StreamedReply()
-        self._has_end = False  # the model's end was seen: a finish reason, or [DONE]
+        self._has_end = False  # the stream's end was seen: a finish reason, or [DONE]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -101,7 +101,7 @@ class StreamConnection(asyncio.Protocol):
             self._fail("connection closed", "the connection closed before the reply's end")
 
     async def request(self, body: bytes, timing: RequestTiming) -> None:
-        """Send one request and return at the end of its stream, `timing` filled in. Raises RequestFailed."""
+        """Send one request and return at the end of its stream; fills in `timing`. Raises RequestFailed."""
         assert self._transport is not None
         self.is_reusable = False
         self._timing, self._reply, self._has_end = timing, StreamedReply(), False
@@ -172,7 +172,7 @@ class StreamConnection(asyncio.Protocol):
 
 
 def _message_of(error: object) -> str:
-    """The words of an error: OpenAI's body, its inner object, or whatever text there is. Shortened."""
+    """Return an error's message: OpenAI's body, its inner object, or any text. Shortened."""
     if isinstance(error, bytes):
         body = error
         try:

@@ -1,7 +1,7 @@
 """Checks, then times, the mixture of experts: python -m benchmarks.moe [--tokens 1,64] [--sweep] [--json FILE].
 
-Beside each time stand torch's ways and the least that the device's memory or its tensor cores allow. --sweep times
-every cut worth a place in kernels/moe/configs.py and prints the best. Prints a table; writes every number as JSON.
+Each time is shown beside torch's implementations and the lower bound of the device's memory or tensor cores. --sweep
+times every config worth adding to kernels/moe/configs.py and prints the best. Prints a table; writes JSON.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from benchmarks.report import Report, format_table
 from kernels.moe.configs import grouped_config, uses_pairs
 
 TOKENS = (1, 8, 64, 256, 1024, 8192)
-NUM_STEPS = 8  # sets of inputs in turn: each chooses other experts
-MAX_ERROR = 1.3  # of torch's own, from the same tensors in fp32
+NUM_STEPS = 8  # sets of inputs in turn, each choosing other experts
+MAX_ERROR = 1.3  # times torch's own error, for the same tensors in fp32
 Result = Report
 
 
@@ -109,7 +109,7 @@ def bench(name: str, weights: MoeWeights, num_tokens: int, options: argparse.Nam
 def check(
     shape: MoeShape, weights: MoeWeights, step: MoeInputs, run: Callable[[MoeInputs], torch.Tensor]
 ) -> dict[str, float]:
-    """Assert that the result is equal twice and as near to fp32 as torch's is; return both errors."""
+    """Assert that two runs are equal and as close to fp32 as torch is; return both errors."""
     expected, out = exact(shape, weights, step), run(step)
     assert torch.equal(out, run(step)), "two runs differ"
     errors = [
@@ -121,7 +121,7 @@ def check(
 
 
 def describe_cut(shape: MoeShape, num_tokens: int) -> str:
-    """What serving takes for so many tokens."""
+    """Return the config that serving uses for so many tokens."""
     if uses_pairs(num_tokens=num_tokens, top_k=shape.top_k, num_experts=shape.num_experts):
         return "pairs"
     num_pairs = num_tokens * shape.top_k
@@ -129,14 +129,14 @@ def describe_cut(shape: MoeShape, num_tokens: int) -> str:
 
 
 def print_best(name: str, num_tokens: int, found: Sequence[Result]) -> None:
-    """The fastest cuts of each part, for the table."""
+    """Return the fastest configs of each part, for the table."""
     for part in ("up", "down"):
         for result in [result for result in found if result["part"] == part][:4]:
             print(name, num_tokens, part, result, flush=True)
 
 
 def make_table(results: Sequence[Result]) -> str:
-    """A line per shape and number of tokens."""
+    """Return a line per shape and number of tokens."""
     rows = [["shape", "tokens", "experts", "cut", "us", "floor", "of floor", "bound by", "torch", "torch grouped"]]
     for result in results:
         rows.append([

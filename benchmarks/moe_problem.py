@@ -1,4 +1,4 @@
-"""What benchmarks/moe.py times: shapes, inputs, the least time that a device needs, and torch's own ways."""
+"""Inputs of benchmarks/moe.py: shapes, random tensors, the device's lower bound, and torch's implementations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ H100_TB_S, H100_TFLOP_S = 3.35, 989.0  # SXM: device memory, dense bf16
 
 @dataclass(frozen=True)
 class MoeShape:
-    """One layer's experts."""
+    """The sizes of one layer's experts."""
 
     num_experts: int
     top_k: int
@@ -47,20 +47,20 @@ class MoeInputs:
 
 
 def make_weights(shape: MoeShape, *, dtype: torch.dtype, device: torch.device) -> MoeWeights:
-    """Random weights that keep the size of what goes through them."""
+    """Make random weights that keep the magnitude of activations."""
     count, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size
     gate_up = torch.empty(count, 2 * inner, hidden, dtype=dtype, device=device).normal_(0, hidden**-0.5)
     return MoeWeights(gate_up, torch.empty(count, hidden, inner, dtype=dtype, device=device).normal_(0, inner**-0.5))
 
 
 def make_inputs(shape: MoeShape, num_tokens: int, *, dtype: torch.dtype, device: torch.device) -> MoeInputs:
-    """Tokens that choose their experts evenly and without regard to each other."""
+    """Make tokens that choose their experts uniformly and independently."""
     x = torch.randn(num_tokens, shape.hidden_size, dtype=dtype, device=device)
     return MoeInputs(x, torch.randn(num_tokens, shape.num_experts, dtype=dtype, device=device))
 
 
 def floor_us(shape: MoeShape, num_tokens: int, num_hit: float, *, tb_s: float, tflop_s: float) -> tuple[float, str]:
-    """The least time in µs that reading each chosen expert once, or multiplying, takes, and which of them it is."""
+    """Return the lower bound in µs of reading each chosen expert once, or of multiplying, and which one limits."""
     per_expert = 3 * shape.hidden_size * shape.intermediate_size
     num_bytes = 2 * (num_hit * per_expert + 2 * num_tokens * shape.hidden_size)
     memory_us = num_bytes / tb_s * 1e-6
@@ -69,12 +69,12 @@ def floor_us(shape: MoeShape, num_tokens: int, num_hit: float, *, tb_s: float, t
 
 
 def count_hit(shape: MoeShape, inputs: MoeInputs) -> int:
-    """How many experts are chosen by any token."""
+    """Count the experts that any token chooses."""
     return moe.route(inputs.logits, top_k=shape.top_k, renormalize=True)[1].unique().numel()
 
 
 def specification(shape: MoeShape, weights: MoeWeights, inputs: MoeInputs) -> torch.Tensor:
-    """kernels.moe.reference.fused_moe: expert by expert, waiting for the device."""
+    """Run kernels.moe.reference.fused_moe: expert by expert, waiting for the device."""
     return moe.fused_moe(
         inputs.x, inputs.logits, weights.gate_up, weights.down,
         top_k=shape.top_k, renormalize=True, round_weights=shape.round_weights,
@@ -82,7 +82,7 @@ def specification(shape: MoeShape, weights: MoeWeights, inputs: MoeInputs) -> to
 
 
 def exact(shape: MoeShape, weights: MoeWeights, inputs: MoeInputs) -> torch.Tensor:
-    """The same in fp32 from the same tensors: [T, H] fp32."""
+    """Run the same in fp32 from the same tensors: [T, H] fp32."""
     routed, experts = moe.route(inputs.logits, top_k=shape.top_k, renormalize=True)
     out = torch.zeros(inputs.x.shape, dtype=torch.float32, device=inputs.x.device)
     for expert in range(shape.num_experts):
@@ -94,7 +94,7 @@ def exact(shape: MoeShape, weights: MoeWeights, inputs: MoeInputs) -> torch.Tens
 
 
 def torch_grouped(shape: MoeShape, weights: MoeWeights, inputs: MoeInputs) -> torch.Tensor:
-    """What torch offers without a sync: a sort, its grouped GEMM twice, and the sum in the pairs' order."""
+    """Run torch's implementation without a sync: a sort, its grouped GEMM twice, and the sum in the pairs' order."""
     routed, experts = moe.route(inputs.logits, top_k=shape.top_k, renormalize=True)
     routed = routed.to(inputs.x.dtype) if shape.round_weights else routed
     flat = experts.flatten()

@@ -1,4 +1,4 @@
-"""What kernels/moe/configs.py could hold: every cut worth timing for a number of tokens, and the best of them."""
+"""Candidate configs for kernels/moe/configs.py: times each for a number of tokens and finds the best."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kernels.moe.configs import PAIRS_MAX_TOKENS, PairTile, Tile
 from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 
-_SHARED_BYTES = 227 * 1024  # of an H100's SM
-_BLOCKS_M = {16: (True, False), 32: (True,), 64: (False,), 128: (False,)}  # → whether the product is transposed
+_SHARED_BYTES = 227 * 1024  # shared memory of an H100's SM
+_BLOCKS_M = {16: (True, False), 32: (True,), 64: (False,), 128: (False,)}  # → values of `swaps`
 Result = Report
 
 
 def tile_candidates(block_m: int, *, is_gated: bool) -> list[Tile]:
-    """The cuts of one grouped GEMM that fit the device."""
+    """Return the configs of one grouped GEMM that fit the device."""
     matrices = 2 if is_gated else 1
     found = []
     for block_n in (32, 64, 128, 256):
@@ -29,7 +29,7 @@ def tile_candidates(block_m: int, *, is_gated: bool) -> list[Tile]:
             for num_warps in (4, 8):
                 for num_stages in (2, 3, 4, 5):
                     shared = (block_m + matrices * block_n) * block_k * 2 * num_stages
-                    sums = matrices * block_m * block_n // (32 * num_warps)  # fp32 registers of a thread
+                    sums = matrices * block_m * block_n // (32 * num_warps)  # fp32 registers per thread
                     fills = 40 * 1024 <= shared <= _SHARED_BYTES
                     if fills and sums <= 128 and (num_warps == 4 or max(block_m, block_n) >= 128):
                         groups = (1, 8) if block_m >= 64 else (1,)
@@ -38,14 +38,14 @@ def tile_candidates(block_m: int, *, is_gated: bool) -> list[Tile]:
 
 
 def pair_candidates() -> list[PairTile]:
-    """The cuts of one product per pair."""
+    """Return the configs of one product per pair."""
     cuts = [(4, 512), (4, 1024), (8, 256), (8, 512), (8, 1024), (16, 128), (16, 256), (16, 512)]
     return [PairTile(*cut, num_warps=warps, num_stages=stages)
             for cut in cuts for warps in (2, 4, 8) for stages in (1, 3, 5)]  # fmt: skip
 
 
 def compile_jobs(names: Iterable[str]) -> list[Callable[[], object]]:
-    """One launch of every candidate, over a single expert of each shape."""
+    """Launch every candidate once, over a single expert of each shape."""
     jobs: list[Callable[[], object]] = []
     for name in names:
         shape = SHAPES[name]
@@ -58,7 +58,7 @@ def compile_jobs(names: Iterable[str]) -> list[Callable[[], object]]:
 
 
 def sweep(shape: MoeShape, weights: MoeWeights, inputs: Sequence[MoeInputs]) -> list[Result]:
-    """µs of both products with each cut, the fastest first."""
+    """Return µs of both products for each config, the fastest first."""
     num_tokens = inputs[0].x.shape[0]
     results = _sweep_pairs(shape, weights, inputs) if num_tokens <= PAIRS_MAX_TOKENS else []
     for block_m, swaps in _row_blocks():
@@ -116,7 +116,7 @@ def _sweep_pairs(shape: MoeShape, weights: MoeWeights, inputs: Sequence[MoeInput
 def _time(calls: Sequence[Callable[[], object]], cut: Result) -> list[Result]:
     try:
         return [cut | {"us": time_graph(calls, replays=7)}]
-    except Exception as error:  # this cut does not fit the device
+    except Exception as error:  # this config does not fit the device
         print("skipped", cut, type(error).__name__, flush=True)
         return []
 

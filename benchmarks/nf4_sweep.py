@@ -1,10 +1,9 @@
-"""Products with NF4 matrices of Llama 3.1 8B: every cut that kernels/linear/lut4_configs.py could hold, checked and
-timed.
+"""Times NF4 products of Llama 3.1 8B with every config for kernels/linear/lut4_configs.py, checking each first.
 
     python -m benchmarks.nf4_sweep --out nf4-sweep.json
 
-Beside them stand the product of a matrix made dense, and bf16's. What does not fit the device, or is wrong, is left
-out.
+The table also shows the product after dequantising the matrix, and bf16's. Configs that do not fit the device, or give
+wrong results, are left out.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ _CUTS = (
     (256, 8, 4),
 )  # outputs, warps, stages
 _PROGRAMS = (264, 528)
-_MAX_ERROR = 3e-3  # of a result rounded to bf16, where the reference has the table so rounded
+_MAX_ERROR = 3e-3  # error of a result rounded to bf16, where the reference rounds its table the same way
 _REPLAYS = 9
 Result = Report
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One shape. As many copies as keep successive calls out of the L2 cache."""
+    """One shape, with enough copies that successive calls miss the L2 cache."""
 
     weights: list[Lut4Weight]
     dense: list[torch.Tensor]  # [N, K] bf16
@@ -52,7 +51,7 @@ class Problem:
 
 
 def main() -> None:
-    """Sweep, print the best of each case beside what is served, and write all numbers."""
+    """Sweep, print the best of each case beside the served config, and write all figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, help="where to write all numbers")
     options = parser.parse_args()
@@ -72,7 +71,7 @@ def main() -> None:
 
 
 def _configs(name: str, num_rows: int) -> list[Lut4GemmConfig]:
-    """What is served first."""
+    """Return the candidates, the served config first."""
     n, k = SHAPES[name]
     served = lut4_gemm_config(num_rows=num_rows, n=n, k=k, is_shared=True)
     assert served is not None
@@ -99,7 +98,7 @@ def _time_case(problem: Problem, name: str, num_rows: int) -> Result:
         try:
             error = float((run(x, problem.weights[0]).double() - expected).norm() / expected.norm())
             us = time_graph([functools.partial(run, x, weight) for weight in problem.weights], replays=_REPLAYS)
-        except Exception as failure:  # this cut does not fit the device
+        except Exception as failure:  # this config does not fit the device
             print("skipped", name, num_rows, config, type(failure).__name__, flush=True)
             continue
         if not error < _MAX_ERROR:
@@ -139,7 +138,7 @@ def _make_problem(n: int, k: int) -> Problem:
 
 
 def _run_once(name: str, num_rows: int, config: Lut4GemmConfig) -> None:
-    """Fill Triton's cache with one cut."""
+    """Compile one config into Triton's cache."""
     from kernels.linear.triton_lut4 import allocate_scratch, lut4_gemm
 
     n, k = SHAPES[name]

@@ -1,7 +1,7 @@
 """`quire bench offline`: the workloads of benchmarks/workloads.py through the engine's own loop, without HTTP.
 
-No prefix cache, no end-of-sequence. A workload runs after one warm-up of the same kind; the best of its runs is
-reported beside the times of all.
+The prefix cache and end-of-sequence are off. Each workload runs after one warm-up of the same kind; the report has its
+best run and the times of all runs.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def measure(loaded: LoadedEngine, requests: Requests, *, runs: int) -> Report:
 
 
 def format_report(report: Report) -> str:
-    """A row per workload, and the peak of memory."""
+    """Return a row per workload, and the peak of memory."""
     rows = [["workload", "requests", "tokens in", "out", "best, s", "tok/s in", "tok/s out", "ms/step", "preempted"]]
     drafted: list[str] = []
     for name, result in report["workloads"].items():
@@ -111,7 +111,7 @@ def format_report(report: Report) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The hardware and software a figure belongs to."""
+    """Return the hardware and software of a measurement."""
     gpu, cuda = "none", "none"
     if torch.cuda.is_available():
         gpu, cuda = torch.cuda.get_device_name(), str(torch.version.cuda)
@@ -128,7 +128,7 @@ def _requests(name: str) -> Requests:
 
 
 def _fit(loaded: LoadedEngine, name: str, requests: Requests) -> Requests:
-    """The requests as this model takes them: prompts are drawn below 10,000, and a smaller vocabulary folds them."""
+    """Fit the requests to this model: prompts are drawn below 10,000, and a smaller vocabulary folds the ids."""
     longest, limit = max(len(prompt) + n for prompt, n in requests), loaded.scheduler_config.max_model_len
     if longest > limit:
         raise BenchError(f"Workload {name} needs a context of {longest:,} tokens, and this model has {limit:,} here.")
@@ -136,7 +136,7 @@ def _fit(loaded: LoadedEngine, name: str, requests: Requests) -> Requests:
 
 
 def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
-    """The name of what is measured, and its configuration."""
+    """Return the measured model's name and configuration."""
     shape = arguments.shape
     if shape is None and arguments.model is None and arguments.device != "cpu" and torch.cuda.is_available():
         shape = _DEFAULT_SHAPE
@@ -167,7 +167,7 @@ def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
 
 
 def _model_len(folder: Path) -> int | None:
-    """As much as every workload needs, if the model reaches it. None: loading will say what is wrong with it."""
+    """Return the context that all workloads need, if the model supports it. None: loading will report the problem."""
     try:
         return min(_DEFAULT_MODEL_LEN, ModelConfig.from_folder(folder).max_context_len)
     except ModelError:

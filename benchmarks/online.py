@@ -1,7 +1,7 @@
 """Online rows of docs/explanation/performance.md: start the daemon on a shape with random weights, load it, stop it.
 
     python -m benchmarks.online --shape qwen3-0.6b --concurrency 1 64 256 --json out.json
-The tokenizer is synthetic (byte-level BPE of the shape's vocabulary size), so that detokenising costs what it costs.
+The tokenizer is synthetic (byte-level BPE of the shape's vocabulary size), so that detokenising has a realistic cost.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def write_model_folder(config: Path, folder: Path) -> None:
-    """Write config.json and a byte-level BPE tokenizer with as many entries, whose merges are random pairs."""
+    """Write config.json and a byte-level BPE tokenizer of the same vocabulary size, whose merges are random pairs."""
     vocab_size = json.loads(config.read_text())["vocab_size"]
     rng = random.Random(0)
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -78,7 +78,7 @@ def write_model_folder(config: Path, folder: Path) -> None:
 
 
 def start_server(folder: str, port: int, flags: list[str]) -> tuple[subprocess.Popen[bytes], float]:
-    """Start the daemon; return it and the seconds until GET /ready was 200. Raises RuntimeError if it ends before."""
+    """Start the daemon; return it and the seconds until GET /ready was 200. Raises RuntimeError if it exits before."""
     command = [sys.executable, "-m", "server", "serve", folder, "--load-format", "dummy", "--port", str(port)]
     started_s = time.monotonic()
     server = subprocess.Popen([*command, "--log-level", "warning", *flags])

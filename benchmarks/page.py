@@ -1,7 +1,7 @@
-"""A report as one HTML page: plots as inline SVG, tables of figures, and what they were measured on.
+"""A report as one HTML page: plots as inline SVG, tables of figures, and the conditions of the measurement.
 
-The page needs no other file and no script, and is light or dark as the reader's system is. Everything that comes out
-of a report is escaped by the template (report.html); a plot's SVG is escaped by matplotlib.
+The page needs no other file and no script, and follows the reader's light or dark setting. The template (report.html)
+escapes all text from a report; matplotlib escapes a plot's SVG.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from benchmarks.report import BenchError
 from benchmarks.saved import ServeRun, Source
 from benchmarks.titles import figure_title
 
-_MAX_TEXT = 600  # of a fact; a command line may be long
+_MAX_TEXT = 600  # characters of a fact; a command line may be long
 _PARTS = ("host", "server", "versions", "machine", "facts", "heads", "load", "args")
 _PART_NAMES = {"host": "machine", "args": "flag"}
 _UNITS = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
@@ -29,7 +29,7 @@ _DARK = {
 
 
 class Table(NamedTuple):
-    """Text in rows; the first cell of each is its name. verdicts: better, worse or same per row, or none at all."""
+    """Text in rows, beginning with each row's name. verdicts: better, worse or same per row, or empty."""
 
     title: str
     heading: list[str]
@@ -40,7 +40,7 @@ class Table(NamedTuple):
 def write_page(
     path: str, headline: str, plots: Sequence[Plot], remarks: Sequence[str], sources: Sequence[Source]
 ) -> None:
-    """Draw the page. Raises BenchError."""
+    """Write the page. Raises BenchError."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
     html = template.render(
@@ -113,7 +113,7 @@ def _comparison(old: Source, new: Source) -> Table:
 
 
 def _facts(sources: Sequence[Source]) -> Table:
-    """What the figures belong to, a column per source; a fact that none of them saved is not listed."""
+    """Return the conditions, a column per source; a fact that no source saved is omitted."""
     columns = [_facts_of(source) for source in sources]
     names = dict.fromkeys(name for facts in columns for name in facts)
     rows = [[name, *(facts.get(name, "not recorded") for facts in columns)] for name in names]

@@ -1,6 +1,6 @@
-"""`quire bench plan`: what a fleet would do under a load, from the step times of one machine. Never imports torch.
+"""`quire bench plan`: predicts a fleet's figures under a load, from one machine's step times. Never imports torch.
 
---against takes the load of a `quire bench serve --json` and shows what was measured beside what is predicted.
+--against takes the load of a `quire bench serve --json` and shows measured figures beside predicted ones.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def fewest_replicas(times: StepTimes, load: Load, arguments: argparse.Namespace) -> Report:
-    """Plan for the smallest fleet that keeps the limits for enough requests, or for the first that more do not help."""
+    """Plan the smallest fleet that meets the limits for enough requests, or the first that more do not help."""
     too_few, report = 0, plan(times, load, arguments, num_replicas=1)
     while report["good_share"] < arguments.share:
         too_few, share = report["num_replicas"], report["good_share"]
@@ -79,7 +79,7 @@ def plan(times: StepTimes, load: Load, arguments: argparse.Namespace, *, num_rep
 
 
 def make_report(times: StepTimes, load: Load, fleet: Fleet) -> Report:
-    """All figures of a simulated run."""
+    """Return all figures of a simulated run."""
     duration_s, replicas = fleet.duration_s, fleet.replicas
     num_tokens = sum(timing.num_tokens for timing in fleet.timings)
     queue_ms = sorted(1e3 * waited_s for waited_s in fleet.queue_s)
@@ -110,7 +110,7 @@ def make_report(times: StepTimes, load: Load, fleet: Fleet) -> Report:
 
 
 def format_plan(report: Report, measured: Report | None) -> str:
-    """A headline and the figures; with a measured report both, and how far apart they are."""
+    """Return a headline and the figures; with a measured report also its figures and the differences."""
     lines = [
         f"{report['model']} on {report['num_replicas']} × {report['device']}: device busy {report['busy_share']:.0%}, "
         f"{report['rows_mean']:.1f} tokens a step, KV cache at most {report['max_kv_usage']:.0%}, "
@@ -136,7 +136,7 @@ def format_plan(report: Report, measured: Report | None) -> str:
 
 
 def _with_limits(times: StepTimes, arguments: argparse.Namespace) -> StepTimes:
-    """The times, with a scheduler whose limits are those of the flags where they are given."""
+    """Return the step times, with the scheduler limits of the given flags."""
     given = {
         "max_num_seqs": arguments.max_num_seqs,
         "max_num_batched_tokens": arguments.max_num_batched_tokens,
@@ -160,7 +160,7 @@ def _load_of(arguments: argparse.Namespace) -> Load:
 
 
 def _read_measured(path: str) -> Report:
-    """The report of one load. Raises BenchError."""
+    """Read the report of one load. Raises BenchError."""
     (source,) = read_sources([path])
     if source.kind != "serve":
         raise BenchError(f"--against {path} is of quire bench {source.kind}, not serve.", exit_code=2)
@@ -176,7 +176,7 @@ def _read_measured(path: str) -> Report:
 
 
 def _load_of_report(measured: Report) -> Load:
-    """The load that was measured; prompts as long as the server counted them on average. Raises BenchError."""
+    """Return the measured load; prompts have the average length that the server counted. Raises BenchError."""
     sent, num_completed = measured["load"], measured["num_completed"]
     if not num_completed:
         raise BenchError("--against has a report without a finished request.", exit_code=2)

@@ -1,7 +1,7 @@
-"""Plots as PNG, SVG, or SVG inside a page that is light or dark. Imports matplotlib (extra `bench`).
+"""Plots as PNG, SVG, or SVG inside a page with light and dark colours. Imports matplotlib (extra `bench`).
 
-A Plot draws into any figure of matplotlib: one of its own for a page, a part of one for a picture. Its settings hold
-while it draws and is saved, and no longer. Text from outside is never read as mathematics.
+A Plot draws into any matplotlib figure: its own in a page, a part of one in a picture. Its settings apply only while it
+is drawn and saved. Text from reports is never interpreted as mathematics.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 AnyFigure = Figure | SubFigure
 
-# Okabe and Ito's colours, which colour-blind readers tell apart
+# Okabe and Ito's colours, distinguishable with colour blindness
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 BETTER, WORSE, SAME = COLOURS[2], COLOURS[1], "#8a8f98"
 INK, MUTED, GRID = "#1f2328", "#656c76", "#e4e6ea"
-# What a page calls them: its style sheet has each twice, for light and dark
+# The page's names of the colours: its style sheet defines each for light and dark
 VARIABLES = {
     **{colour: f"--series-{i}" for i, colour in enumerate(COLOURS)},
     SAME: "--same",
@@ -40,8 +40,8 @@ VARIABLES = {
 _WIDTH_IN = 10.0
 _DPI = 120
 _STYLE: dict[RcKeyType, Any] = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "quire",  # the same plot is the same bytes
+    "svg.fonttype": "none",  # keep text as text
+    "svg.hashsalt": "quire",  # equal plots give equal bytes
     "text.parse_math": False,
     "text.color": INK,
     "axes.labelcolor": MUTED,
@@ -69,7 +69,7 @@ _STYLE: dict[RcKeyType, Any] = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A title, a sentence for who does not see it, and how it is drawn."""
+    """A title, a text alternative, and the drawing function."""
 
     title: str
     words: str
@@ -80,7 +80,7 @@ class Plot:
 def write_picture(path: str, headline: str, plots: Sequence[Plot]) -> None:
     """Draw all plots below each other, as PNG or SVG by the file's suffix. Raises BenchError."""
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box is drawn for it
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box is drawn for a missing glyph
         figure = Figure(figsize=(_WIDTH_IN, 0.5 + sum(plot.height_in + 0.35 for plot in plots)))
         figure.suptitle(headline, fontsize=11, fontweight="bold")
         parts = figure.subfigures(len(plots), 1, squeeze=False, height_ratios=[plot.height_in + 0.35 for plot in plots])
@@ -94,7 +94,7 @@ def write_picture(path: str, headline: str, plots: Sequence[Plot]) -> None:
 
 
 def to_svg(plot: Plot) -> str:
-    """Draw a plot as an <svg> element whose colours are the page's variables and whose size is the page's choice."""
+    """Draw a plot as an <svg> element whose colours are the page's variables and whose size the page sets."""
     file = io.StringIO()
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
@@ -112,7 +112,7 @@ def to_svg(plot: Plot) -> str:
 
 
 def log_axis(axes: Axes, which: str, *, ticks: Sequence[float] = ()) -> None:
-    """Make an axis, x or y, logarithmic with plain numbers: some of each decade, or these ticks."""
+    """Make an axis, x or y, logarithmic with plain numbers: some per decade, or these ticks."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     if ticks:
@@ -128,7 +128,7 @@ def log_axis(axes: Axes, which: str, *, ticks: Sequence[float] = ()) -> None:
 
 
 def plain(value: float) -> str:
-    """A number as an axis or a table shows it: three digits that count."""
+    """Format a number for an axis or a table: three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Bars: what changed between two reports, and workloads of `quire bench offline`. Imports matplotlib."""
+"""Bar plots: changes between two reports, and workloads of `quire bench offline`. Imports matplotlib."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from benchmarks.compare import Change
 from benchmarks.plots import BETTER, COLOURS, INK, SAME, WORSE, AnyFigure, Plot, plain
 from benchmarks.saved import OfflineResult
 
-_MAX_SHARE = 1.0  # a bar ends here, its number tells the rest
+_MAX_SHARE = 1.0  # longest bar; its label shows the actual number
 _COLOUR_OF = {"better": BETTER, "worse": WORSE, "same": SAME}
 _PANELS = {
     "output_tok_per_s": "Tokens out per second",
@@ -18,7 +18,7 @@ _PANELS = {
 
 
 def plot_changes(title: str, changes: Sequence[Change], names: Sequence[str]) -> Plot:
-    """A bar per figure, to the right where it grew; its words say whether that is better. names: of the figures."""
+    """Draw a bar per figure, to the right if it grew; its label says whether that is better. names: of the figures."""
     words = "; ".join(f"{name} {_percent(change)}" for name, change in zip(names, changes, strict=True))
 
     def draw(figure: AnyFigure) -> None:
@@ -43,7 +43,7 @@ def plot_changes(title: str, changes: Sequence[Change], names: Sequence[str]) ->
 
 
 def plot_offline(title: str, sources: Mapping[str, Mapping[str, OfflineResult]]) -> Plot:
-    """Rates and step times per workload; a colour per source."""
+    """Draw rates and step times per workload; a colour per source."""
     workloads = list(dict.fromkeys(name for results in sources.values() for name in results))
     last = list(sources.values())[-1]
     words = "; ".join(f"{name}: {result.output_tok_per_s:,.0f} tok/s out" for name, result in last.items())

@@ -1,4 +1,4 @@
-"""Which plots the reports at hand allow, and what must be said of those they do not. Imports matplotlib."""
+"""Chooses the plots that the given reports allow, and remarks on the missing ones. Imports matplotlib."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ from benchmarks.plots_serve import plot_histograms, plot_sweep
 from benchmarks.saved import ServeRun, Source
 from benchmarks.titles import figure_title
 
-_MAX_HISTOGRAMS = 4  # of one picture
+_MAX_HISTOGRAMS = 4  # per picture
 _MAX_CHANGES = 30
 _MAX_BATCHES = 6
 _MAX_HEADLINE = 110
@@ -21,7 +21,7 @@ _MOST_TELLING = (
 
 
 def choose_plots(sources: Sequence[Source]) -> tuple[list[Plot], list[str]]:
-    """Return the plots in their order, and remarks on what is not drawn or not to be trusted."""
+    """Return the plots in their order, and remarks on omitted or unreliable ones."""
     remarks = [
         line if len(sources) == 1 else f"{source.label}: {line}" for source in sources for line in _warnings(source)
     ]
@@ -37,7 +37,7 @@ def choose_plots(sources: Sequence[Source]) -> tuple[list[Plot], list[str]]:
 
 
 def headline(sources: Sequence[Source]) -> str:
-    """What was measured, in a line."""
+    """Return one line that names the measurement."""
     line = _describe(sources[-1])
     return line if len(line) <= _MAX_HEADLINE else f"{line[: _MAX_HEADLINE - 1]}…"
 
@@ -97,7 +97,7 @@ def _histograms(sources: Sequence[Source], remarks: list[str]) -> Iterable[Plot]
 
 
 def _spread(names: list[str], limit: int, remarks: list[str]) -> list[str]:
-    """At most so many of the names, first and last among them; the others are named in a remark."""
+    """Return at most so many of the names, including first and last; a remark lists the others."""
     if len(names) <= limit:
         return names
     kept = [names[round(i * (len(names) - 1) / (limit - 1))] for i in range(limit)]
@@ -144,6 +144,6 @@ def _size(change: Change) -> float:
 
 
 def _warnings(source: Source) -> list[str]:
-    """What the measurement itself had to say; a run of a sweep says which it is."""
+    """Return the measurement's own remarks; for a run of a sweep with its name."""
     is_sweep = len(source.runs) > 1
     return [f"{_legend(run)}: {line}" if is_sweep else line for run in source.runs for line in run.warnings]

@@ -1,4 +1,4 @@
-"""Attention beside the usual ways to compute it, as `quire bench kernels` timed it. Imports matplotlib."""
+"""Plots of attention kernels and their baselines, as `quire bench kernels` timed them. Imports matplotlib."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from benchmarks.plots import COLOURS, SAME, AnyFigure, Plot, log_axis
 from benchmarks.saved import KernelResult
 
-# each implementation keeps its own in every panel
+# each implementation has the same colour in every panel
 _COLOUR_OF = {
     "O(N²)": SAME,
     "page loop": SAME,
@@ -18,13 +18,13 @@ _COLOUR_OF = {
     "triton fp8": COLOURS[3],
     "torch fp8": COLOURS[0],
 }
-_WIDTHS = {"SDPA": 3.5, "triton": 2.0}  # so that SDPA's line shows below an equal one
+_WIDTHS = {"SDPA": 3.5, "triton": 2.0}  # so that SDPA's line stays visible below an equal one
 _LABELS = {"triton": "triton (Quire)", "triton fp8": "triton, fp8 pool", "torch": "gather, then SDPA"}
 _MAX_TICKS = 8
 
 
 def plot_prefill(results: Sequence[KernelResult]) -> Plot:
-    """Time, and memory where it was taken, over the prompt's length."""
+    """Draw time, and memory if it was measured, over the prompt's length."""
     panels = {"time, µs": "us"}
     if any(result.memory_mib is not None for result in results):
         panels["memory beside the inputs, MiB"] = "memory_mib"
@@ -42,7 +42,7 @@ def plot_prefill(results: Sequence[KernelResult]) -> Plot:
 
 
 def plot_decode(results: Sequence[KernelResult]) -> Plot:
-    """Time over the context, a panel per number of rows."""
+    """Draw time over the context, a panel per number of rows."""
     batches = sorted({result.num_rows for result in results})
 
     def draw(figure: AnyFigure) -> None:
@@ -56,7 +56,7 @@ def plot_decode(results: Sequence[KernelResult]) -> Plot:
 
 
 def _curves(axes: Axes, results: Sequence[KernelResult], value: str) -> None:
-    """A line per implementation over num_tokens, both axes logarithmic; what has no value is not drawn."""
+    """Draw a line per implementation over num_tokens, both axes logarithmic; cells without a value are skipped."""
     for name in dict.fromkeys(result.implementation for result in results):
         points = [(r.num_tokens, r.us if value == "us" else r.memory_mib) for r in results if r.implementation == name]
         points = [point for point in points if point[1]]

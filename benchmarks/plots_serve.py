@@ -1,4 +1,4 @@
-"""What `quire bench serve` measured: the spread of latencies, and what more requests at once do. Imports matplotlib."""
+"""Plots of `quire bench serve`: distributions of latencies, and figures over concurrency. Imports matplotlib."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,12 +17,12 @@ TITLES = {
     "e2el_ms": "End-to-end latency",
 }
 _MIN_BARS, _MAX_BARS = 12, 40
-_LOG_FROM = 4.0  # longest over shortest
-Runs = Mapping[str, ServeRun]  # by what the legend calls them
+_LOG_FROM = 4.0  # ratio of longest to shortest above which the axis is logarithmic
+Runs = Mapping[str, ServeRun]  # by name in the legend
 
 
 def plot_histograms(title: str, runs: Runs) -> Plot:
-    """A panel per metric: the share of requests (of gaps between chunks, for ITL) that took so long."""
+    """Draw a panel per metric: the share of requests (for ITL, of gaps between chunks) per latency."""
     words = "; ".join(
         f"{name}: median {_ms(run.statistic(f'median_{metric}'))}, p99 {_ms(run.statistic(f'p99_{metric}'))}"
         for metric, name in TITLES.items()
@@ -43,7 +43,7 @@ def plot_histograms(title: str, runs: Runs) -> Plot:
 
 
 def plot_sweep(title: str, sweeps: Mapping[str, Sequence[ServeRun]]) -> Plot:
-    """Throughput and latencies over the number of requests at once; a colour per source."""
+    """Draw throughput and latencies over the number of requests at once; a colour per source."""
     last = list(sweeps.values())[-1]
     words = "; ".join(f"{run.name}: {run.output_throughput_tok_per_s:,.0f} tok/s" for run in last)
 
@@ -97,7 +97,7 @@ def _draw_histogram(axes: Axes, metric: str, runs: Runs) -> None:
 
 
 def _mark(axes: Axes, metric: str, run: ServeRun) -> None:
-    """Lines at median and p99, and their values in the title."""
+    """Draw lines at median and p99, with their values in the title."""
     marks = {"median": run.statistic(f"median_{metric}"), "p99": run.statistic(f"p99_{metric}")}
     for (name, value), style in zip(marks.items(), ("-", "--"), strict=True):
         if value is not None:

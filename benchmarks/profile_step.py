@@ -1,8 +1,8 @@
-"""Where the time of one step goes: a table per kernel of a decode step, a full prompt step, and steps of both.
+"""Profiles steps: a table of time per kernel for a decode step, a full prompt step, and mixed steps.
 
     python -m benchmarks.profile_step --shape qwen3-0.6b --batch 1 64 256 --context 512 --json out.json
 Runs the engine's own loop, profiles some steady steps with torch's profiler (CUPTI), and prints per kernel name: calls,
-µs per step, share. wall: time between commits; gpu: sum of kernel times; what is between is idle device.
+µs per step, share. wall: time between commits; gpu: sum of kernel times; the difference is idle device time.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def _mixed(loaded: LoadedEngine, num_tokens: int, batch: int, context: int) -> d
 
 
 def _decoding(loaded: LoadedEngine, batch: int, context: int) -> OfflineEngine:
-    """An engine in which `batch` requests have decoded for some steps."""
+    """Return an engine in which `batch` requests have decoded for some steps."""
     offline = OfflineEngine(loaded)
     engine, params = offline.engine, SamplingParams(max_tokens=10_000, temperature=0.0)
     for i in range(batch):
@@ -97,7 +97,7 @@ def _decoding(loaded: LoadedEngine, batch: int, context: int) -> OfflineEngine:
 
 
 def _finish(offline: OfflineEngine, result: dict) -> dict:
-    """Abort what still runs; return `result`."""
+    """Abort running requests; return `result`."""
     offline.engine.abort_all()
     while not offline.engine.is_idle:
         offline.engine.run_once()

@@ -5,9 +5,9 @@
     python -m benchmarks.quantization --model ./folder --device cpu        another config.json, a smoke test
     python -m benchmarks.quantization --trained --device cpu               errors on trained weights: the demo's
 
-A scheme is a row of SCHEMES. Each runs in a process of its own, so that none meets another's memory. The error is that
-of each layer's product for normal inputs, relative to the product in the model's dtype; random weights are normal, so
-it says nothing of outliers. --trained measures them, and the logits of a trained model: its code and questions are in
+A scheme is a row of SCHEMES. Each runs in its own process, so that none shares another's memory. The error is that of
+each layer's product for normal inputs, relative to the product in the model's dtype; random weights are normal, so it
+does not cover outliers. --trained measures a trained model's layers and logits; its code and questions are in
 benchmarks/demo_model, which only a checkout has.
 """
 
@@ -46,7 +46,7 @@ _SHORT, _LONG = 8, 136  # tokens generated in the two runs whose difference is t
 
 
 def main() -> int:
-    """Measure each scheme in a process of its own; print a table and write JSON."""
+    """Measure each scheme in its own process; print a table and write JSON."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.quantization", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--answers", type=int, default=100, help=f"with --trained: how many, 1 to {_MAX_ANSWERS}")
     parser.add_argument("--max-tokens", type=int, default=96, help="with --trained: of an answer")
     parser.add_argument("--json", default="")
-    parser.add_argument("--inner", default="", help=argparse.SUPPRESS)  # where a child puts what it measured
+    parser.add_argument("--inner", default="", help=argparse.SUPPRESS)  # where a child process writes its measurements
     args = parser.parse_args()
     if not 1 <= args.answers <= _MAX_ANSWERS:
         parser.error(f"--answers must be 1 to {_MAX_ANSWERS}, found {args.answers}")
@@ -97,7 +97,7 @@ def main() -> int:
 
 
 def measure(name: str, folder: Path, *, batches: list[int], device: str) -> Report:
-    """Everything about one scheme, in this process."""
+    """Measure one scheme, in this process."""
     candidate = SCHEMES[name]
     with tempfile.TemporaryDirectory() as scratch:
         raw = json.loads((folder / "config.json").read_text())
@@ -129,7 +129,7 @@ def measure(name: str, folder: Path, *, batches: list[int], device: str) -> Repo
 
 
 def measure_errors(config: EngineConfig) -> dict[str, float]:
-    """Relative error of each kind of layer, by name."""
+    """Return the relative error of each kind of layer, by name."""
     model = ModelConfig.from_folder(Path(config.model)).quantized(config.quantization)
     device = resolve_device(config.device)
     w = Weights.dummy(device=device, dtype=resolve_dtype(config.dtype, model, device))
@@ -154,14 +154,14 @@ def measure_errors(config: EngineConfig) -> dict[str, float]:
 
 
 def measure_decode(offline: OfflineEngine, batch: int) -> float:
-    """Tokens per second of `batch` requests that decode together, prompts and start left out."""
+    """Return tokens per second of `batch` requests that decode together, without prompts and start."""
     _run_s(offline, batch, _SHORT)
     short_s, long_s = (min(_run_s(offline, batch, count) for _ in range(2)) for count in (_SHORT, _LONG))
     return batch * (_LONG - _SHORT) / (long_s - short_s)
 
 
 def format_report(report: Report) -> str:
-    """A row per scheme."""
+    """Return a row per scheme."""
     batches = report["args"]["batches"]
     rows = [["scheme", "GiB", "error", *(f"tok/s × {batch}" for batch in batches)]]
     for name, result in report["schemes"].items():

@@ -1,4 +1,4 @@
-"""The unquantised model that schemes are compared with: how it is run, and what is kept of it."""
+"""Reference: the unquantised model that schemes are compared with, and its recorded inputs and logits."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from models.errors import ModelError
 from models.parallel import TensorParallel
 from models.weights.weights import Weights
 
-_LAYER_ROWS = 8  # first tokens of each answer, at which layers are compared
+_LAYER_ROWS = 8  # first tokens of each answer, used to compare layers
 _BLOCK = 16
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A prompt, and what the unquantised model answered."""
+    """A prompt and the unquantised model's answer."""
 
     token_ids: list[int]
     num_prompt: int
 
     @property
     def answered(self) -> slice:
-        """Where a token of the answer is predicted, or the end after it."""
+        """Return the positions that predict a token of the answer, or the end after it."""
         return slice(self.num_prompt - 1, len(self.token_ids))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a model makes of a conversation."""
+    """A model's logits and layer inputs for one conversation."""
 
     # [tokens, vocab_size]
     logits: torch.Tensor
@@ -48,7 +48,7 @@ class Reading:
 
 @dataclass
 class Reference:
-    """The unquantised model, and what it makes of each conversation."""
+    """The unquantised model, and its outputs for each conversation."""
 
     folder: Path
     device: torch.device
@@ -57,7 +57,7 @@ class Reference:
     model: Model
     # [tokens of the answer, vocab_size] each
     logits: list[torch.Tensor] = field(default_factory=list)
-    # layer → [rows, in], its inputs at the beginnings of the answers
+    # layer → [rows, in], its inputs at the first tokens of the answers
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     # layer → the largest magnitude of its inputs, on other conversations
     input_amax: dict[str, float] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Reference:
         *,
         device: torch.device,
     ) -> Reference:
-        """Load the model, and keep what schemes are compared with. Raises ModelError."""
+        """Load the model, and record the data for comparisons. Raises ModelError."""
         config = ModelConfig.from_folder(folder)
         dtype = resolve_dtype("auto", config, device)
         found = cls(folder, device, dtype, conversations, load(folder, "none", device=device, dtype=dtype))
@@ -88,7 +88,7 @@ class Reference:
         return found
 
     def amax_of(self, projection: str) -> float:
-        """The largest magnitude of the input of a projection that a checkpoint names so."""
+        """Return the largest magnitude of a projection's input; projection: its name in a checkpoint."""
         prefix, _, name = projection.rpartition(".")
         block = prefix.removeprefix("model.")
         for layer, amax in self.input_amax.items():
@@ -106,12 +106,12 @@ def load(folder: Path, flag: str, *, device: torch.device, dtype: torch.dtype) -
 
 
 def layers_of(model: Model) -> Mapping[str, nn.Module]:
-    """The layers that a scheme may have, by name."""
+    """Return the layers that a scheme may quantise, by name."""
     return {name: module for name, module in model.named_modules() if name.endswith("_proj")}
 
 
 def is_last(projection: str) -> bool:
-    """Whether a projection's input is what its block has made, not what the block is given."""
+    """Return True if a projection's input is computed inside its block, not the block's input."""
     return projection in ("o_proj", "down_proj")
 
 
@@ -131,7 +131,7 @@ def read(model: Model, config: ModelConfig, token_ids: list[int], reference: Ref
 
 
 def _plan(token_ids: list[int], config: ModelConfig, reference: Reference) -> tuple[torch.Tensor, ForwardContext]:
-    """A step of one row whose blocks lie side by side."""
+    """Return the context of a step of one row whose blocks are contiguous."""
     device, num_tokens = reference.device, len(token_ids)
     num_blocks = -(-num_tokens // _BLOCK)
     shape = (num_blocks, _BLOCK, config.num_kv_heads_per_rank(1), config.head_dim)

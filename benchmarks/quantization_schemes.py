@@ -1,4 +1,4 @@
-"""Every way in which a model becomes quantised: what benchmarks/quantization.py measures side by side."""
+"""SCHEMES: every way to quantise a model, as measured by benchmarks/quantization.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Candidate:
-    """How a model becomes quantised: by the flag, or by what a checkpoint's config.json would say."""
+    """One way to quantise a model: the flag's value, or a checkpoint's quantization_config."""
 
     flag: str = "auto"
     section: Mapping[str, Any] | None = None

@@ -1,7 +1,7 @@
-"""Trained weights as the published forms of quantised checkpoints store them, rounded to nearest.
+"""Writes trained weights in the published forms of quantised checkpoints, rounded to nearest.
 
-The packers of integers are written from the formats' definitions, value by value, and share nothing with what reads
-them, so that the tests may hold the readers to them. `store_of` goes from a quantization_config to the form it means.
+The packers of integers are written from the formats' definitions, value by value, and share no code with the readers,
+so that tests can check the readers against them. `store_of` selects the form for a quantization_config.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from safetensors.torch import load_file, save_file
 
 from kernels.linear.reference import FP8_MAX, quantize_blocks, quantize_rows
 
-# A projection's name without ".weight", and its matrix → its tensors, by what they are called below that name
+# A projection's name without ".weight", and its matrix → its tensors, by their names below the projection
 Store = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
 # A projection's name → the largest magnitude of its input
 InputAmax = Callable[[str], float]
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 STRAIGHT = tuple(range(8))
-_MIN_SCALE = 2.0**-24  # the smallest of fp16: of groups of zeros
+_MIN_SCALE = 2.0**-24  # the smallest fp16 number: scale of groups of zeros
 
 
 def requantize(source: Path, target: Path, store: Store, config: Mapping[str, Any] | None) -> Path:
-    """Copy a checkpoint into one file, with its projections as `store` has them and this quantization_config."""
+    """Copy a checkpoint into one file, its projections converted by `store`, with this quantization_config."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json"))
     tensors = {
         name: tensor for path in sorted(source.glob("*.safetensors")) for name, tensor in load_file(path).items()
@@ -46,7 +46,7 @@ def requantize(source: Path, target: Path, store: Store, config: Mapping[str, An
 
 
 def store_of(section: Mapping[str, Any], input_amax: InputAmax) -> Store:
-    """Return what stores a matrix as this quantization_config says: one of those of quantization_schemes.SCHEMES."""
+    """Return the function that stores a matrix in this quantization_config's form; see quantization_schemes.SCHEMES."""
     method = section["quant_method"]
     if method == "fp8":
         return lambda _, weight: by_block(weight, *section["weight_block_size"])
@@ -84,7 +84,7 @@ class Integers:
     bits: int
 
     def dense(self) -> torch.Tensor:
-        """Return [N, K] fp32, what the integers mean."""
+        """Return [N, K] fp32, the dequantised values."""
         scales = self.scales.float().numpy()[self.group_of].T
         return torch.from_numpy((self.codes - self.zeros[self.group_of].T) * scales)
 
@@ -117,7 +117,7 @@ def quantize(
 
 
 def pack(values: np.ndarray, bits: int, order: tuple[int, ...] = STRAIGHT) -> torch.Tensor:
-    """[A, B] → [A, B / per word] int32: the i-th field of a word, from its lowest bits, is value order[i] of it."""
+    """[A, B] → [A, B / per word] int32: the i-th field of a word, from its lowest bits, is its value order[i]."""
     per_word = 32 // bits
     words = np.zeros((values.shape[0], -(-values.shape[1] // per_word)), dtype=np.uint64)
     for column in range(values.shape[1]):
@@ -127,7 +127,7 @@ def pack(values: np.ndarray, bits: int, order: tuple[int, ...] = STRAIGHT) -> to
 
 
 def awq_tensors(matrix: Integers) -> dict[str, torch.Tensor]:
-    """Return what AutoAWQ writes of a layer."""
+    """Return a layer's tensors as AutoAWQ writes them."""
     return {
         "qweight": pack(matrix.codes.T, 4, AWQ_ORDER),
         "qzeros": pack(matrix.zeros, 4, AWQ_ORDER),
@@ -136,7 +136,7 @@ def awq_tensors(matrix: Integers) -> dict[str, torch.Tensor]:
 
 
 def gptq_tensors(matrix: Integers, *, is_v2: bool = False) -> dict[str, torch.Tensor]:
-    """Return what AutoGPTQ writes of a layer, zero points less one, or GPTQModel in format 2."""
+    """Return a layer's tensors as AutoGPTQ writes them, zero points minus 1, or GPTQModel in format 2."""
     zeros = pack(matrix.zeros, matrix.bits)
     if not is_v2:
         ones = sum(1 << shift for shift in range(0, 32, matrix.bits))
@@ -150,7 +150,7 @@ def gptq_tensors(matrix: Integers, *, is_v2: bool = False) -> dict[str, torch.Te
 
 
 def packed_tensors(matrix: Integers) -> dict[str, torch.Tensor]:
-    """Return what llm-compressor writes of a symmetric pack-quantized layer."""
+    """Return a symmetric pack-quantized layer's tensors as llm-compressor writes them."""
     return {
         "weight_packed": pack(matrix.codes, matrix.bits),
         "weight_scale": matrix.scales.T.contiguous(),

@@ -1,6 +1,6 @@
-"""One process per GPU for a measurement or a test, ended as a whole: by the first that fails, or when time is up.
+"""Runs one process per GPU for a measurement or a test; the first failure or the deadline ends all of them.
 
-Ranks that wait for each other on the device wait for ever once one is gone; here that cannot outlast the deadline.
+Ranks wait for each other on the device, without end if one has died; the deadline limits that wait.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _POLL_S = 0.05
 def run_ranks(module: str, arguments: Sequence[str], *, num_ranks: int, timeout_s: float) -> int:
     """Run `python -m module RANK SIZE RENDEZVOUS *arguments` per rank; return 0, or the exit code of one that failed.
 
-    RENDEZVOUS: see engine.tensor_parallel.process_group.join_ranks. Output is this process's. When time is up the code
-    is 124.
+    RENDEZVOUS: see engine.tensor_parallel.process_group.join_ranks. Output is this process's. The exit code
+    is 124 if the time is up.
     """
     with tempfile.TemporaryDirectory() as folder:
         ranks = [

@@ -1,8 +1,8 @@
 """One GPU measures every figure of docs/explanation/performance.md: `python -m benchmarks.record FOLDER`.
 
-Starts, attention kernels, and for both shapes offline workloads, loads over HTTP and a step's profile: each by its own
-script in a process of its own, with its JSON in FOLDER. About seven minutes on an H100. A script that fails is named,
-and the others still run.
+Measures starts, attention kernels, and for both shapes offline workloads, loads over HTTP and a step's profile. Each
+script runs in its own process and writes JSON to FOLDER. About seven minutes on an H100. A failed script is named, and
+the others still run.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _commands() -> dict[str, list[str]]:
-    """By name of the file: module and flags."""
+    """Return each script's module and flags, by file name."""
     commands = {
         "startup": ["benchmarks.startup", "--warm-starts", "1"],
         "attention": ["server", "bench", "kernels"],

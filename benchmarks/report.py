@@ -1,4 +1,4 @@
-"""What every benchmark command shares: errors, the machine's facts, JSON files, plain tables. Never imports torch."""
+"""Shared parts of the benchmark commands: errors, machine facts, JSON files, plain tables. Never imports torch."""
 
 import json
 import os
@@ -19,7 +19,7 @@ Report = dict[str, Any]
 
 
 class BenchError(Exception):
-    """A benchmark cannot run or go on; the message is one sentence. exit_code: 2 for wrong usage, else 1."""
+    """A benchmark cannot start or continue; the message is one sentence. exit_code: 2 for wrong usage, else 1."""
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -27,12 +27,12 @@ class BenchError(Exception):
 
 
 def now() -> str:
-    """The date and time that stand beside every figure."""
+    """Return the date and time for a report."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def host_facts() -> dict[str, str | int | None]:
-    """The machine and the software of this process."""
+    """Return the facts of the machine and of this process's software."""
     return {
         "cpu": _cpu_name(),
         "cpu_count": os.cpu_count(),
@@ -44,7 +44,7 @@ def host_facts() -> dict[str, str | int | None]:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """A command as a shell would take it, without the keys and passwords in it."""
+    """Return a command as typed in a shell, without its keys and passwords."""
     words = ["quire", *arguments]
     for i, word in enumerate(words):
         flag, separator, value = word.partition("=")
@@ -81,7 +81,7 @@ def write_report(path: str, report: Report) -> None:
 
 
 def check_outputs(*, json_path: str | None, plot_path: str | None, html_path: str | None) -> None:
-    """Raise BenchError if a result could not be written, before minutes are spent on measuring it."""
+    """Raise BenchError if a result cannot be written; called before the measurement."""
     for flag, path in (("--json", json_path), ("--plot", plot_path), ("--html", html_path)):
         if path and not (Path(path).parent.is_dir() and os.access(Path(path).parent, os.W_OK)):
             raise BenchError(f"{flag} {path}: its folder does not exist or cannot be written to.", exit_code=2)
@@ -90,7 +90,7 @@ def check_outputs(*, json_path: str | None, plot_path: str | None, html_path: st
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text, the first to the left and the others to the right; the first row is the heading."""
+    """Format columns of text, the first left-aligned, the others right-aligned; the first row is the heading."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])

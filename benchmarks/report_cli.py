@@ -1,6 +1,6 @@
-"""`quire bench report`, and what the other commands do once they have measured: plots, a page, a comparison.
+"""`quire bench report`, and the output of all bench commands: plots, a page, a comparison.
 
-matplotlib is imported when something is drawn. Never imports torch.
+matplotlib is imported only to draw. Never imports torch.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_old(path: str, kind: str) -> Source:
-    """Read what --compare names: a report of `quire bench KIND`. Raises BenchError."""
+    """Read the report that --compare names, one of `quire bench KIND`. Raises BenchError."""
     try:
         old = to_source(load_json(path), "before", path)
     except BenchError as error:
@@ -32,7 +32,7 @@ def read_old(path: str, kind: str) -> Source:
 
 
 def show(report: Report, old: Source | None, arguments: argparse.Namespace) -> None:
-    """Print what changed since the old report, and draw both as the flags ask. Raises BenchError."""
+    """Print the changes since the old report, and draw both as the flags ask. Raises BenchError."""
     new = to_source(report, "now", "the new report")
     sources = [new] if old is None else [old, new]
     if old is not None:

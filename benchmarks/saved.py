@@ -1,7 +1,7 @@
-"""Reports read back from JSON, their shape checked, and told apart by a label. Never imports torch.
+"""Reads reports back from JSON, checks their shape, and labels them. Never imports torch.
 
-A file of another version, or of another hand, ends in one sentence; what an older version did not save is None or
-empty, and said by whoever misses it.
+A file of another format ends in one sentence. Fields that an older version did not save are None or empty; the code
+that needs them reports it.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import msgspec
 from benchmarks.histogram import Histogram
 from benchmarks.report import BenchError, Report, load_json
 
-MAX_SOURCES = 6  # as many as a plot keeps apart
+MAX_SOURCES = 6  # as many as a plot can distinguish
 _MAX_LABEL = 60
 
 _MAX_CELLS = 4096
@@ -24,7 +24,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What was sent. rate_per_s: 0 in a closed loop of `concurrency`."""
+    """The settings of a load. rate_per_s: 0 in a closed loop of `concurrency`."""
 
     model: _Name
     concurrency: Annotated[int, msgspec.Meta(ge=1, le=2**24)]
@@ -34,7 +34,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class ServeRun(msgspec.Struct, frozen=True):
-    """One load of `quire bench serve`; statistics are None where no request was completed."""
+    """One load of `quire bench serve`; statistics are None without completed requests."""
 
     load: Load
     num_completed: _Count
@@ -56,7 +56,7 @@ class ServeRun(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """How it differs from the other loads of a sweep."""
+        """Name that distinguishes the load within a sweep."""
         return run_name({"concurrency": self.load.concurrency, "rate_per_s": self.load.rate_per_s})
 
     def statistic(self, name: str) -> float | None:
@@ -89,7 +89,7 @@ class KernelResult(msgspec.Struct, frozen=True):
 
 
 class Source(NamedTuple):
-    """A report and what it is called. Of runs, workloads and cells one is filled, by the kind of benchmark."""
+    """A report and its label. The kind of benchmark fills one of runs, workloads and cells."""
 
     label: str
     kind: str
@@ -114,7 +114,7 @@ def read_sources(paths: Sequence[str]) -> list[Source]:
 
 
 def to_source(report: object, label: str, path: str) -> Source:
-    """Check the shape of a report. path: what errors call it. Raises BenchError."""
+    """Check the shape of a report. path: its name in errors. Raises BenchError."""
     whole: Report = report if isinstance(report, dict) else {}
     if "online" in whole and "benchmark" not in whole:
         whole = {**whole, "benchmark": "serve", "sweep": _values(whole["online"])}  # of benchmarks.online
@@ -135,7 +135,7 @@ def to_source(report: object, label: str, path: str) -> Source:
 
 
 def run_name(load: Report) -> str:
-    """Name a load by what a sweep varies: c8, or 2.5/s for arrivals at a rate."""
+    """Return a load's name by the varied setting: c8, or 2.5/s for arrivals at a rate."""
     return f"{load['rate_per_s']:g}/s" if load["rate_per_s"] else f"c{load['concurrency']}"
 
 
@@ -148,6 +148,6 @@ def _values(runs: object) -> object:
 
 
 def _labels(paths: Sequence[str]) -> list[str]:
-    """Names of files without folder and suffix; a number where that is not enough."""
+    """Return file names without folder and suffix, with a number if they are equal."""
     stems = [Path(path).stem[:_MAX_LABEL] for path in paths]
     return [stem if stems.count(stem) == 1 else f"{stem} ({i})" for i, stem in enumerate(stems, 1)]

@@ -1,4 +1,4 @@
-"""`quire bench serve`: load on any OpenAI-compatible server, from several processes, in the field's figures.
+"""`quire bench serve`: loads any OpenAI-compatible server from several processes and reports the usual figures.
 
 run() is the command; measure() and format_report() are its parts, for scripts that start the server themselves.
 """
@@ -31,8 +31,8 @@ from benchmarks.target import find_target, settle_prompts
 
 _EXIT_INTERRUPTED = 130
 _MIN_REQUESTS, _REQUESTS_PER_CLIENT = 64, 4
-_SEEDS_APART = 100_003  # more than processes and warm-ups add
-_MAX_CLIENT_CPU = 0.8  # of a core: from there the client may be what is measured
+_SEEDS_APART = 100_003  # more than the processes and warm-ups use
+_MAX_CLIENT_CPU = 0.8  # share of a core above which the client may be the limit
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure_step(config: LoadConfig, concurrency: int, *, step: int, arguments: argparse.Namespace) -> Report:
-    """One load of a sweep. Each has its own prompts: the server's prefix cache holds those before."""
+    """Measure one load of a sweep. Each has its own prompts, because the prefix cache holds earlier ones."""
     config = msgspec.structs.replace(
         config,
         concurrency=concurrency,
@@ -89,7 +89,7 @@ def _measure_step(config: LoadConfig, concurrency: int, *, step: int, arguments:
 
 
 def measure(config: LoadConfig, *, num_processes: int, goodput: Mapping[str, float] | None = None) -> Report:
-    """Send the load, watching the GPUs if the server is here. Blocks; Ctrl-C ends it early and keeps what there is."""
+    """Send the load, sampling GPU memory if the server is on this host. Blocks; Ctrl-C ends it early with a result."""
     with GpuMemoryWatch() as watch:
         results, is_interrupted = run_clients(config, num_processes)
     report = make_report(config, results, goodput=goodput or {})
@@ -100,7 +100,7 @@ def measure(config: LoadConfig, *, num_processes: int, goodput: Mapping[str, flo
 
 
 def make_report(config: LoadConfig, results: Sequence[LoadResult], *, goodput: Mapping[str, float]) -> Report:
-    """All figures of the finished requests, as one JSON object."""
+    """Return all figures of the finished requests, as one JSON object."""
     timings = [timing for result in results for timing in result.timings]
     good = [timing for timing in timings if timing.end_s > 0]
     failed = [timing for timing in timings if timing.error_kind]
@@ -139,7 +139,7 @@ def make_report(config: LoadConfig, results: Sequence[LoadResult], *, goodput: M
 
 
 def make_sweep(runs: Sequence[Report]) -> Report:
-    """The loads of one command as one JSON object; what they share stands in front."""
+    """Return a command's loads as one JSON object; common settings come first."""
     shared = ("benchmark", "date", "host", "command", "server")
     return {name: runs[0][name] for name in shared} | {
         "is_interrupted": runs[-1]["is_interrupted"],
@@ -148,7 +148,7 @@ def make_sweep(runs: Sequence[Report]) -> Report:
 
 
 def format_report(report: Report) -> str:
-    """A table, with a line for whatever a reader must know to trust it."""
+    """Format a table, and a line per warning about its reliability."""
     rows = [["", "mean", "median", "p99"]]
     for name in latency.METRICS:
         if f"mean_{name}" in report:
@@ -158,7 +158,7 @@ def format_report(report: Report) -> str:
 
 
 def format_sweep(runs: Sequence[Report]) -> str:
-    """A row per load."""
+    """Format a row per load."""
     columns = [(statistic, name) for name in latency.METRICS for statistic in ("median", "p99")]
     titles = [f"{name.removesuffix('_ms').upper()} {'p50' if kind == 'median' else kind}" for kind, name in columns]
     rows = [["at once", "tok/s", *titles]]
@@ -170,7 +170,7 @@ def format_sweep(runs: Sequence[Report]) -> str:
 
 
 def _describe_load(config: LoadConfig, num_processes: int) -> str:
-    """The load in a sentence, for before it begins."""
+    """Describe the load in a sentence, printed before it begins."""
     how = f"at {config.rate_per_s:g} a second (Poisson)" if config.rate_per_s > 0 else f"{config.concurrency} at a time"
     unit = "tokens" if config.prompt_format == "ids" else "words"
     scheme = "https" if config.is_tls else "http"
@@ -222,13 +222,13 @@ def _warnings(report: Report) -> list[str]:
 
 
 def _duration_s(results: Sequence[LoadResult], good: Sequence[RequestTiming]) -> float:
-    """From the first request to the last end; perf_counter is one clock for all processes of a host."""
+    """Return the time from the first request to the last end; perf_counter is one clock for all processes of a host."""
     if not good:
         return max(result.wall_s for result in results)
     return max(timing.end_s for timing in good) - min(timing.start_s for timing in good)
 
 
 def _count_errors(failed: Sequence[RequestTiming]) -> dict[str, tuple[int, str]]:
-    """Kind → how often, and the words of the first."""
+    """Return for each kind its count and the first message."""
     first = {timing.error_kind: timing.error for timing in reversed(failed)}
     return {kind: (count, first[kind]) for kind, count in Counter(t.error_kind for t in failed).most_common()}

@@ -1,4 +1,4 @@
-"""What a server tells of itself: versions and device. Never imports torch."""
+"""A server's own report of its versions and device. Never imports torch."""
 
 import ssl
 
@@ -15,7 +15,7 @@ _MAX_TEXT = 200
 
 
 def server_facts(config: LoadConfig) -> dict[str, str]:
-    """The labels of quire_build_info, else the version of /version; with GPUs if it is on this host. Never raises."""
+    """Return the labels of quire_build_info, or /version's version; with GPUs if it is on this host. Never raises."""
     facts = _build_info(_get(config, "/metrics")) or _version(_get(config, "/version"))
     gpus = gpu_names() if config.host in LOCAL_HOSTS else []
     return facts | ({"gpus": ", ".join(gpus)} if gpus else {})
@@ -26,7 +26,7 @@ def _get(config: LoadConfig, path: str) -> str:
     root = config.path.removesuffix("/chat/completions").removesuffix("/completions").removesuffix("/v1")
     url = f"{'https' if config.is_tls else 'http'}://{host}:{config.port}{root}{path}"
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
-    tls = ssl.create_default_context()  # as the load's own connections have
+    tls = ssl.create_default_context()  # as the load's own connections do
     try:
         reply = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=tls)
     except httpx.HTTPError:
@@ -40,7 +40,7 @@ def _build_info(page: str) -> dict[str, str]:
             if family.name == "quire_build_info" and family.samples:
                 labels = family.samples[0].labels.items()
                 return {name: text[:_MAX_TEXT] for name, text in labels if text}
-    except ValueError:  # a page of something else
+    except ValueError:  # the reply is not JSON
         pass
     return {}
 

@@ -1,8 +1,8 @@
-"""What guessing ahead gives: the same greedy answers with and without, in turns: `python -m benchmarks.speculation`.
+"""Measures speculation: the same greedy answers with and without drafts, in turns: `python -m benchmarks.speculation`.
 
-One engine is loaded; each workload runs without and with drafts alternately, and the best time of each counts, on the
-clock and of this process's CPU (which on a CPU is the engine's, whatever else the machine does). Two kinds of text:
-`copy` repeats a list, as answers that quote or edit their prompt do; `prose` has nothing to copy.
+One engine is loaded; each workload runs without and with drafts alternately, and the best time of each counts, by the
+clock and by this process's CPU time (on a CPU, that is the engine's own time, independent of other programs). Two kinds
+of text: `copy` repeats a list, as answers that quote or edit their prompt do; `prose` has nothing to copy.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def measure(loaded: LoadedEngine, prompts: list[list[int]], output_len: int, *, 
 
 
 def format_report(report: Report) -> str:
-    """A row per workload."""
+    """Return a row per workload."""
     rows = [["workload", "tok/s without", "with", "speed-up", "of CPU time", "steps", "with", "accepted", "equal"]]
     for name, result in report["workloads"].items():
         without, drafted = result["without"], result["with"]

@@ -1,9 +1,10 @@
-"""Seconds from `quire serve` to readiness, per stage, and from the death of an engine to the next, for the real shapes:
-with an empty cache of Triton, and with a full one.
+"""Seconds from `quire serve` to readiness, per stage, and from an engine's death to the next, for the real shapes.
+
+Measured with an empty Triton cache and with a full one.
 
     python -m benchmarks.startup --shapes qwen3-0.6b llama-3.1-8b --warm-starts 2 --json out.json
-The first start of a machine also reads torch from its disk: --warm-starts without a cold one come after it. Random
-weights, a synthetic tokenizer (benchmarks/online.py). Other flags go to `quire serve` as they are.
+The first start of a machine also reads torch from its disk; warm starts measured without a cold one follow it. Random
+weights, a synthetic tokenizer (benchmarks/online.py). Other flags are passed to `quire serve`.
 """
 
 import argparse
@@ -53,8 +54,8 @@ def main() -> int:
 def measure_start(folder: str, cache: str, flags: list[str], *, log: str = "") -> dict[str, object]:
     """Start the daemon, wait until its log says that it is ready, kill its engine, wait for the next one, stop it.
 
-    Returns the seconds on our clock, on the daemon's, per stage, what it says of compiling kernels, and how long the
-    engine was gone. Raises RuntimeError if the daemon ends before.
+    Returns the seconds by this process's clock, by the daemon's log, and per stage, the log's line on compiling
+    kernels, and the seconds without an engine. Raises RuntimeError if the daemon exits before.
     """
     command = [sys.executable, "-m", "server", "serve", folder, "--load-format", "dummy", "--port", "0", *flags]
     started_s = time.monotonic()

@@ -1,8 +1,8 @@
-"""StepTimes: how long a step of one machine takes, by what is in it. Plain Python; never torch.
+"""StepTimes: predicts one machine's step time from the step's contents. Plain Python; never torch.
 
-Written by `quire bench steps`, read by `quire bench plan`. A step's time is taken apart into what its decoding rows
-take, what the length of their contexts adds, and what prompt tokens beside them add; each is interpolated between
-measured points and goes on with the last slope beyond them.
+Written by `quire bench steps`, read by `quire bench plan`. A step's time is the sum of the time for its decoding rows,
+for the length of their contexts, and for the prompt tokens beside them; each part is interpolated between measured
+points and extrapolated with the last slope.
 """
 
 from collections.abc import Sequence
@@ -25,22 +25,22 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     date: str = ""
     context: int  # tokens of each decoding row's context when `decode_s` was measured
     decode_s: Points  # decoding rows → seconds of a step with nothing else
-    context_s_per_token: float  # what each further token of context adds to it
-    prompt_s: Points  # prompt tokens of a step → seconds that they add
-    scheduler: SchedulerConfig  # as the machine ran
+    context_s_per_token: float  # seconds per further token of context
+    prompt_s: Points  # prompt tokens of a step → additional seconds
+    scheduler: SchedulerConfig  # the machine's settings
     depth: int  # steps in flight
 
     def step_s(self, *, num_decodes: int, num_context_tokens: int, num_prompt_tokens: int) -> float:
-        """The time of a step. num_context_tokens: of all decoding rows together."""
+        """Return the time of a step. num_context_tokens: of all decoding rows together."""
         rows = max(num_decodes, 1)  # a step of prompts alone still reads the weights
         further = (num_context_tokens - num_decodes * self.context) * self.context_s_per_token
-        least = self.decode_s[0][1] / 2  # far below the measured context the slope would go too far
+        least = self.decode_s[0][1] / 2  # far below the measured context the slope would give too little
         decode_s = max(interpolate(self.decode_s, rows) + further, least)
         return decode_s + (interpolate([(0, 0.0), *self.prompt_s], num_prompt_tokens) if num_prompt_tokens else 0.0)
 
 
 def interpolate(points: Sequence[tuple[int, float]], x: float) -> float:
-    """The value at x of the line through the points; before the first its value, after the last its last slope."""
+    """Interpolate the points at x; before the first its value, after the last its last slope."""
     if x <= points[0][0] or len(points) == 1:
         return points[0][1]
     place = next((i for i in range(1, len(points)) if x <= points[i][0]), len(points) - 1)
@@ -49,7 +49,7 @@ def interpolate(points: Sequence[tuple[int, float]], x: float) -> float:
 
 
 def read_step_times(path: str) -> StepTimes:
-    """Read what `quire bench steps --json` wrote. Raises BenchError."""
+    """Read a file of `quire bench steps --json`. Raises BenchError."""
     try:
         times = msgspec.json.decode(Path(path).read_bytes(), type=StepTimes)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""`quire bench steps`: how long steps take on this machine, for `quire bench plan`. Imports torch.
+"""`quire bench steps`: measures step times on this machine, for `quire bench plan`. Imports torch.
 
-Through the engine's own loop, without HTTP: decoding rows at two lengths of context, then prompts beside one row. Each
-point is the median of its steps. Points come in the order of what they cost, as long as the next one seems to fit into
-the time.
+Uses the engine's own loop, without HTTP: decoding rows at two lengths of context, then prompts beside one row. Each
+point is the median of its steps. Points are measured in the order of their cost, while the next one is expected to fit
+into the time.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from engine.startup.load import LoadedEngine, load_engine
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512)
 _STEP_TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _NUM_WARM_UP = 4
-_CONTEXTS_APART = 4  # how many times as long the second context is
-_DECODE_SHARE, _FAR_SHARE = 0.55, 0.25  # of the time; the rest is the prompts'
-_GROWTH = 1.25  # a point costs more than the one before by its size, and by so much again
+_CONTEXTS_APART = 4  # ratio of the second context to the first
+_DECODE_SHARE, _FAR_SHARE = 0.55, 0.25  # shares of the time; the rest is for prompts
+_GROWTH = 1.25  # expected growth of a point's cost, relative to its growth in size
 _FAR_GROWTH = 9.0  # four times the prompts, each with twice the attention
 
 
@@ -37,7 +37,7 @@ class _Point(NamedTuple):
     num_rows: int
     num_context_tokens: int  # of all rows together
     seconds: float
-    cost_s: float  # what it took to measure, prompts included
+    cost_s: float  # seconds for measuring it, prompts included
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(loaded: LoadedEngine, name: str, *, context: int, num_steps: int, max_s: float) -> StepTimes:
-    """Measure every point that the time is enough for. Blocks. Raises BenchError where the context does not fit."""
+    """Measure every point that fits into the time. Blocks. Raises BenchError if the context does not fit."""
     config = loaded.scheduler_config
     room = min(config.max_model_len, (config.num_blocks - 1) * config.block_size) - _NUM_WARM_UP - 4 * num_steps
     if not 1 <= context < room:
@@ -82,7 +82,7 @@ def measure(loaded: LoadedEngine, name: str, *, context: int, num_steps: int, ma
 
 
 def format_times(times: StepTimes) -> str:
-    """Two tables, and what context costs."""
+    """Format two tables, and the cost of context."""
     decode = [["decoding rows", "ms", "tok/s"]]
     decode += [[str(n), f"{1e3 * s:.3f}", f"{n / s:,.0f}"] for n, s in times.decode_s]
     prompts = [["prompt tokens more", "ms more", "tok/s"]]
@@ -94,7 +94,7 @@ def format_times(times: StepTimes) -> str:
 
 
 def _at_context(point: _Point, context: int, slope: float) -> float:
-    """What the step would have taken had every row just this context."""
+    """Return the step's time if every row had just this context."""
     further_s = slope * (point.num_context_tokens - point.num_rows * context)
     return max(point.seconds - further_s, point.seconds / 2)
 
@@ -112,7 +112,7 @@ def _decode_points(loaded: LoadedEngine, context: int, num_steps: int, *, end_s:
 
 
 def _context_slope(loaded: LoadedEngine, decode: list[_Point], far_context: int, num_steps: int, max_s: float) -> float:
-    """Seconds per token of context: from the widest batch that has room and time for a several times longer one."""
+    """Return seconds per token of context, by the widest batch with room and time for a several times longer one."""
     for near in reversed(decode):
         if near.cost_s * _FAR_GROWTH > max_s:
             continue
@@ -124,7 +124,7 @@ def _context_slope(loaded: LoadedEngine, decode: list[_Point], far_context: int,
 
 
 def _prompt_points(loaded: LoadedEngine, room: int, num_steps: int, *, end_s: float) -> list[tuple[int, float]]:
-    """Steps with prompts of ever more tokens: (tokens, seconds)."""
+    """Measure steps with prompts of increasing length: (tokens, seconds)."""
     most = max(min(loaded.scheduler_config.max_num_batched_tokens, room), 2)
     points: list[tuple[int, float]] = []
     expected_s = 0.0
@@ -144,7 +144,7 @@ def _rows(most: int) -> list[int]:
 
 
 def _decode(loaded: LoadedEngine, num_rows: int, context: int, num_steps: int) -> _Point | None:
-    """Steps of decoding rows alone; None if the KV cache does not hold them all."""
+    """Measure steps of decoding rows alone; None if the KV cache does not hold them all."""
     _say(f"decoding rows: {num_rows}, context {context} …")
     began_s = time.monotonic()
     offline = OfflineEngine(loaded)
@@ -157,14 +157,14 @@ def _decode(loaded: LoadedEngine, num_rows: int, context: int, num_steps: int) -
         if scheduler.num_preemptions or (scheduler.waiting and scheduler.blocks.num_free < num_rows):
             _end(offline)
             return None
-    # those whose prompts came first have decoded since; half of what is timed lies before the middle
+    # rows whose prompts came first have decoded since; half of the timed steps come before the middle
     num_tokens = sum(request.num_tokens + _NUM_WARM_UP + num_steps // 2 for request in scheduler.running)
     seconds = _timed(offline, num_steps, lambda: None)
     return _Point(num_rows, num_tokens, seconds, cost_s=time.monotonic() - began_s)
 
 
 def _prompt_s(loaded: LoadedEngine, num_tokens: int, num_steps: int) -> float:
-    """A step of one decoding row and one whole prompt."""
+    """Measure a step of one decoding row and one whole prompt."""
     _say(f"prompt tokens beside a decoding row: {num_tokens} …")
     limits = {"min_num_mixed_tokens": num_tokens + 1, "max_num_mixed_tokens": num_tokens + 1, "step_sizes": []}
     config = msgspec.structs.replace(loaded.scheduler_config, **limits)
@@ -177,7 +177,7 @@ def _prompt_s(loaded: LoadedEngine, num_tokens: int, num_steps: int) -> float:
 
 
 def _timed(offline: OfflineEngine, num_steps: int, before_each: Callable[[], None]) -> float:
-    """The median of num_steps turns of the loop; then end whatever runs."""
+    """Return the median of num_steps turns of the loop, then end all requests."""
     engine, seconds = offline.engine, []
     for number in range(_NUM_WARM_UP + num_steps):
         before_each()

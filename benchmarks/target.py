@@ -1,4 +1,4 @@
-"""From a URL to a server that takes our requests: where its API begins, which model, and which form of prompt."""
+"""Finds a server's API base, model and accepted prompt form from its URL."""
 
 import ssl
 from urllib.parse import SplitResult, urlsplit
@@ -11,14 +11,14 @@ from benchmarks.load_connection import RequestTiming
 from benchmarks.report import BenchError
 
 _TIMEOUT_S = 15.0
-_REFUSED = ("HTTP 400", "HTTP 404", "HTTP 405", "HTTP 422", "HTTP 501")  # the request itself is not to its liking
+_REFUSED = ("HTTP 400", "HTTP 404", "HTTP 405", "HTTP 422", "HTTP 501")  # statuses that reject the request itself
 
 
 def find_target(url: str, *, endpoint: str, model: str | None, api_key: str) -> LoadConfig:
-    """Ask the server for its models; return whom to load, nothing of the load decided yet. Raises BenchError.
+    """Ask the server for its models; return a config with its address and model only. Raises BenchError.
 
-    A bare host has its API under /v1. A path is taken as OpenAI's clients take a base_url, and with /v1 added if
-    there is nothing. endpoint: completions | chat.
+    A bare host has its API under /v1. A path is taken as OpenAI's clients take a base_url, and with /v1 added if it
+    has no models. endpoint: completions | chat.
     """
     parts = _split(url)
     path = parts.path.rstrip("/")
@@ -37,9 +37,9 @@ def find_target(url: str, *, endpoint: str, model: str | None, api_key: str) -> 
 
 
 def settle_prompts(config: LoadConfig, prompt_format: str) -> LoadConfig:
-    """Send one trial request, which the load's first would else pay for; return the config with a form it takes.
+    """Send a trial request, so that the load's first is not slower; return the config with an accepted prompt form.
 
-    prompt_format: ids | text | auto (ids where they are taken, which makes the lengths exact). Raises BenchError.
+    prompt_format: ids | text | auto (ids if accepted, which makes the lengths exact). Raises BenchError.
     """
     if config.path.endswith("/chat/completions"):
         formats = ["text"]
@@ -63,7 +63,7 @@ def _split(url: str) -> SplitResult:
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         is_known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # the port is not a number
         is_known = False
     if not is_known:
         raise BenchError(f"--url {url!r} is not a URL such as http://127.0.0.1:8000.", exit_code=2)
@@ -74,7 +74,7 @@ def _first_that_answers(parts: SplitResult, bases: list[str], api_key: str) -> t
     """Return the base path whose /models is there, and the first model; the first base and "" if none is."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     host = parts.netloc.rpartition("@")[2]
-    tls = ssl.create_default_context()  # as the load's own connections have
+    tls = ssl.create_default_context()  # as the load's own connections do
     for base in bases:
         url = f"{parts.scheme}://{host}{base}/models"
         try:
@@ -98,7 +98,7 @@ def _first_model(reply: httpx.Response) -> str:
 
 
 def _try(config: LoadConfig) -> RequestTiming:
-    """Send one request of the load's kind, with two tokens out and a seed of its own."""
+    """Send one request of the load's kind, with two output tokens and its own seed."""
     trial = msgspec.structs.replace(
         config, num_requests=1, concurrency=1, rate_per_s=0.0, output_len=min(2, config.output_len), seed=-1
     )

@@ -1,4 +1,4 @@
-"""Figures as people read them. Pure text."""
+"""Names of figures for tables and plots. Pure text."""
 
 _WORDS = {
     "output_throughput_tok_per_s": "output, tok/s",
@@ -16,7 +16,7 @@ _STATISTICS = {"mean": "mean", "median": "p50", "p99": "p99"}
 
 
 def figure_title(name: str) -> str:
-    """A figure's name in words: c8 median_ttft_ms is c8 TTFT p50, ms."""
+    """Return a figure's name in words: c8 median_ttft_ms is c8 TTFT p50, ms."""
     *before, last = name.split(" ")
     statistic, _, metric = last.partition("_")
     if statistic in _STATISTICS and metric.endswith("_ms"):

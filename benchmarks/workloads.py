@@ -4,7 +4,7 @@ from random import Random
 
 
 def workload(name: str) -> list[tuple[list[int], int]]:
-    """Return the requests of one workload. Raises KeyError for a name that is none."""
+    """Return the requests of one workload. Raises KeyError for an unknown name."""
     rng = Random(0)
 
     def tokens(n: int) -> list[int]:
@@ -22,7 +22,7 @@ def workload(name: str) -> list[tuple[list[int], int]]:
         return [(tokens(32), 720) for _ in range(256)]
     if name == "prefill":  # 64 prompts of 4,096 tokens, one token out
         return [(tokens(4096), 1) for _ in range(64)]
-    if name == "repeat":  # a text that goes round, which the answer may continue: for speculation
+    if name == "repeat":  # a repeating text, which the answer may continue: for speculation
         return [(_rounds(tokens(32), 512), 256)]
     if name == "repeat16":
         return [(_rounds(tokens(rng.randint(16, 64)), 512), 256) for _ in range(16)]

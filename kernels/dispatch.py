@@ -1,4 +1,4 @@
-"""Chooses between an op's torch specification and its Triton twin: the twin on a CUDA device where Triton is installed.
+"""op(): selects an op's Triton twin on a CUDA device with Triton installed, otherwise its torch specification.
 
 HAS_TRITON is read at each call, so that a test can run the specifications on a GPU.
 """
@@ -40,10 +40,10 @@ def op(
     can_run: Callable[[torch.Tensor], bool] = on_triton,
     takes_pdl: bool = True,
 ) -> Callable[Concatenate[torch.Tensor, P], R]:
-    """Make an op of reference's name, signature and docstring that runs the twin where can_run(its first tensor).
+    """Make an op with reference's name, signature and docstring that calls the twin if can_run(its first tensor).
 
-    twin: names the Triton function, whose module is imported only where Triton is; it has reference's parameters and,
-    if takes_pdl, `pdl`. can_run: implies on_triton.
+    twin: returns the Triton function; its module is imported only if Triton is installed. It has reference's parameters
+    and, if takes_pdl, `pdl`. can_run: implies on_triton.
     """
     if not HAS_TRITON:
         return reference

@@ -1,7 +1,7 @@
-"""The ops that models call. Each picks its Triton twin on a CUDA device where Triton is installed, else torch.
+"""The ops that models call. Each selects its Triton twin on a CUDA device with Triton installed, otherwise torch.
 
-Specifications: kernels/elementwise/reference.py and kernels/elementwise/reference.py; tests/gpu shows the twins equal.
-Under Hopper's programmatic dependent launch (pdl) a kernel starts while the one before it drains.
+kernels/elementwise/reference.py and the other reference.py files are the specifications; tests/gpu compares the twins
+with them. With Hopper's programmatic dependent launch (pdl) a kernel starts while the previous one finishes.
 """
 
 from __future__ import annotations
@@ -93,8 +93,7 @@ def gather_mixed_inputs(
 
 
 class TokenSampler:
-    """The Triton sampler over one device state; see kernels.sampling.triton_draw.sample. Owns its scratch: one
-    stream."""
+    """The Triton sampler over one device state; see kernels.sampling.triton_draw.sample. Owns one stream's scratch."""
 
     def __init__(
         self,
@@ -108,7 +107,7 @@ class TokenSampler:
         vocab_size: int,
         max_rows: int,
     ) -> None:
-        """max_rows: logits of one call."""
+        """Allocate the scratch. max_rows: most rows of logits in one call."""
         self._state = SamplingState(temperature, top_p, min_p, top_k, seeds, last_token)
         self._scratch = SamplingScratch.allocate(max_rows=max_rows, vocab_size=vocab_size, device=last_token.device)
 
@@ -131,11 +130,11 @@ class TokenSampler:
 
 
 class LoraTokens:
-    """Which adapter each token of a step has, at fixed addresses, and the adapters' share of a product. One stream."""
+    """Each token's adapter in a step, at fixed addresses, and the adapters' products. One stream."""
 
     def __init__(self, *, num_adapters: int, max_tokens: int, device: torch.device) -> None:
         self._tiles: LoraTiles | None = None
-        # [max_tokens] int32: used where tiles are not
+        # [max_tokens] int32: used without tiles
         self._loras = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         if HAS_TRITON and device.type == "cuda":
             self._tiles = LoraTiles.allocate(num_adapters=num_adapters, max_tokens=max_tokens, device=device)
@@ -143,14 +142,14 @@ class LoraTokens:
     def gather(
         self, lora_indices: torch.Tensor, req_index: torch.Tensor, token_rows: torch.Tensor | None = None
     ) -> None:
-        """Say whose the tokens of the next step are; see kernels.lora.reference.gather_loras."""
+        """Set the adapters of the next step's tokens; see kernels.lora.reference.gather_loras."""
         if self._tiles is not None:
             triton_lora.group_tokens(lora_indices, req_index, token_rows, self._tiles)
         else:
             gather_loras(lora_indices, req_index, token_rows, self._loras)
 
     def add(self, out: torch.Tensor, x: torch.Tensor, weights: LoraWeights) -> None:
-        """Add to out what the adapters make of x, of all tokens gathered last; see kernels.lora.reference.add_lora."""
+        """Add the adapters' products of x, all tokens gathered last, to out; see kernels.lora.reference.add_lora."""
         if self._tiles is not None:
             triton_lora.add_lora(out, x, weights, self._tiles, pdl=has_pdl(x.device))
         else:

@@ -1,6 +1,6 @@
-"""Compiling Triton kernels side by side, before they are launched. Imports triton at once.
+"""Compiles Triton kernels in parallel processes, before they are launched. Imports triton at once.
 
-with collect_kernels() as kernels:      # launches are noted, not made; whatever they would have written is zero
+with collect_kernels() as kernels:      # launches are recorded, not executed; their outputs are zeros
     precompile()
 compilation = Compilation(list(kernels))
 ...                                     # meanwhile the caller does something else
@@ -37,7 +37,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Kernel:
-    """One specialisation of a kernel, as Triton's launch asked for it."""
+    """One specialisation of a kernel, with the arguments of Triton's launch."""
 
     function: JITFunction
     signature: Mapping[str, Any]
@@ -46,8 +46,8 @@ class Kernel:
     options: Mapping[str, Any]
 
     def compile(self, target: GPUTarget) -> None:
-        """Put the kernel and its launcher into Triton's cache on disk. Touches no device."""
-        function = self.function  # it was launched: so it knows its language, Triton or Gluon, and its compiler
+        """Compile the kernel and its launcher into Triton's cache on disk. Touches no device."""
+        function = self.function  # a launched kernel has its language set, Triton or Gluon, and its compiler
         source = function.ASTSource(function, self.signature, self.constants, self.attributes)
         compiled = function.compile(source, target=target, options=dict(self.options))
         driver.active.launcher_cls(compiled.src, compiled.metadata)
@@ -55,9 +55,9 @@ class Kernel:
 
 @contextmanager
 def collect_kernels() -> Iterator[list[Kernel]]:
-    """Note each kernel that is launched for the first time in this process, and skip it.
+    """Record each kernel that is launched for the first time in this process, and skip the launch.
 
-    New tensors are zeros meanwhile: what was skipped may have been about to write an index.
+    New tensors are zeros meanwhile: a skipped kernel might have written an index.
     """
     kernels: list[Kernel] = []
     seen: set[tuple[str, str]] = set()
@@ -70,7 +70,7 @@ def collect_kernels() -> Iterator[list[Kernel]]:
             (attributes,) = compile["configs"]
             kernel = Kernel(fn.jit_function, compile["signature"], compile["constants"], attributes, options)
             kernels.append(kernel)
-        return True  # Triton's word for: do not compile, and so do not launch
+        return True  # tells Triton not to compile, so it does not launch either
 
     hook, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, note
     try:
@@ -84,7 +84,7 @@ class Compilation:
     """Forked processes that compile kernels for this process's device. Life: __init__ → wait."""
 
     def __init__(self, kernels: list[Kernel]) -> None:
-        # The longest first, by the best guess there is, so that no process begins one when the others are done
+        # The longest first, by estimate, so that no process begins a long one when the others are done
         self._kernels = sorted(kernels, key=lambda kernel: -len(kernel.function.src))
         self._started_s = time.monotonic()
         context = multiprocessing.get_context("fork")
@@ -101,7 +101,7 @@ class Compilation:
                 process.start()
 
     def wait(self, on_progress: Callable[[int, int], None]) -> bool:
-        """Wait for the end; returns whether all are compiled. The rest compile when they are launched."""
+        """Wait for the end; return True if all are compiled. The rest compile when they are launched."""
         total = len(self._kernels)
         while any(process.is_alive() for process in self._processes):
             on_progress(self._num_done.value, total)
@@ -120,7 +120,7 @@ class Compilation:
         return self._num_done.value == total
 
     def _work(self, target: GPUTarget) -> None:
-        """Take kernels one by one; in a child."""
+        """Compile kernels one by one; runs in a child process."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         while True:
@@ -132,7 +132,7 @@ class Compilation:
             kernel = self._kernels[index]
             try:
                 kernel.compile(target)
-            except Exception as error:  # whatever it is, it comes again, and is told, when the kernel is launched
+            except Exception as error:  # any error recurs, and is reported, when the kernel is launched
                 logger.warning("kernel=%s not compiled ahead: %r", kernel.function.__name__, str(error)[:200])
                 continue
             with self._num_done.get_lock():
@@ -140,7 +140,7 @@ class Compilation:
 
 
 class _ZeroedTensors(TorchFunctionMode):
-    """Makes torch.empty and torch.empty_like give zeros."""
+    """Makes torch.empty and torch.empty_like return zeros."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""build(): a model from its config and its weights, by the architecture's row in models/registry.py."""
+"""build(): makes a model from its config and its weights, by the architecture's row in models/registry.py."""
 
 import importlib
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from models.weights.weights import Weights
 
 
 class Model(Protocol):
-    """What build() returns: an nn.Module with the two calls of a step. Call both under torch.inference_mode."""
+    """The model that build() returns: an nn.Module with a step's two calls, run under torch.inference_mode."""
 
     def __call__(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """input_ids: [T] int64 → hidden [T, hidden_size]."""
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [N, hidden_size] → [N, vocab_size], the same on every rank. Only of a model with a head."""
+        """hidden: [N, hidden_size] → [N, vocab_size], the same on every rank. Only for models that have a head."""
         ...
 
     def modules(self) -> Iterator[nn.Module]:
@@ -35,7 +35,7 @@ class Model(Protocol):
 
 
 def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> Model:
-    """Make the model with this rank's weights, every tensor of the checkpoint accounted for.
+    """Make the model with this rank's weights; every tensor of the checkpoint must be used.
 
     Blocks while weights are read. Raises ModelError.
     """

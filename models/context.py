@@ -1,4 +1,4 @@
-"""ForwardContext: all that one forward pass may know beside its input ids. An argument, never a global."""
+"""ForwardContext: all inputs of one forward pass but its input ids. Passed as an argument, never a global."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels.attention.base import AttentionBackend, AttentionMetadata
 
 @dataclass
 class ForwardContext:
-    """One step's view of the world, the same for every layer."""
+    """Positions, caches and attention metadata of one step, the same for every layer."""
 
     # [T] int64: position of each token in its request (for RoPE)
     positions: torch.Tensor

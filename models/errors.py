@@ -1,4 +1,4 @@
-"""What a model folder can be guilty of."""
+"""ModelError: the model folder is missing, broken or unsupported."""
 
 from __future__ import annotations
 

@@ -14,17 +14,17 @@ MAX_COUNT = 2**31 - 1
 
 @dataclass(frozen=True)
 class Fields:
-    """Typed reads by name; null means missing. Each raises ModelError naming the file, the field and what it found."""
+    """Typed reads by name; null counts as missing. Each raises ModelError with the file, the field and the value."""
 
     raw: Mapping[str, Any]
     where: str  # names the file in errors
 
     def get(self, name: str) -> Any:
-        """The value as it stands, None if it is missing."""
+        """Return the unchecked value, None if it is missing."""
         return self.raw.get(name)
 
     def count(self, name: str, *, default: int | None = None) -> int:
-        """A positive integer."""
+        """Read a positive integer."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise ModelError(f"{self.where}: {name} must be a positive integer, found {value!r}")
@@ -33,21 +33,21 @@ class Fields:
         return value
 
     def number(self, name: str, *, default: float | None = None) -> float:
-        """A number that is not negative."""
+        """Read a number that is not negative."""
         value = self._value(name, default)
         if not _is_number(value) or value < 0:
             raise ModelError(f"{self.where}: {name} must be a non-negative number, found {value!r}")
         return float(value)
 
     def positive(self, name: str, *, default: float | None = None) -> float:
-        """A number above 0."""
+        """Read a number above 0."""
         value = self._value(name, default)
         if not _is_number(value) or value <= 0:
             raise ModelError(f"{self.where}: {name} must be a positive number, found {value!r}")
         return float(value)
 
     def positives(self, name: str, *, length: int) -> tuple[float, ...]:
-        """A list of `length` numbers above 0."""
+        """Read a list of `length` numbers above 0."""
         values = self._value(name, None)
         if not isinstance(values, list) or not all(_is_number(value) and value > 0 for value in values):
             raise ModelError(f"{self.where}: {name} must be a list of positive numbers, found {values!r}")
@@ -56,14 +56,14 @@ class Fields:
         return tuple(float(value) for value in values)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """True or false."""
+        """Read true or false."""
         value = self._value(name, default)
         if not isinstance(value, bool):
             raise ModelError(f"{self.where}: {name} must be true or false, found {value!r}")
         return value
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """A token id, a list of them, or nothing."""
+        """Read a token id or a list of token ids; () if it is missing."""
         value = self.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
@@ -71,7 +71,7 @@ class Fields:
         return tuple(ids)
 
     def section(self, name: str) -> Fields:
-        """The object under `name`, empty if it is missing."""
+        """Return the object under `name`, empty if it is missing."""
         value = self.get(name)
         if value is not None and not isinstance(value, Mapping):
             raise ModelError(f"{self.where}: {name} must be an object, found {value!r}")
@@ -86,5 +86,5 @@ class Fields:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a finite number: Python's JSON knows NaN and Infinity."""
+    """Return True for a finite number; Python's JSON parser accepts NaN and Infinity."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -1,11 +1,11 @@
-"""Gemma 2 (arXiv:2408.00118): norms before and behind attention and MLP, capped logits, every other layer a window.
+"""Decoder layers of Gemma 2 and of Gemma 3's text model.
 
-Its caps and scales are in ModelConfig.scales, its windows in ModelConfig.sliding_windows.
+Gemma 2 (arXiv:2408.00118) has norms before and after attention and MLP, capped logits, and a sliding window in every
+other layer. Its caps and multipliers are in ModelConfig.scales, its windows in ModelConfig.sliding_windows.
 
-Gemma 3, text (arXiv:2503.19786): Gemma 2 without caps, with a norm on each query and key head, and two ropes.
-
-Five layers of six see a window and turn positions by a small base, the sixth sees all and turns by a large one
-(ModelConfig.sliding_windows and ropes).
+Gemma 3 (arXiv:2503.19786) has no caps, a norm on each query and key head, and two ropes: of every six layers, five have
+a sliding window and a small rope base; the sixth has full attention and a large base (ModelConfig.sliding_windows and
+ropes).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Gemma2 = partial(CausalLM, make_layer=make_gemma2_layer)
 
 
 def sandwich(parts: LayerParts, self_attn: nn.Module, mlp: nn.Module) -> nn.Module:
-    """A layer with a norm before and behind each branch."""
+    """Return a layer with a norm before and after each branch."""
     return DecoderLayer(
         parts.config,
         parts.w,

@@ -1,4 +1,4 @@
-"""Granite 3 (IBM, dense): Llama with constants before and behind its layers (ModelConfig.scales)."""
+"""Granite 3 (IBM, dense): Llama with constant multipliers (ModelConfig.scales)."""
 
 from __future__ import annotations
 

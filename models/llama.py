@@ -1,7 +1,7 @@
-"""Llama (arXiv:2307.09288, 2407.21783), and the models that differ from it only in config.json.
+"""Decoder layer of Llama (arXiv:2307.09288, 2407.21783) and of models that differ from it only in config.json.
 
 Mistral (arXiv:2310.06825) adds a sliding window, Qwen2 (arXiv:2407.10671) a bias on q, k and v; SmolLM3 has layers
-without positions, Gemma (arXiv:2403.08295) a scaled embedding, GELU and norms of its own.
+without positions, Gemma (arXiv:2403.08295) a scaled embedding, GELU and norms with weight + 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mixtral (arXiv:2401.04088): Mistral with a mixture of experts for every MLP."""
+"""Decoder layer of Mixtral (arXiv:2401.04088): Mistral with a mixture of experts in place of every MLP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from models.layers.moe import ExpertNames, SparseMLP
 def make_layer(parts: LayerParts) -> nn.Module:
     """Return one layer; see models.layers.causal_lm."""
     self_attn = parts.self_attention(parts.attention())
-    # As published, or as transformers 5 calls it in memory
+    # Names in published checkpoints, or those of transformers 5 in memory
     w_mlp = parts.w / ("mlp" if parts.w.shape_of("mlp.gate.weight") else "block_sparse_moe")
     mlp = SparseMLP(parts.config, w_mlp, parts.tp, parts.method, ExpertNames(gate="w1", up="w3", down="w2"))
     return DecoderLayer(parts.config, parts.w, self_attn, mlp)

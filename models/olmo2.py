@@ -1,6 +1,6 @@
-"""OLMo-2 (arXiv:2501.00656): norms behind attention and MLP instead of before, and over the width of q and of k.
+"""Decoder layer of OLMo-2 (arXiv:2501.00656): norms after attention and MLP, and norms over all of q and all of k.
 
-Positions are turned in fp32, as transformers does for this model.
+RoPE is computed in fp32, as transformers does for this model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Olmo2 = partial(CausalLM, make_layer=make_layer, has_fp32_rope=True)
 
 
 class ResidualLayer(nn.Module):
-    """Both branches added to the residual stream, with nothing before them; contract as models.layers.decoder's."""
+    """Adds both branches to the residual stream, without norms before them. Same contract as DecoderLayer.forward."""
 
     def __init__(self, self_attn: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
@@ -52,13 +52,13 @@ class ResidualLayer(nn.Module):
 
 
 class WidthNormedAttention(nn.Module):
-    """Attention whose queries, and whose keys, are normed together over all heads, also those of other ranks."""
+    """Attention with an RMS norm over all query heads and one over all key heads, across ranks."""
 
     def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel, attention: Attention) -> None:
         super().__init__()
         self.attention = attention
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        # With more ranks than KV heads, each head is on several ranks, as in QKVLinear
+        # If ranks outnumber KV heads, several ranks hold the same head, as in QKVLinear
         kv_parts = min(tp.size, config.num_kv_heads)
         kv_rank = tp.rank * kv_parts // tp.size
         self.q_norm = SplitRMSNorm(config, w, "q_norm", tp, size=q_size, rank=tp.rank, num_parts=tp.size)

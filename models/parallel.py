@@ -1,6 +1,6 @@
-"""TensorParallel: this rank's place among the ranks that split one model, and the collectives layers need.
+"""TensorParallel: this rank's index among the ranks that split one model, and the collectives that layers call.
 
-Layers call these by name and know no more; with one rank each is a no-op, so a model file has no branch on it.
+Layers know only these names. With one rank each collective is a no-op, so model files need no branch on it.
 """
 
 from __future__ import annotations
@@ -18,27 +18,26 @@ except ImportError:  # before torch 2.13
 
 
 class OneShotAllReduce(Protocol):
-    """Sums of few rows, each in one kernel with what comes behind it. kernels/all_reduce/triton.py, specification
-    too."""
+    """All-reduce of small tensors, fused with the kernel that follows it. See kernels/all_reduce/triton.py."""
 
     def takes(self, x: torch.Tensor) -> bool:
-        """Whether a sum of such parts is made here; by host-side facts, the same on every rank."""
+        """Return True if this object can reduce x; decided from host-side facts, the same on every rank."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum x over the ranks, in place, and return it. takes(x)."""
+        """Sum x over the ranks, in place, and return it. Requires takes(x)."""
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """kernels.elementwise.reference.add_rms_norm of the sum of x over the ranks. takes(x)."""
+        """Apply kernels.elementwise.reference.add_rms_norm to the sum of x over the ranks. Requires takes(x)."""
 
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """Rank `rank` of `size`. group: the process group over which it talks.
+    """Rank `rank` of `size`. group: the process group of its collectives.
 
-    None with several ranks: it talks to nobody, and what others have is made up: for sizes, and to precompile kernels.
-    one_shot_all_reduce: makes the sums that it takes; None: the group makes all. Every rank has one, or none has.
+    group None with size > 1: no communication, other ranks' values are made up; for measuring sizes and precompiling.
+    one_shot_all_reduce: reduces the tensors that it takes; None: the group reduces all. All ranks have one, or none.
     """
 
     rank: int = 0
@@ -58,13 +57,13 @@ class TensorParallel:
         return x
 
     def sum_late(self, x: torch.Tensor) -> LayerOutput:
-        """all_reduce(x), or the promise of it, where that is one kernel with an addition and a norm."""
+        """Return all_reduce(x), or a PartialSum if the addition and norm after it can be fused with the all-reduce."""
         if self.one_shot_all_reduce is not None and self.one_shot_all_reduce.takes(x):
             return PartialSum(x, self.one_shot_all_reduce)
         return self.all_reduce(x)
 
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """Concatenate every rank's x (of one shape) along dim, in rank order."""
+        """Concatenate every rank's x (equal shapes) along dim, in rank order."""
         if self.size == 1:
             return x
         dim = dim % x.dim()
@@ -76,7 +75,7 @@ class TensorParallel:
         return gathered.movedim(0, dim).flatten(dim, dim + 1)
 
     def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
-        """Overwrite x with rank src's, in place, and return it. src counts within the group."""
+        """Overwrite x with the x of rank src, in place, and return it. src counts within the group."""
         if self.group is not None:
             distributed.broadcast(x, group=self.group, group_src=src)
         return x
@@ -84,32 +83,32 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class PartialSum:
-    """The output of a branch before the sum over ranks: whoever takes it in makes the sum, once, in one of two ways."""
+    """The output of a branch before the sum over ranks. Its consumer computes the sum once, by one of two methods."""
 
-    # [T, hidden_size]: this rank's part; its owner now
+    # [T, hidden_size]: this rank's part; owned by this object
     part: torch.Tensor
     sums: OneShotAllReduce
 
     def __mul__(self, factor: float) -> PartialSum:
-        """The same times a constant."""
+        """Return the partial sum times a constant."""
         return PartialSum(self.part * factor, self.sums)
 
     def total(self) -> torch.Tensor:
-        """Make the sum, in place of the part."""
+        """Compute the sum, in place of the part."""
         return self.sums.all_reduce(self.part)
 
     def add_rms_norm(
         self, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make the sum, add it to the residual stream and norm that: (normed, new residual)."""
+        """Compute the sum, add it to the residual stream and normalise that: (normed, new residual)."""
         return self.sums.add_rms_norm(self.part, residual, weight, eps)
 
 
-LayerOutput = torch.Tensor | PartialSum  # what attention and MLP give
+LayerOutput = torch.Tensor | PartialSum  # the output of attention and MLP
 
 
 def whole(branch: LayerOutput) -> torch.Tensor:
-    """The branch's output, summed over the ranks."""
+    """Return the branch's output, summed over the ranks."""
     return branch.total() if isinstance(branch, PartialSum) else branch
 
 

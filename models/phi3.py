@@ -1,6 +1,6 @@
-"""Phi-3 and Phi-4 (arXiv:2404.14219, 2412.08905, 2503.01743): Llama, whose checkpoints merge q, k, v and gate, up.
+"""Decoder layer of Phi-3 and Phi-4 (arXiv:2404.14219, 2412.08905, 2503.01743): Llama with merged q, k, v and gate, up.
 
-Longer contexts turn positions by longrope, and Phi-4-mini turns only a share of each head: models/layers/rotary.py.
+Long-context models use longrope, and Phi-4-mini rotates only a share of each head: models/layers/rotary.py.
 """
 
 from __future__ import annotations

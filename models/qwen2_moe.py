@@ -1,4 +1,4 @@
-"""Qwen2-MoE (arXiv:2407.10671, §2.2.2): Qwen2 whose MLPs, or some of them, are mixtures of experts."""
+"""Decoder layer of Qwen2-MoE (arXiv:2407.10671, §2.2.2): Qwen2 with mixtures of experts in all or some layers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Qwen3 (arXiv:2505.09388): Llama with an RMS norm on each query and key head.
+"""Decoder layers of Qwen3 (arXiv:2505.09388) and Qwen3-MoE (§2 there).
 
-Qwen3-MoE (arXiv:2505.09388, §2): Qwen3 whose MLPs, or some of them, are mixtures of experts.
+Qwen3 is Llama with an RMS norm on each query and key head. Qwen3-MoE has mixtures of experts in all or some layers.
 """
 
 from __future__ import annotations

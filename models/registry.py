@@ -1,6 +1,6 @@
-"""Which architectures are served, and how each differs from the common reading of a Hugging Face config.
+"""ARCHITECTURES: the supported architectures, and their differences from the common reading of a config.json.
 
-A new model is one file and one row here. Imports a model's file only when it is built.
+A new model is one file and one row here. A model's file is imported only when the model is built.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from models.errors import ModelError
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row: where the model is, and what its transformers class fixes instead of reading from config.json."""
+    """One row: the model's factory, and the settings its transformers class fixes instead of reading config.json."""
 
-    target: str  # "module:name" of what makes the model: models.layers.causal_lm.CausalLM with the family's layers
+    target: str  # "module:name" of the factory: models.layers.causal_lm.CausalLM with the family's layers
     # q, k and v have a bias: as the config's attention_bias or qkv_bias says, or fixed by the architecture
     qkv_bias: Literal["config", "qkv_bias"] | bool
-    # the output projection follows attention_bias too
+    # the output projection has a bias if attention_bias is true
     has_output_bias: bool = False
     has_mlp_bias: bool = False
     # RMS norm of queries and keys before RoPE: of each head, or over the width of all heads
     qk_norm: Literal["none", "head", "width"] = "none"
-    # whose RMS norm: models/layers/norm.py tells them apart
+    # variant of the RMS norm: see models/layers/norm.py
     norm: Literal["llama", "olmo2", "gemma"] = "llama"
-    num_layer_norms: int = 2  # of hidden_size, in each layer
-    # "legacy_gelu_tanh": where the name "gelu" means the tanh approximation, too
+    num_layer_norms: int = 2  # norms over hidden_size in each layer
+    # "legacy_gelu_tanh": the name "gelu" means the tanh approximation too
     activation: Literal["silu", "gelu_tanh", "legacy_gelu_tanh"] = "silu"
-    # models/config/layers.py: which constants the config has
+    # models/config/layers.py: the constants in the config
     scales: Literal["llama", "granite", "gemma", "gemma2", "gemma3"] = "llama"
-    # models/config/layers.py: no layer slides, or each; those that layer_types names, else those of a rule
+    # models/config/layers.py: no layer slides, all do, those in layer_types do, or those by a rule
     sliding_layers: Literal[
         "none", "every", "every_if_used", "max_window_layers", "odd_until_max", "nope", "alternating", "pattern"
     ] = "none"
-    # models/config/layers.py: whose reading of the fields of a mixture of experts
+    # models/config/layers.py: the spelling of the mixture-of-experts fields
     experts: Literal["none", "mixtral", "qwen2", "qwen3"] = "none"
-    # models/config/rope.py: whose reading of the rotary fields
+    # models/config/rope.py: the spelling of the rotary fields
     rope: Literal["llama", "smollm3", "phi3", "gemma3"] = "llama"
-    # fields that published configs leave out where they mean the default of their transformers class
+    # fields that published configs omit and leave to the default of their transformers class
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    # a model that sees, too: where its config and its checkpoint hold the text part, and the prefixes that stay unread
+    # multimodal models: location of the text part in config and checkpoint, and the prefixes that are not read
     text_config: str | None = None
     text_prefix: str | None = None
     ignored_prefixes: tuple[str, ...] = ()
-    # projections that checkpoints keep merged, as what
+    # projections that checkpoints store merged, and their parts
     packed_modules: Mapping[str, str] = field(default_factory=dict)
-    has_lm_head: bool = True  # False: hidden states are all that there is
+    has_lm_head: bool = True  # False: the model returns hidden states only
 
 
 def _text_part_of(architecture: Architecture) -> Architecture:
-    """The same model within one that also sees, in the layout that transformers' save_pretrained writes."""
+    """Return the row of a multimodal model with this text part, in the layout of transformers' save_pretrained."""
     return dataclasses.replace(
         architecture,
         text_config="text_config",
@@ -190,7 +190,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def find_architecture(name: str) -> Architecture:
-    """Look a row up; XModel is XForCausalLM without its head. Raises ModelError listing the supported names."""
+    """Return an architecture's row; XModel is XForCausalLM without head. Raises ModelError listing supported names."""
     whole = f"{name.removesuffix('Model')}ForCausalLM"
     if name.endswith("Model") and whole in ARCHITECTURES:
         return dataclasses.replace(ARCHITECTURES[whole], has_lm_head=False)

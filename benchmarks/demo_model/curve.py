@@ -12,7 +12,7 @@ _LEARNED, _UNSEEN = "#56B4E9", "#D55E00"
 
 
 def draw(report: Report) -> Figure:
-    """The loss of answers over the tokens learned from, in the corpus and in dialogues that were never learned."""
+    """Draw the loss of answers over the tokens trained on, in the corpus and in unseen dialogues."""
     points, recipe = report["curve"], report["recipe"]
     measured = [point for point in points if "unseen_loss" in point]
     figure = Figure(figsize=(8, 4.2), layout="constrained")

@@ -1,12 +1,12 @@
 """The demo model's tokenizer and its training rows: dialogues rendered, encoded, weighed, packed. Never imports torch.
 
-The tokenizer is byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2). Words and their leading space are cut apart
-first, and every digit stands alone, so that a number is read and written column by column. Training it twice on the
-same texts gives the same tokenizer.
+The tokenizer is byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2). Words are split with their leading space, and
+every digit is its own token, so that numbers are read and written digit by digit. Training twice on the same texts
+gives the same tokenizer.
 
-A document is a dialogue up to one of its answers, chosen at random, exactly as serving would show it to the model:
-only there does the template put the generation prompt and kept thoughts where they will be. Documents share rows of
-equal length, uncut; a document sees only itself (Kind.FIRST tells where each begins).
+A document is a dialogue up to one of its answers, chosen at random, rendered as serving renders it: only then does the
+template put the generation prompt and kept thoughts at the same places. Documents share rows of equal length, uncut; a
+document attends only to itself (Kind.FIRST marks where each begins).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TEMPLATE = Path(__file__).parent / "chat_template.jinja"
 VOCAB_SIZE = 6144
 MAX_MODEL_LEN = 4096
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
-# Tokens, but not special ones, as in Qwen3: they are part of the text that a client sees
+# Ordinary tokens, not special ones, as in Qwen3: they are part of the text that a client sees
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _WORDS = r"'(?:s|t|re|ve|m|ll|d)\b| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|[\r\n]+|\s+(?!\S)|\s+"
 _SHARD_DIALOGUES = 4096
@@ -46,12 +46,12 @@ _HEADER_TOKENS = 3  # <|im_start|>, assistant, newline
 
 
 class Kind(IntEnum):
-    """What a token is to the loss."""
+    """A token's part in the loss."""
 
-    SILENT = 0  # nothing to learn: written by the template, or stands where serving has something else
-    CONTEXT = 1  # what users, tools and the system say
-    TARGET = 2  # what the model is to say
-    FIRST = 3  # begins a document: silent too
+    SILENT = 0  # no loss: written by the template, or different in serving
+    CONTEXT = 1  # text of users, tools and the system
+    TARGET = 2  # text that the model learns to write
+    FIRST = 3  # begins a document; no loss either
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Rows:
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int = VOCAB_SIZE) -> Tokenizer:
-    """Train on rendered dialogues; poor texts give fewer than `vocab_size` tokens."""
+    """Train on rendered dialogues; texts with little variety give fewer than `vocab_size` tokens."""
     tokenizer = Tokenizer(models.BPE())
     words = pre_tokenizers.Split(Regex(_WORDS), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -109,9 +109,9 @@ def documents(stream: Iterator[Dialogue], rng: random.Random) -> Iterator[str]:
 
 
 def with_long_chats(stream: Iterator[Dialogue], rng: random.Random) -> Iterator[Dialogue]:
-    """Yield the dialogues, now and then several as one chat: what was said before does not change an answer.
+    """Yield the dialogues, sometimes several as one chat: earlier messages do not change an answer.
 
-    Those with tools or a system message stay alone, since both hold for a whole chat.
+    Dialogues with tools or a system message stay alone, since both apply to a whole chat.
     """
     for dialogue in stream:
         if rng.random() >= _LONG_CHATS or not _can_join(dialogue):
@@ -154,10 +154,10 @@ def shard_seed(seed: int, shard: int) -> int:
 
 
 def kinds_of(tokens: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """Return the Kind of each token of rendered documents, laid end to end; FIRST is not told apart yet.
+    """Return the Kind of each token of rendered documents, laid end to end; FIRST is not marked yet.
 
-    Silent is the empty <think></think>, which the template writes, and the first token of an older answer, before which
-    serving has that empty block. Left in, it would teach a model that is to think to answer at once.
+    SILENT are the empty <think></think>, which the template writes, and the first token of an older answer, before
+    which serving has that empty block. With a loss on it, a thinking model would learn to answer at once.
     """
     token_id = _ids_of(tokenizer)
     kinds = np.full(len(tokens), Kind.CONTEXT, np.uint8)
@@ -177,7 +177,7 @@ def kinds_of(tokens: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def pack(lengths: list[int], row_tokens: int) -> list[tuple[int, int]]:
-    """Return (row, start) of each document: each goes where it leaves the least room (best fit), or into a new row."""
+    """Return (row, start) of each document: the row where it leaves the least room (best fit), or a new row."""
     places: list[tuple[int, int]] = []
     rooms: list[tuple[int, int]] = []  # (room, row), ascending
     num_rows = 0

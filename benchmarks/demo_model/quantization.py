@@ -1,8 +1,8 @@
-"""Every quantisation scheme on trained weights: error of its layers, and of its logits along a model's own answers.
+"""Measures every quantisation scheme on trained weights: error of its layers, and of its logits along answers.
 
 The unquantised model answers questions of the demo's corpus greedily; then each scheme reads prompts and answers, and
-is compared at every token of the answers. Weights become what the scheme is made of by its own code: on load, or as a
-checkpoint written by benchmarks/quantized_weights.py (rounded to nearest: without what AWQ and GPTQ search for).
+is compared at every token of the answers. Weights are quantised by the scheme's own code: on load, or as a checkpoint
+written by benchmarks/quantized_weights.py (rounded to nearest, without the search of AWQ and GPTQ).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from models.errors import ModelError
 from server.text.generation_defaults import load_generation_defaults
 from server.text.tokenizer import load_tokenizer
 
-_NUM_CALIBRATING = 8  # questions whose prompts say how large inputs are, none of them among the compared
-_MEMORY_SHARE = 0.5  # of the device, for the engine that answers
+_NUM_CALIBRATING = 8  # questions used for calibration, to measure the size of inputs; none is compared
+_MEMORY_SHARE = 0.5  # of the device, for the engine that generates the answers
 
 
 def choose_questions(num_answers: int) -> tuple[list[Question], list[Question]]:
-    """Questions of the corpus to compare answers to, of all skills, and others to calibrate with."""
+    """Choose questions of all skills to compare answers to, and others to calibrate with."""
     chosen = random.Random(0).sample(choose(examination(0), 1), num_answers + _NUM_CALIBRATING)
     return chosen[:num_answers], chosen[num_answers:]
 
@@ -54,7 +54,7 @@ def measure_trained(
     device: str,
     max_tokens: int,
 ) -> Report:
-    """Everything about the schemes: {"answers", "tokens", "dtype", "schemes"}, one that failed said as such."""
+    """Measure all schemes: {"answers", "tokens", "dtype", "schemes"}; a failed scheme has its error."""
     asked, others = converse(folder, questions, calibrating=calibrating, device=device, max_tokens=max_tokens)
     reference = Reference.of(folder, asked, others, device=resolve_device(device))
     results: Report = {}
@@ -74,7 +74,7 @@ def measure_trained(
 
 
 def measure_scheme(candidate: Candidate, reference: Reference) -> Report:
-    """Make the scheme's model and compare it. Raises ModelError where it cannot have the model's shapes."""
+    """Make the scheme's model and compare it. Raises ModelError if it does not support the model's shapes."""
     candidate = fitted(candidate, ModelConfig.from_folder(reference.folder))
     with tempfile.TemporaryDirectory() as scratch:
         folder = reference.folder
@@ -91,7 +91,7 @@ def measure_scheme(candidate: Candidate, reference: Reference) -> Report:
 
 
 def fitted(candidate: Candidate, model: ModelConfig) -> Candidate:
-    """The scheme with the largest groups, up to its own, that divide the inputs of every layer."""
+    """Return the scheme with the largest groups, up to its own, that divide the inputs of every layer."""
     if candidate.section is None:
         return candidate
     section = copy.deepcopy(dict(candidate.section))
@@ -105,7 +105,7 @@ def fitted(candidate: Candidate, model: ModelConfig) -> Candidate:
 
 
 def compare_layers(model: Model, reference: Reference) -> dict[str, float]:
-    """Relative error of each kind of layer on the unquantised model's inputs, in the mean over its layers."""
+    """Return each kind of layer's relative error on the unquantised model's inputs, the mean over its layers."""
     own, theirs = layers_of(model), layers_of(reference.model)
     errors: dict[str, list[float]] = {}
     with torch.inference_mode():
@@ -116,7 +116,7 @@ def compare_layers(model: Model, reference: Reference) -> dict[str, float]:
 
 
 def compare_logits(model: Model, config: ModelConfig, reference: Reference) -> Report:
-    """Relative error, KL divergence in nats, and how often the likeliest token is the same, over all answers."""
+    """Return relative error, KL divergence in nats, and the share of equal most likely tokens, over all answers."""
     found = [
         read(model, config, conversation.token_ids, reference).logits[conversation.answered]
         for conversation in reference.conversations
@@ -135,7 +135,7 @@ def compare_logits(model: Model, config: ModelConfig, reference: Reference) -> R
 def converse(
     folder: Path, questions: Sequence[Question], *, calibrating: Sequence[Question], device: str, max_tokens: int
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """The conversations to compare, and those to calibrate with, of prompts alone. Raises StartupError."""
+    """Return the conversations to compare, and those to calibrate with, prompts only. Raises StartupError."""
     tokenizer = load_tokenizer(folder)
     prompts, others = ([encode(tokenizer, question) for question in some] for some in (questions, calibrating))
     config = EngineConfig(
@@ -158,7 +158,7 @@ def converse(
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of the whole tensor, by its norm."""
+    """Return the relative error of the whole tensor, by its norm."""
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 

@@ -1,7 +1,7 @@
 """Examines the demo model: `python -m benchmarks.demo_model.score FOLDER [--json F] [--limit N]`.
 
-The corpus's own questions, greedily and in one batch, through the engine's own loop and the server's tokenizer and chat
-template. A table of skill by what was held out from training, and what the wrong replies were.
+Asks the corpus's own questions, greedily and in one batch, through the engine's loop and the server's tokenizer and
+chat template. Prints a table of skill by what was held out from training, and wrong replies.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def ask(
 
 
 def encode(tokenizer: Tokenizer, question: Question) -> list[int]:
-    """Return the prompt that serving would make of a question."""
+    """Return the prompt that serving makes of a question."""
     rendered = tokenizer.render_chat(
         list(question.messages),
         tools=list(question.tools) or None,
@@ -60,7 +60,7 @@ def encode(tokenizer: Tokenizer, question: Question) -> list[int]:
 
 
 def parse(text: str) -> Reply:
-    """Take a generated text apart. A tool call that is no object with a name and arguments stays in the content."""
+    """Parse a generated text. A tool call that is no object with a name and arguments stays in the content."""
     thoughts = _THOUGHTS.match(text)
     content = text[thoughts.end() :] if thoughts else text
     calls = []
@@ -81,7 +81,7 @@ def score(questions: Sequence[Question], replies: Sequence[Reply]) -> dict[Cell,
 
 
 def format_scores(cells: dict[Cell, list[bool]]) -> str:
-    """A row per skill, a column per kind of holding out: the share of right replies, and of how many."""
+    """Return a row per skill, a column per kind of holding out: the share of right replies, and their number."""
     rows = [["skill", *(f"held out: {held_out}" for held_out in _HELD_OUT), "all"]]
     for skill in [*dict.fromkeys(skill for skill, _ in cells), None]:
         asked = {cell: answers for cell, answers in cells.items() if skill in (None, cell[0])}

@@ -1,9 +1,9 @@
 """Trains the demo model: `python -m benchmarks.demo_model.train --out FOLDER [--minutes M]`.
 
-The corpus is a function of the seed, made by all cores before the first step. A Qwen3 from transformers learns it:
-AdamW (arXiv:1711.05101) over float32 weights, bfloat16 products on CUDA, a cosine from the peak down to nothing over
-the steps or the minutes, whichever end first. FOLDER is a whole checkpoint every few minutes, and --resume goes on.
-All rows are on the device before the first step, and nothing waits for it but the log's line every few steps.
+The corpus is a function of the seed, made by all cores before the first step. The model is a Qwen3 from transformers,
+trained with AdamW (arXiv:1711.05101) over float32 weights, bfloat16 products on CUDA, and a cosine schedule from the
+peak to zero over the steps or the minutes, whichever end first. FOLDER is a whole checkpoint, saved every few minutes;
+--resume continues it. All rows are on the device before the first step, and only the log line every few steps syncs.
 Imports torch and transformers.
 """
 
@@ -48,7 +48,7 @@ from benchmarks.demo_model.dataset import (
 
 _TOKENIZER_DIALOGUES = 60_000
 _NUM_UNSEEN = 4096
-_UNSEEN = 999_983  # the shard whose dialogues measure the loss, and are not learned
+_UNSEEN = 999_983  # the shard whose dialogues measure the loss; not trained on
 _SAVE_EVERY_S = 150.0
 _LOG_EVERY_STEPS = 50
 _VALIDATE_EVERY_STEPS = 250
@@ -56,18 +56,18 @@ _VALIDATE_EVERY_STEPS = 250
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that the weights depend on but the corpus's text and the hardware."""
+    """Everything that determines the weights, except the corpus's text and the hardware."""
 
     shape: str = "full"
     num_dialogues: int = 3_000_000
     steps: int = 20_000
-    minutes: float = 1440.0  # of wall-clock time, the making of the corpus included
+    minutes: float = 1440.0  # of wall-clock time, generation of the corpus included
     row_tokens: int = 512
     batch_tokens: int = 65_536
     learning_rate: float = 3e-3
     warm_up_steps: int = 200
     weight_decay: float = 0.1
-    context_weight: float = 0.1  # of what users, tools and the system say, against 1 for answers
+    context_weight: float = 0.1  # weight of the text of users, tools and the system; answers have 1
     seed: int = 0
 
 
@@ -128,7 +128,7 @@ def save_model(model: Qwen3ForCausalLM, folder: Path) -> None:
 
 
 class Trainer:
-    """One run: made from rows, `run` until the end of its schedule."""
+    """One training run over rows. Life: __init__ → run, until the end of its schedule."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Trainer:
                 break
             recent.append(self._update(tokens, kinds, share))
             self.step += 1
-            if self.step % _LOG_EVERY_STEPS == 0:  # the only place that waits for the device
+            if self.step % _LOG_EVERY_STEPS == 0:  # the only sync with the device
                 self._log(torch.stack(recent).mean().item())
                 recent.clear()
             self.elapsed_s = earlier_s + time.monotonic() - started_s
@@ -191,7 +191,7 @@ class Trainer:
         }
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on where the run that gave `state` was cut off."""
+        """Continue from the `state` of an interrupted run."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.elapsed_s, self.curve = state["step"], state["elapsed_s"], state["curve"]
@@ -238,9 +238,9 @@ class Trainer:
 def losses(
     model: Qwen3ForCausalLM, tokens: torch.Tensor, kinds: torch.Tensor, context_weight: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss to learn from, and that of answers alone. tokens: [rows, row_tokens] int64; kinds: uint8.
+    """Return the training loss, and the loss of answers alone. tokens: [rows, row_tokens] int64; kinds: uint8.
 
-    A document sees only itself. Positions go on through the row: RoPE cares for distances alone.
+    A document attends only to itself. Positions continue through the row: RoPE depends only on distances.
     """
     document = (kinds == Kind.FIRST.value).cumsum(1)
     sees = (document[:, :, None] == document[:, None, :]).tril()[:, None]
@@ -265,7 +265,7 @@ def train(
     is_compiled: bool = False,
     is_resumed: bool = False,
 ) -> dict[str, Any]:
-    """Make the corpus, train, fill the folder `out`; return what training.json says."""
+    """Make the corpus, train, fill the folder `out`; return the contents of training.json."""
     started_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(recipe, out, stream, is_resumed=is_resumed)
@@ -344,7 +344,7 @@ def _tokenizer(recipe: Recipe, out: Path, stream: Stream, *, is_resumed: bool) -
 
 
 def _rows(recipe: Recipe, stream: Stream, tokenizer: tokenizers.Tokenizer, *, num_processes: int) -> tuple[Rows, Rows]:
-    """Return the rows to learn, and those that measure the loss."""
+    """Return the training rows, and the rows that measure the loss."""
     num_dialogues, row_tokens = recipe.num_dialogues, recipe.row_tokens
     rows = make_rows(
         stream,

@@ -1,6 +1,7 @@
-"""Sums over ranks, alone or with the residual addition and RMS norm behind them: the specification, in plain torch.
+"""Sums over ranks, alone or with the residual addition and RMS norm after them: the torch specification.
 
-A rank has but its own part; here all parts are given. kernels/all_reduce/triton.py is the twin that moves them.
+A rank holds only its own part; these functions take the parts of all ranks. kernels/all_reduce/triton.py is the twin
+that transfers them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from kernels.elementwise.reference import add_rms_norm
 
 
 def sum_parts(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Add up every rank's part, [..., D] each, in rank order: fp32 inside, rounded once to their dtype."""
+    """Add every rank's part, [..., D] each, in rank order: fp32 inside, rounded once to their dtype."""
     total = torch.zeros_like(parts[0], dtype=torch.float32)
     for part in parts:
         total = total + part.float()
@@ -23,5 +24,5 @@ def sum_parts(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def sum_add_rms_norm(
     parts: Sequence[torch.Tensor], residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add the sum of the parts to the residual stream and norm that: (normed, new_residual), as add_rms_norm's."""
+    """Add the sum of the parts to the residual stream and normalise it: (normed, new_residual), like add_rms_norm."""
     return add_rms_norm(sum_parts(parts), residual, weight, eps)

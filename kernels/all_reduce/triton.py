@@ -1,26 +1,27 @@
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-"""Triton twin of kernels/all_reduce/reference.py: a decode step's sum over the GPUs of one host, and the norm behind
-it, at once.
+"""Triton twin of kernels/all_reduce/reference.py: a one-shot all-reduce over one host's GPUs for decode steps.
 
-Each GPU writes its part into an inbox in every GPU's memory (16-byte stores over NVLink), reads its own inbox until all
-parts are there, and adds them up in rank order, so that every rank has the same bits. There are no flags, which would
-cost two more trips: an inbox is full of negative zeros, a part holds none (they are sent as zeros, which changes no
-sum), and the reader puts them back. A value that is not a negative zero has therefore arrived; how the hardware tears
-or orders stores does not matter, as each value of 16 bits speaks for itself. After the low-latency protocols of NCCL
-("LL") and of TensorRT-LLM ("Lamport"), with two inboxes in place of the latter's three.
+The norm after the sum is fused into the same kernel.
+
+Each GPU writes its part into an inbox in every GPU's memory (16-byte stores over NVLink), polls its own inbox until all
+parts have arrived, and adds them in rank order, so that every rank gets the same bits. Flags would cost two more
+transfers. Instead, an empty inbox is full of negative zeros; a part contains none (they are sent as zeros, which does
+not change a sum), and the reader restores the negative zeros. A value that is not a negative zero has therefore
+arrived. Each 16-bit value is checked by itself, so the hardware may tear or reorder stores. The method follows the
+low-latency protocols of NCCL ("LL") and TensorRT-LLM ("Lamport"), with two inboxes instead of the latter's three.
 
 **Two inboxes are enough.** Program p of every launch owns the rows r with r % num_programs == p, on all ranks, and is
-a channel of its own: it keeps in device memory which inbox is next, so that replays of a graph count too; for it, a
-launch too small to have a program p is no turn. Let rank A's p begin turn t + 2, which writes at B where turn t
-wrote. Its turn t + 1 is complete, so it has seen B's part of turn t + 1; B sent that when its own turn t was
-complete: a launch touches nothing before the launch before it in the stream has ended, with all its writes. So B has
-read turn t and put the negative zeros back. One inbox would not do: A ends turn t when B's part is there, which says
-nothing of what B has read.
+an independent channel: it keeps the index of its next inbox in device memory, so that replays of a graph count too. A
+launch too small to have a program p is no turn for p. Let rank A's p begin turn t + 2, which writes at B where turn t
+wrote. Its turn t + 1 is complete, so it has seen B's part of turn t + 1. B sent that after its own turn t was
+complete, because a launch touches nothing before the previous launch in the stream has ended with all its writes. So B
+has read turn t and restored the negative zeros. One inbox is not enough: A ends turn t when B's part has arrived, which
+does not show that B has read A's part.
 
-**No deadlock.** A program sends all its rows before it waits. A launch has at most num_programs programs, no more
-than any of the GPUs has multiprocessors; each fits one that is empty, so all become resident whatever else is, and
-nothing that runs beside them waits for them without having left them room: a kernel launched early under this one
-(pdl) comes after all programs have begun. Every rank must make the same calls in the same order, on one stream.
+**No deadlock.** A program sends all its rows before it waits. A launch has at most num_programs programs, no more than
+any of the GPUs has multiprocessors. Each program fits an empty multiprocessor, so all become resident. Kernels that
+run beside them do not wait for them while occupying their space: a kernel launched early under this one (pdl) starts
+after all programs have begun. Every rank must make the same calls in the same order, on one stream.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import triton
 import triton.language as tl
 
 MAX_ROWS = 256
-# What a rank sends in one sum, to all others together: beyond, NCCL's rings move less
+# Bytes that a rank sends to all others together in one sum: for more, NCCL's rings move less data
 MAX_PUSHED_BYTES = 2 << 20
 _EMPTY = tl.constexpr(-(1 << 15))  # the bits of a negative zero, in bf16 as in fp16
 _VALUE_BYTES = 2
@@ -41,21 +42,21 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 
 def inbox_shape(*, num_ranks: int, width: int) -> tuple[int, int, int, int]:
-    """The shape of a rank's inbox, int16: [2 turns, rank that sends, row, column of at most `width`]."""
+    """Return the shape of a rank's inbox, int16: [2 turns, sending rank, row, column of at most `width`]."""
     return 2, num_ranks, MAX_ROWS, width
 
 
 def clear_inbox(inbox: torch.Tensor) -> None:
-    """Make an inbox ready, once, before any rank sends."""
+    """Fill an inbox with negative zeros, once, before any rank sends."""
     inbox.fill_(_EMPTY.value)
 
 
 class TritonOneShotAllReduce:
-    """This rank's end of the sums over ranks. Owns the counts of turns.
+    """All-reduce over this rank and its peers. Owns the counts of turns.
 
-    inboxes: every rank's, as this one can address it, in rank order; see inbox_shape, clear_inbox. memory: whatever
-    must live as long. num_programs: at most the multiprocessors of any rank's GPU, and the same on every rank, as is
-    max_pushed_bytes.
+    inboxes: every rank's, mapped into this process, in rank order; see inbox_shape, clear_inbox. memory: an object
+    that keeps them allocated. num_programs: at most the multiprocessors of any rank's GPU; it and max_pushed_bytes are
+    the same on every rank.
     """
 
     def __init__(
@@ -78,14 +79,14 @@ class TritonOneShotAllReduce:
         self._num_programs = num_programs
         self._max_bytes = max_pushed_bytes // max(1, len(inboxes) - 1)
         self._pdl = pdl
-        # [ranks] int64: how far each inbox is from this rank's own, in values; the kernel knows the alignment of that
+        # [ranks] int64: offset of each inbox from this rank's own, in values; the kernel knows the alignment of its own
         steps = [(inbox.data_ptr() - inboxes[rank].data_ptr()) // _VALUE_BYTES for inbox in inboxes]
         self._steps = torch.tensor(steps, dtype=torch.int64, device=device)
         # [num_programs] int32: the inbox of each program's next turn, 0 or 1
         self._turns = torch.zeros(num_programs, dtype=torch.int32, device=device)
 
     def takes(self, x: torch.Tensor) -> bool:
-        """Whether a sum of such parts is made here. Host-side facts only, which are the same on every rank."""
+        """Return True if this object can reduce x. Uses host-side facts only, which are the same on every rank."""
         return (
             x.dtype in _DTYPES
             and x.dim() == 2
@@ -97,14 +98,14 @@ class TritonOneShotAllReduce:
         )
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Equal reference.sum_parts of every rank's x, in place; return x. takes(x). Does not sync; graph-safe."""
+        """Apply reference.sum_parts to every rank's x in place; return x. Needs takes(x). Does not sync; graph-safe."""
         self._launch(x, None, None, 0.0, x, None)
         return x
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Equal reference.sum_add_rms_norm of every rank's x, which takes(x): (normed, new_residual), both new.
+        """Apply reference.sum_add_rms_norm to every rank's x: (normed, new_residual), both new. Requires takes(x).
 
         residual: [T, D] of x's dtype, last dimension dense. Does not sync; graph-safe.
         """
@@ -129,7 +130,7 @@ class TritonOneShotAllReduce:
             num_rows, 0 if residual is None else residual.stride(0), eps,
             SIZE=size, BLOCK=block, WIDTH=self._width, MAX_ROWS=MAX_ROWS, NUM_RANKS=len(self._inboxes),
             HAS_NORM=residual is not None, PDL=self._pdl,
-            # One 16-byte vector per thread, where there are threads enough
+            # One 16-byte vector per thread, if there are enough threads
             num_warps=min(32, max(1, block // 256)), launch_pdl=self._pdl,
         )  # fmt: skip
 
@@ -141,13 +142,13 @@ def _one_shot_kernel(
     SIZE: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, MAX_ROWS: tl.constexpr, NUM_RANKS: tl.constexpr,
     HAS_NORM: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Rows p, p + num_programs, ... of program p: send all, then sum and norm one after another."""
+    """Rows p, p + num_programs, ... of program p: send all, then sum and normalise one after another."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
     mask = columns < SIZE
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0) if HAS_NORM else columns
     steps = ()  # type: tuple[tl.tensor, ...]
-    for offset in tl.static_range(1, NUM_RANKS + 1):  # itself last; no rank is everybody's first
+    for offset in tl.static_range(1, NUM_RANKS + 1):  # itself last; every rank starts with another peer
         steps += (tl.load(steps_ptr + (rank + offset) % NUM_RANKS),)
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -185,7 +186,7 @@ def _one_shot_kernel(
 def _receive(
     parts, mask, dtype: tl.constexpr, BLOCK: tl.constexpr, STRIDE: tl.constexpr, NUM_RANKS: tl.constexpr
 ):  # fmt: skip
-    """Read one row of every rank, all at once, until none has a hole; return their sum in rank order, fp32."""
+    """Read one row of every rank at once, repeatedly until no value is missing; return the fp32 sum in rank order."""
     total = tl.zeros([BLOCK], tl.float32)
     num_holes = 1
     while num_holes > 0:

@@ -1,6 +1,6 @@
-"""The attention seam: what a step tells a backend, what a backend promises, and how one is chosen.
+"""The attention interface: AttentionMetadata of a step, the AttentionBackend protocol, and select_backend.
 
-Rows are ragged: a decode row is a row of one query token, a prompt chunk a row of many; nothing else tells them apart.
+Rows are ragged: a decode row has one query token, a row of a prompt chunk has many. There is no other difference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class AttentionMetadata:
-    """The rows of one step, for every layer. R rows, T query tokens over all rows. All tensors int32 on the device."""
+    """The rows of one step, equal for every layer. R rows, T query tokens in all. All tensors int32 on the device."""
 
     # [R + 1] first query token of each row; the last entry is T
     query_start_loc: torch.Tensor
@@ -32,31 +32,31 @@ class AttentionMetadata:
     # Host-side bounds (upper bounds where a CUDA graph serves several lengths)
     max_query_len: int
     max_seq_len: int
-    # The first num_decodes rows have exactly one query token; None: rows of one token may stand anywhere, and the
+    # The first num_decodes rows have exactly one query token; None: rows of one token may be anywhere, and the
     # device must find them (a CUDA graph that serves many mixes)
     num_decodes: int | None
     # With num_decodes None: rows past the first max_prefills have at most one query token; None: no such bound.
     # A row of seq_len 0 is padding, however many query tokens it has: its output is zeros
     max_prefills: int | None = None
-    # What the backend made of the above for all layers of the step (AttentionBackend.prepare); None: nothing
+    # Data that the backend computed for all layers of the step (AttentionBackend.prepare); None: not prepared
     decode_pieces: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What a model needs of attention, fixed for its life."""
+    """A model's requirements on attention, constant for its life."""
 
     num_heads: int  # query heads of this rank
-    num_kv_heads: int  # of this rank; num_heads is a multiple of it
+    num_kv_heads: int  # of this rank; divides num_heads
     head_dim: int
     dtype: torch.dtype
     device: torch.device
     block_size: int | None = None  # tokens; None: the backend may choose
-    kv_dtype: torch.dtype | None = None  # what the pool holds: None is `dtype`; else kernels.elementwise.reference.FP8
+    kv_dtype: torch.dtype | None = None  # dtype of the pool: None is `dtype`; else kernels.elementwise.reference.FP8
 
     @property
     def has_other_pool(self) -> bool:
-        """Whether keys and values must be converted before they are multiplied."""
+        """True if the pool's dtype is not `dtype`, so keys and values are converted before use."""
         return self.kv_dtype not in (None, self.dtype)
 
 
@@ -65,15 +65,15 @@ class AttentionBackend(Protocol):
 
     name: str
     block_size_multiple: int
-    is_graph_safe: bool  # decode rows make no sync and read no host value that changes
+    is_graph_safe: bool  # decode rows cause no sync and read no host value that changes
 
     @classmethod
     def refuse(cls, spec: AttentionSpec) -> str | None:
-        """The reason why this backend cannot serve `spec`, in one sentence, or None if it can."""
+        """Return why this backend cannot serve `spec`, in one sentence, or None if it can."""
         ...
 
     def prepare(self, metadata: AttentionMetadata) -> None:
-        """Compute once a step what its layers share, before the first; forward() does without, only slower. No sync."""
+        """Compute data that a step's layers share, before the first layer. Optional: it only saves time. No sync."""
         ...
 
     def forward(

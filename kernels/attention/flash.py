@@ -1,7 +1,7 @@
-"""FlashAttention: the AttentionBackend over the package flash-attn, which is imported only once it is asked for.
+"""FlashAttention: the AttentionBackend over the package flash-attn, imported only when the backend is selected.
 
-On a Hopper GPU with FlashAttention-3 (module flash_attn_interface) that one, else FlashAttention-2 (flash_attn). Both
-read the pool through the block table; FA2 wants blocks of 256 tokens.
+On a Hopper GPU it uses FlashAttention-3 (module flash_attn_interface) if installed, otherwise FlashAttention-2
+(flash_attn). Both read the pool through the block table; FA2 needs blocks whose size is a multiple of 256 tokens.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _MIN_CAPABILITY = (8, 0)
 _HOPPER = 9
 _MIN_FA2_VERSION = (2, 6)  # the first with a softcap
 _WHOLE_ROW = (-1, -1)
-# FA2 launches programs for every row as if it were the longest: from this many idle queries on they take longer than
-# cutting rows into tiles (benchmarks/notes.md)
+# FA2 launches programs for every row as if it were the longest: from this many idle queries on, that takes longer
+# than cutting rows into tiles (benchmarks/notes.md)
 _MANY_QUERIES = 100_000
 _TILE = 128
 
 
 @dataclass(frozen=True)
 class _Masking:
-    """What changes the softmax of every row alike."""
+    """Settings of the softmax that are the same for every row."""
 
     scale: float
     window: tuple[int, int]  # tokens seen before and after the query's own
@@ -43,7 +43,7 @@ class _Masking:
 
 @dataclass(frozen=True)
 class _Library:
-    """One generation of the library, imported."""
+    """One imported generation of the library."""
 
     generation: int
     block_size_multiple: int
@@ -52,7 +52,7 @@ class _Library:
 
 
 class FlashAttention:
-    """FA3 takes all rows in one call; FA2 the rows of one query token in one call and the others in a second."""
+    """FA3 computes all rows in one call; FA2 uses one call for rows of one query token and one for the others."""
 
     name = "flash-attn"
     is_graph_safe = True
@@ -67,7 +67,7 @@ class FlashAttention:
 
     @classmethod
     def refuse(cls, spec: AttentionSpec) -> str | None:
-        """Refuse what neither generation computes, and name what keeps the library from being imported."""
+        """Refuse specs that neither generation supports, and a failed import of the library."""
         if spec.device.type != "cuda":
             return f"it needs a CUDA device, not {spec.device.type}"
         if spec.dtype not in _DTYPES:
@@ -89,7 +89,7 @@ class FlashAttention:
         return None
 
     def prepare(self, metadata: AttentionMetadata) -> None:
-        """Nothing: see AttentionBackend.prepare."""
+        """Do nothing: see AttentionBackend.prepare."""
 
     def forward(
         self,
@@ -111,7 +111,7 @@ class FlashAttention:
 
 
 def _find_library(capability: tuple[int, int]) -> _Library | str:
-    """Import the newest generation that runs on this GPU, or return why there is none."""
+    """Import the newest generation that runs on this GPU, or return the reason for having none."""
     if capability < _MIN_CAPABILITY:
         return "it needs compute capability 8.0 or higher, this GPU has {}.{}".format(*capability)
     if capability[0] == _HOPPER:
@@ -129,14 +129,14 @@ def _find_library(capability: tuple[int, int]) -> _Library | str:
 
 
 def _import(name: str) -> ModuleType | str:
-    """Import a module, or return in one sentence why that failed."""
+    """Import a module, or return the reason for the failure in one sentence."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
             return f"the module {name} is not installed"
         return f"importing {name} failed: {error}"
-    except Exception as error:  # compiled for another torch or CUDA, it may raise anything
+    except Exception as error:  # a module compiled for another torch or CUDA may raise anything
         return f"importing {name} failed: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -148,7 +148,7 @@ def _attend_fa3(
     metadata: AttentionMetadata,
     masking: _Masking,
 ) -> torch.Tensor:
-    """All rows, whatever their lengths. Shapes as AttentionBackend.forward."""
+    """Attend all rows of any length. Shapes as AttentionBackend.forward."""
     return module.flash_attn_with_kvcache(
         q,
         k_cache,
@@ -172,14 +172,14 @@ def _attend_fa2(
     metadata: AttentionMetadata,
     masking: _Masking,
 ) -> torch.Tensor:
-    """Decode rows split along their keys, the rest by tiles of queries. Shapes as AttentionBackend.forward."""
+    """Attend decode rows, split along their keys, then the rest by tiles. Shapes as AttentionBackend.forward."""
     num_rows = metadata.seq_lens.shape[0]
     num_decodes = num_rows if metadata.max_query_len == 1 else metadata.num_decodes or 0
     if num_decodes == num_rows:
         return _decode_fa2(module, q, k_cache, v_cache, metadata, masking)
     if metadata.num_decodes is None and num_rows * metadata.max_query_len > _MANY_QUERIES:
         metadata = _cut_rows(metadata, q.shape[0])
-    # The first tokens of q belong to no row of this call, which leaves them unwritten
+    # The first tokens of q belong to no row of this call, so it does not write them
     out: torch.Tensor = module.flash_attn_varlen_func(
         q,
         k_cache,
@@ -207,7 +207,7 @@ def _decode_fa2(
     metadata: AttentionMetadata,
     masking: _Masking,
 ) -> torch.Tensor:
-    """The first N rows, of one query token each. q: [N, num_heads, head_dim]; returns as q."""
+    """Attend the first N rows, of one query token each. q: [N, num_heads, head_dim]; returns the same shape."""
     out: torch.Tensor = module.flash_attn_with_kvcache(
         q.unsqueeze(1),
         k_cache,
@@ -223,9 +223,9 @@ def _decode_fa2(
 
 
 def _cut_rows(metadata: AttentionMetadata, num_tokens: int) -> AttentionMetadata:
-    """The same queries in rows of at most _TILE: each tile ends where its own last query does. Never syncs.
+    """Cut the queries into rows of at most _TILE: each tile's keys end at its last query. Never syncs.
 
-    There are as many tiles as num_tokens in any rows could need; those past the last hold no query.
+    The number of tiles is the most that num_tokens could need; tiles past the last used one hold no query.
     """
     starts, num_rows = metadata.query_start_loc, metadata.seq_lens.shape[0]
     counts = (starts.diff() + _TILE - 1) // _TILE

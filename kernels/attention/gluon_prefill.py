@@ -1,16 +1,16 @@
-"""Prefill attention for Hopper in Gluon: the rows of triton_prefill.py, by wgmma, TMA and specialised warps.
+"""Prefill attention for Hopper in Gluon: computes what triton_prefill.py does, with wgmma, TMA and specialised warps.
 
-FlashAttention-3 (arXiv:2407.08608) over a paged cache: two warpgroups of 64 query rows take turns at the tensor cores,
-so that one's softmax hides behind the other's products, and each has the scores of its next keys under way while it
-weighs the last ones; one warp loads, a TMA box per page. Programs stay: each draws tiles from a counter until none is
-left, its loads running ahead into the next tile. Of a group's query heads, as many share a tile as the largest power
-of two that divides the group.
+FlashAttention-3 (arXiv:2407.08608) over a paged cache. Two warpgroups of 64 query rows alternate on the tensor cores,
+so that the softmax of one overlaps the products of the other; each starts the scores of its next keys while it weighs
+the values of the last ones. One warp loads, one TMA box per page. Programs are persistent: each draws tiles from a
+counter until none is left, and its loads run ahead into the next tile. The query heads that share a tile are the
+largest power of two that divides the group.
 
-A TMA box reads whole pages, and slots past a row's end may hold anything, NaN too. So the box of a row's last page
-starts that many slots early (before a block lie zeros, or keys of this row): its tokens stand rotated in shared memory,
-the masks know it, and attention does not mind the order of keys.
+A TMA box reads whole pages, and slots past a row's end may hold anything, including NaN. So the box of a row's last
+page starts that many slots early (before a block there are zeros, or keys of this row): its tokens are rotated in
+shared memory, the masks account for it, and attention does not depend on the order of keys.
 
-The warpgroups of gluon_prefill.py that attend: products on the tensor cores, the softmax between them.
+`attend` is the code of the attending warpgroups; hopper_prefill_attention launches the kernel.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201, ANN202, RUF005  (Triton reads annotations as types and unpacks no tuples)
 
 
-# A power of two, so that MASKED * scale is exact: where a row sees no key, weights must be exp2(0), not exp2(rounding)
+# A power of two, so that MASKED * scale is exact: if a row sees no key, weights must be exp2(0), not exp2(rounding)
 _MASKED = gl.constexpr(-(2.0**100))
-# What the loading warp tells of a tile, in this order
+# Fields that the loading warp writes for each tile, in this order
 UNIT, TOKEN, LEFT, POSITION, SEQ_LEN, END = (gl.constexpr(field) for field in range(6))
 
 
 @jit
 def attend(attending, PACK: gl.constexpr, PAGE: gl.constexpr, WHICH: gl.constexpr):
-    """One warpgroup: the attention of its 64 query rows in each tile. Row m is token m // PACK, head m % PACK."""
+    """One warpgroup: attention of its 64 query rows in each tile. Row m is token m // PACK, head m % PACK."""
     out_ptr, stride_out, rings, turns, work, scale = attending
     queries, keys, values = rings
     q_tiles, q_loaded, q_free = queries
@@ -104,7 +104,7 @@ def _told(work, FIELD: gl.constexpr):
 
 @jit
 def _score(q, keys, turns, done, CONSUMERS: gl.constexpr, WHICH: gl.constexpr):
-    """Start q @ k.T for the next keys, once they are there and it is this warpgroup's turn."""
+    """Start q @ k.T for the next keys, once they are loaded and it is this warpgroup's turn."""
     tiles, loaded, _free = keys
     stage = done % tiles.shape[0]
     mbarrier.wait(loaded.index(stage), (done // tiles.shape[0]) & 1)
@@ -116,7 +116,7 @@ def _score(q, keys, turns, done, CONSUMERS: gl.constexpr, WHICH: gl.constexpr):
 
 @jit
 def _weigh(weights, values, acc, done):
-    """Start acc + weights @ v, once the values are there."""
+    """Start acc + weights @ v, once the values are loaded."""
     tiles, loaded, _free = values
     stage = done % tiles.shape[0]
     mbarrier.wait(loaded.index(stage), (done // tiles.shape[0]) & 1)
@@ -131,7 +131,7 @@ def _pass_turn(turns, CONSUMERS: gl.constexpr, WHICH: gl.constexpr):
 
 @jit
 def _mask(logits, positions, start, seq_len, PAGE: gl.constexpr):
-    """Hide keys after the query and slots past the row's end, which stand first in the row's last page."""
+    """Hide keys after the query, and slots past the row's end, which come first in the row's last page."""
     columns = gl.arange(0, logits.shape[1], gl.SliceLayout(0, logits.type.layout))
     slots = columns & (PAGE - 1)
     last_start = (seq_len - 1) // PAGE * PAGE
@@ -142,7 +142,7 @@ def _mask(logits, positions, start, seq_len, PAGE: gl.constexpr):
 
 @jit
 def _softmax(logits, maximum, total, scale):
-    """One step of the online softmax, in base 2. Returns weights, what shrinks those before, maximum, total."""
+    """One step of the online softmax, in base 2. Returns weights, the factor on earlier ones, maximum, total."""
     new_maximum = gl.maximum(maximum, gl.max(logits, 1) * scale)
     shrink = gl.exp2(maximum - new_maximum)
     weights = gl.exp2(logits * scale - new_maximum[:, None])
@@ -151,7 +151,7 @@ def _softmax(logits, maximum, total, scale):
 
 @jit
 def _store(acc, out_ptr, stride_out, unit, token, left, PACK: gl.constexpr, WHICH: gl.constexpr):
-    """Write 64 rows of output, those of the row's own tokens, 16 bytes a thread."""
+    """Write 64 rows of output, only tokens of the row itself, 16 bytes a thread."""
     HEAD_DIM: gl.constexpr = acc.shape[1]
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
     members = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, LINES))
@@ -164,19 +164,16 @@ def _store(acc, out_ptr, stride_out, unit, token, left, PACK: gl.constexpr, WHIC
     )
 
 
-# ruff: noqa: ANN001, ANN202, RUF005  (Triton reads annotations as types and unpacks no tuples: arguments carry none)
-
-
 if not triton.__version__.startswith("3.6."):
     raise ImportError("Gluon changes between versions of Triton: this was written for 3.6")
 
-_COLUMNS = 64  # of a TMA box: 128 bytes, the widest swizzle
+_COLUMNS = 64  # columns of a TMA box: 128 bytes, the widest swizzle
 _BOX_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
 
 
 @dataclass(frozen=True)
 class HopperConfig:
-    """How one program is built."""
+    """Tile sizes and pipeline depth of one program."""
 
     consumers: int  # warpgroups of 64 query rows
     block_n: int  # keys per tile
@@ -186,7 +183,7 @@ class HopperConfig:
 
 def hopper_config(*, total_rows: int, max_seq_len: int, num_sms: int) -> HopperConfig:
     """Choose tiles (benchmarks/notes.md). total_rows: query tokens x heads of all rows."""
-    # From tiles of 128 rows for 0.7 of the SMs on they win at long contexts, and lose little at short ones
+    # Tiles of 128 rows that fill 0.7 of the SMs are faster at long contexts, and little slower at short ones
     if total_rows <= num_sms * (128 if max_seq_len <= 1024 else 90):
         return HopperConfig(consumers=1, block_n=64, num_stages=2, programs_per_sm=2)
     if max_seq_len <= 1024:
@@ -195,10 +192,10 @@ def hopper_config(*, total_rows: int, max_seq_len: int, num_sms: int) -> HopperC
 
 
 def takes(q: torch.Tensor, k_cache: torch.Tensor, *, sliding_window: int | None, softcap: float) -> bool:
-    """Whether this kernel was written for such tensors, given a device of compute capability 9."""
+    """Return True if this kernel supports these tensors, given a device of compute capability 9."""
     return (
         q.dtype in (torch.bfloat16, torch.float16)
-        and k_cache.dtype == q.dtype  # wgmma takes keys from shared memory as they are, where TMA put them
+        and k_cache.dtype == q.dtype  # wgmma reads keys from shared memory in the dtype that TMA loaded
         and q.shape[2] in (64, 128)
         and k_cache.stride(2) == q.shape[2]
         and sliding_window is None
@@ -207,7 +204,7 @@ def takes(q: torch.Tensor, k_cache: torch.Tensor, *, sliding_window: int | None,
 
 
 def new_tickets(device: torch.device) -> torch.Tensor:
-    """Return the counters that calls on one stream share; a kernel leaves them zero. Not inside a graph capture."""
+    """Return the counters that calls on one stream share; a kernel resets them to zero. Not inside a graph capture."""
     return torch.zeros(2, dtype=torch.int32, device=device)
 
 
@@ -228,7 +225,7 @@ def hopper_prefill_attention(
     config: HopperConfig | None = None,
     pdl: bool = False,
 ) -> None:
-    """prefill_attention for what `takes` allows. tickets: of new_tickets. max_seq_len bounds seq_lens."""
+    """Equal prefill_attention for tensors that `takes` allows. tickets: of new_tickets. max_seq_len bounds seq_lens."""
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
@@ -266,7 +263,7 @@ def _prefill_kernel(
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, CONSUMERS: gl.constexpr, SKIPS_DECODES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Set up shared memory, then part: a warpgroup for each 64 query rows, a warp that loads."""
+    """Set up shared memory, then specialise: one warpgroup per 64 query rows, and one loading warp."""
     PACK: gl.constexpr = q_desc.block_shape[1]
     PAGE: gl.constexpr = k_desc.block_shape[1]
     PANELS: gl.constexpr = HEAD_DIM // 64
@@ -306,7 +303,7 @@ def _prefill_kernel(
 
 @gluon.jit
 def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """That many barriers in shared memory, each passed after so many arrivals."""
+    """Allocate NUMBER barriers in shared memory, each passed after ARRIVALS arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(NUMBER):
         mbarrier.init(barriers.index(i), count=ARRIVALS)
@@ -320,7 +317,7 @@ def _grid_dependency(INSTRUCTION: gl.constexpr):
 
 @gluon.jit
 def _load(loading, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, SKIPS_DECODES: gl.constexpr):
-    """Draw tiles until none is left: tell the other warps each one's place, load its queries, then keys and values."""
+    """Draw tiles until none is left: tell the other warps each tile's place, load its queries, then keys and values."""
     descs, boxes, rings, work, problem = loading
     query_start_ptr, seq_lens_ptr, table_ptr, stride_table, first_row, num_rows, num_units, ticket_ptr = problem
     q_tiles, q_loaded, q_free = rings[0]
@@ -332,8 +329,8 @@ def _load(loading, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, SKIPS_DECODES:
     num_programs = gl.num_programs(0)
     base = gl.load(query_start_ptr + first_row)
     num_tiles = (gl.load(query_start_ptr + first_row + num_rows) - base) // TOKENS + num_rows
-    # Of long rows a head's tiles come one after another, so that its keys stay in L2; of short ones, a tile's heads, so
-    # that the longest tiles of all come first. The first two rows tell, of which one may be padding
+    # For long rows, a head's tiles come one after another, so that its keys stay in L2; for short rows, a tile's heads,
+    # so that the longest tiles of all come first. Decided by the first two rows, of which one may be padding
     longest = gl.load(seq_lens_ptr + first_row)
     longest = gl.maximum(longest, gl.load(seq_lens_ptr + first_row + gl.minimum(num_rows - 1, 1)))
     is_long = longest >= LONG
@@ -372,7 +369,7 @@ def _load(loading, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, SKIPS_DECODES:
 
 @gluon.jit
 def _load_row(descs, boxes, rings, loaded, table, column, seq_len, end, BLOCK_SIZE: gl.constexpr):
-    """Load keys and values of tokens [0, end), a tile of each in turn. Returns the tiles loaded by now."""
+    """Load keys and values of tokens [0, end), one tile of each in turn. Returns the number of tiles loaded so far."""
     PAGE: gl.constexpr = boxes[1].shape[2]
     PAGES: gl.constexpr = rings[1][0].shape[1] // PAGE
     STAGES: gl.constexpr = rings[1][0].shape[0]
@@ -409,10 +406,10 @@ def _load_pages(desc, boxes, ring, stage, phase, blocks, slots, column):
 
 @gluon.jit
 def _find_tile(problem, flat, TOKENS: gl.constexpr, SKIPS_DECODES: gl.constexpr):
-    """Where tile `flat` of all rows is: row, first query token, query tokens from there on, its position, seq_len, end.
+    """Locate tile `flat` of all rows: row, first query token, query tokens from there on, its position, seq_len, end.
 
-    Row i's tiles begin at (its first token // TOKENS) + i; its last, which see the most keys, come first. end: the keys
-    its queries see; 0 if there is nothing to do, 1 in a row of padding, whose one page reads as zeros.
+    Row i's tiles begin at (its first token // TOKENS) + i; its last tiles, which see the most keys, come first. end:
+    the number of keys its queries see; 0 if there is nothing to do, 1 in a padding row, whose one page reads as zeros.
     """
     query_start_ptr, seq_lens_ptr, _table_ptr, _stride_table, first_row, num_rows, _num_units, _ticket_ptr = problem
     lanes = gl.arange(0, 128, gl.BlockedLayout([1], [32], [1], [0]))
@@ -439,7 +436,7 @@ def _find_tile(problem, flat, TOKENS: gl.constexpr, SKIPS_DECODES: gl.constexpr)
 
 @gluon.jit
 def _tell(work, values):
-    """Write a tile's place for the other warps, in the order of the fields' constants."""
+    """Write a tile's place for the other warps, in the order of the field constants."""
     for i in gl.static_range(6):
         work.index(i).store(gl.full([1], values[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
     gl.thread_barrier()

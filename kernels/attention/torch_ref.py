@@ -1,7 +1,7 @@
-"""Paged attention in plain torch: the oracle of every other backend, and what CPU and MPS run.
+"""TorchAttention: paged attention in plain torch, the oracle of every other backend, and the backend for CPU and MPS.
 
-Decode rows go in one batched gather and one SDPA call, so their cost holds no Python per row. The other rows go one by
-one: their lengths are read on the host, which on a GPU is a sync; a GPU that serves uses another backend.
+Decode rows are computed by one batched gather and one SDPA call, so they cost no Python per row. The other rows are
+computed one by one; their lengths are read on the host, which syncs a GPU. GPU serving uses another backend.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from kernels.elementwise.reference import FP8, UNSCALED, KVScales, from_fp8
 
 
 class TorchAttention:
-    """AttentionBackend over gathered pages. Its only state is the memory that pages are gathered into."""
+    """AttentionBackend over gathered pages. Its only state is the buffer for gathered pages."""
 
     name = "torch"
     block_size_multiple = 1
-    is_graph_safe = False  # the gather is as wide as the bound, so a graph would always pay for the longest
+    is_graph_safe = False  # the gather is as wide as the bound, so a graph would always compute the longest length
 
     def __init__(self) -> None:
         self._keys = _Scratch()
@@ -26,13 +26,13 @@ class TorchAttention:
 
     @classmethod
     def refuse(cls, spec: AttentionSpec) -> str | None:
-        """Refuse only head counts that no grouped-query attention has."""
+        """Refuse only head counts that are invalid for grouped-query attention."""
         if spec.num_heads % spec.num_kv_heads != 0:
             return f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
         return None
 
     def prepare(self, metadata: AttentionMetadata) -> None:
-        """Nothing: see AttentionBackend.prepare."""
+        """Do nothing: see AttentionBackend.prepare."""
 
     def forward(
         self,
@@ -48,9 +48,9 @@ class TorchAttention:
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward for shapes.
 
-        The caches must be finite everywhere, also where nothing was written: a masked value still counts as 0 * value.
+        The caches must be finite everywhere, also in unwritten slots: a masked value still counts as 0 * value.
         A padding row (seq_len 0) yields the value in its table's first slot. FP8 is exact in every dtype of q, so the
-        scales may be multiplied in where they are fewest numbers: into the logits' scale, and into the output.
+        scales are applied where they touch the fewest numbers: in the logits' scale, and in the output.
         """
         scale *= kv_scales.k
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -93,22 +93,22 @@ def _scaled(out: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def _split_rows(metadata: AttentionMetadata) -> tuple[range, range]:
-    """The rows that are known to have one token each, first or last of all, and the others."""
+    """Return the rows that certainly have one token each, first or last of all, and the other rows."""
     num_rows = metadata.seq_lens.shape[0]
     if metadata.num_decodes is not None:
         return range(metadata.num_decodes), range(metadata.num_decodes, num_rows)
     num_prefills = num_rows if metadata.max_prefills is None else metadata.max_prefills
     num_tokens = int(metadata.query_start_loc[-1] - metadata.query_start_loc[num_prefills])
-    if num_tokens < num_rows - num_prefills:  # rows without a token among them
+    if num_tokens < num_rows - num_prefills:  # some rows have no token
         num_prefills = num_rows
     return range(num_prefills, num_rows), range(num_prefills)
 
 
 class _Scratch:
-    """Memory for gathered pages, kept between calls on CPU, where fresh pages of memory cost more than the copy.
+    """Buffer for gathered pages. Kept between calls on CPU, where fresh pages of memory cost more than the copy.
 
-    Elsewhere the caching allocator does this, and under CUDA graphs does it better: a buffer that grew would leave
-    earlier graphs with a dangling one.
+    On other devices the caching allocator reuses memory. Under CUDA graphs a growing buffer would leave earlier graphs
+    with a dangling pointer.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class _Scratch:
     def gather(
         self, cache: torch.Tensor, block_table: torch.Tensor, num_tokens: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """The first num_tokens tokens of each row's blocks, FP8 as dtype, as a view [N, Hkv, num_tokens, D].
+        """Gather the first num_tokens tokens of each row's blocks, FP8 as dtype, as a view [N, Hkv, num_tokens, D].
 
         cache: [num_blocks, block_size, Hkv, D]; block_table: [N, max_blocks]. Valid until the next call.
         """
@@ -126,7 +126,7 @@ class _Scratch:
         num_blocks = min(-(-num_tokens // block_size), block_table.shape[1])
         block_ids = block_table[:, :num_blocks].flatten()
         is_fp8 = cache.dtype == FP8
-        cache = cache.view(torch.uint8) if is_fp8 else cache  # not every torch gathers fp8 on every device
+        cache = cache.view(torch.uint8) if is_fp8 else cache  # some torch builds cannot gather fp8 on every device
         if cache.device.type == "cpu":
             pages = self._reserve(cache, block_ids.shape[0])
             torch.index_select(cache, 0, block_ids, out=pages)
@@ -138,10 +138,10 @@ class _Scratch:
         return tokens[:, :num_tokens].transpose(1, 2)
 
     def _reserve(self, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
-        """[num_blocks, block_size, Hkv, D] of the buffer, grown if need be."""
+        """Return [num_blocks, block_size, Hkv, D] of the buffer, growing it if necessary."""
         num_elements = num_blocks * cache[0].numel()
         if self._buffer.dtype != cache.dtype or self._buffer.numel() < num_elements:
-            # An ordinary tensor, so that it may be written inside and outside of inference mode alike
+            # An ordinary tensor, so that it may be written inside and outside inference mode
             with torch.inference_mode(False):
                 self._buffer = torch.empty(num_elements, dtype=cache.dtype)
         return self._buffer[:num_elements].view(num_blocks, *cache.shape[1:])
@@ -157,14 +157,14 @@ def _attend_decodes(
     sliding_window: int | None,
     softcap: float,
 ) -> torch.Tensor:
-    """One query token per row. q: [N, H, D]; keys, values: [N, Hkv, s, D]; seq_lens: [N], each ≥ 1. Returns as q."""
+    """Attend one query token per row. q: [N, H, D]; keys, values: [N, Hkv, s, D]; seq_lens: [N], each ≥ 1."""
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads, num_tokens = keys.shape[1:3]
     key_positions = torch.arange(num_tokens, device=q.device)
     visible = key_positions < seq_lens[:, None]
     if sliding_window is not None:
         visible &= key_positions >= seq_lens[:, None] - sliding_window
-    # The query heads that share a KV head stand in the query dimension: no key is copied per head
+    # Query heads that share a KV head use the query dimension, so that no key is copied per head
     grouped = q.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     out = _masked_attention(grouped, keys, values, visible[:, None, None, :], scale=scale, softcap=softcap)
     return out.reshape(num_rows, num_heads, head_dim)
@@ -179,11 +179,11 @@ def _attend_row(
     sliding_window: int | None,
     softcap: float,
 ) -> torch.Tensor:
-    """The last n tokens of one row of s tokens. q: [n, H, D]; keys, values: [Hkv, s, D]; returns [n, H, D]."""
+    """Attend the last n tokens of a row of s tokens. q: [n, H, D]; keys, values: [Hkv, s, D]; returns [n, H, D]."""
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, seq_len, _ = keys.shape
     grouped = q.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim).permute(1, 2, 0, 3)
-    visible = None  # the whole row at once: SDPA's own causal mask, for which it builds no matrix
+    visible = None  # the whole row at once: SDPA's own causal mask, which needs no matrix
     if num_tokens != seq_len or sliding_window is not None or softcap > 0:
         key_positions = torch.arange(seq_len, device=q.device)
         query_positions = key_positions[seq_len - num_tokens :, None]
@@ -206,7 +206,7 @@ def _masked_attention(
     scale: float,
     softcap: float,
 ) -> torch.Tensor:
-    """SDPA over [A, B, n, D] and [A, B, s, D] with a bool mask (None: causal), or by hand where logits are capped."""
+    """SDPA over [A, B, n, D] and [A, B, s, D] with a bool mask (None: causal); explicit softmax for capped logits."""
     if softcap > 0:
         assert visible is not None
         logits = (q.float() @ keys.float().transpose(-1, -2)) * scale

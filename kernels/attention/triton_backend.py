@@ -1,4 +1,4 @@
-"""TritonAttention: the AttentionBackend over our own kernels. Importable, and refusing, where Triton is absent."""
+"""TritonAttention: the AttentionBackend over the Triton kernels. Without Triton it imports and refuses every spec."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class TritonAttention:
         self._scratch: DecodeScratch | None = None
         self._shape: tuple[int, int, int, torch.device] | None = None
         self._pdl = False
-        self._tickets: torch.Tensor | None = None  # of the prefill kernel for Hopper, where it can run
+        self._tickets: torch.Tensor | None = None  # counters of the Hopper prefill kernel, if it can run
 
     @classmethod
     def refuse(cls, spec: AttentionSpec) -> str | None:
-        """Refuse what the kernels were not written for."""
+        """Refuse specs that the kernels do not support."""
         if not HAS_TRITON:
             return "the package triton is not installed"
         if spec.device.type != "cuda":
@@ -67,7 +67,7 @@ class TritonAttention:
         return None
 
     def prepare(self, metadata: AttentionMetadata) -> None:
-        """Cut the decode rows' keys into pieces, from the second step on: the first tells the number of heads."""
+        """Cut the decode rows' keys into pieces, from the second step on: the first shows the number of heads."""
         is_mixed = metadata.num_decodes is None
         num_rows = metadata.seq_lens.shape[0] if metadata.num_decodes is None else metadata.num_decodes
         if self._scratch is not None and self._shape is not None and num_rows > 1:
@@ -122,10 +122,10 @@ class TritonAttention:
         return out
 
     def _scratch_for(self, q: torch.Tensor, k_cache: torch.Tensor) -> DecodeScratch:
-        """The buffers for this model's shape: allocated once, whatever the number of rows."""
+        """Return the buffers for this model's shape, allocated once for any number of rows."""
         shape = (q.shape[1], k_cache.shape[2], q.shape[2], q.device)
         if self._scratch is None or shape != self._shape:
-            # Its zeroed counters would be zeroed by the graph alone, not before another graph that shares them
+            # Only this graph would zero its counters, not another graph that shares them
             assert not torch.cuda.is_current_stream_capturing(), "run one forward before capturing"
             self._scratch = DecodeScratch.allocate(
                 num_heads=q.shape[1], num_kv_heads=k_cache.shape[2], head_dim=q.shape[2], device=q.device

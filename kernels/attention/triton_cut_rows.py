@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-"""Cuts the keys of decode rows into pieces of about equal length, once a step and on the device.
+"""cut_rows: cuts the keys of decode rows into pieces of about equal length, once per step, on the device.
 
-One long row among short ones then has no programs that run alone at the end of every layer's decode attention.
-Specification: the properties in tests/unit/kernels/triton_cases/attention_cases.py.
+Without it, a long row among short ones has programs that run alone at the end of every layer's decode attention.
+The specification is the set of properties in tests/unit/kernels/triton_cases/attention_cases.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 MAX_SPLITS = 128
-_UNIT = 64  # keys: pieces are multiples of it
-_MIN_UNITS = 2  # of a piece; below 128 keys, merging costs more than a split saves
+_UNIT = 64  # keys: a piece's length is a multiple of it
+_MIN_UNITS = 2  # least length of a piece; below 128 keys, merging costs more than a split saves
 _NUM_REFINEMENTS = 2
 _MIN_ROWS_PAD = 64
 
@@ -21,8 +21,8 @@ _MIN_ROWS_PAD = 64
 def cut_rows(seq_lens: torch.Tensor, *, num_pieces: int, query_start_loc: torch.Tensor | None = None) -> torch.Tensor:
     """Cut the keys of rows of one token into pieces of about equal length. Never syncs.
 
-    seq_lens: [R] int32; query_start_loc: [R + 1] int32, of ragged rows: those of another length get no piece.
-    num_pieces: how many of them run at once; few rows get no more, so that none runs alone at the end.
+    seq_lens: [R] int32; query_start_loc: [R + 1] int32, for ragged rows: rows of another length get no piece.
+    num_pieces: pieces that run at once; a few rows get no more, so that none runs alone at the end.
     Returns [R + num_pieces, 4] int32: row, first key, end, (split << 16) + splits of the row; 0 splits: no piece. Rows
     of several pieces come first, since theirs are the longest; a row of seq_len 0 has one, empty.
     """
@@ -37,7 +37,7 @@ def cut_rows(seq_lens: torch.Tensor, *, num_pieces: int, query_start_loc: torch.
 
 
 def _rows_pad(num_rows: int) -> int:
-    """Few different numbers: each is a kernel."""
+    """Round up to a few distinct sizes: each one compiles a kernel."""
     return _MIN_ROWS_PAD if num_rows <= _MIN_ROWS_PAD else max(512, triton.next_power_of_2(num_rows))
 
 
@@ -47,9 +47,9 @@ def _cut_rows_kernel(
     UNIT: tl.constexpr, MIN_UNITS: tl.constexpr, MAX_SPLITS: tl.constexpr, ROWS_PAD: tl.constexpr,
     REFINEMENTS: tl.constexpr,
 ):  # fmt: skip
-    """All rows in one program. A piece has at most `most` units: at first, what all rows have for each of num_pieces.
+    """All rows in one program. A piece has at most `most` units, initially all rows' units / num_pieces.
 
-    That makes up to a piece more a row. Where rows are few, `most` grows until there are about num_pieces.
+    That gives up to one more piece per row. If rows are few, `most` grows until there are about num_pieces.
     """
     rows = tl.arange(0, ROWS_PAD)
     seq_lens = tl.load(seq_lens_ptr + rows, mask=rows < num_rows, other=0)
@@ -71,7 +71,7 @@ def _cut_rows_kernel(
     single = splits - several
     num_several = tl.sum(several, 0)
     places = tl.where(splits > 1, tl.cumsum(several, 0) - several, num_several + tl.cumsum(single, 0) - single)
-    share = tl.cdiv(units, tl.maximum(splits, 1)) * UNIT  # of the row's keys, even over its pieces
+    share = tl.cdiv(units, tl.maximum(splits, 1)) * UNIT  # of the row's keys, equal for its pieces
     for split in range(0, tl.max(splits, 0)):
         exists = split < splits
         piece_ptrs = pieces_ptr + (places + split) * 4

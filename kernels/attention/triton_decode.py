@@ -1,11 +1,11 @@
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 """Decode attention in Triton: one query token per row over the paged KV cache, split along the keys.
 
-Flash decoding (Dao et al. 2023, crfm.stanford.edu/2023/10/12/flashdecoding.html) with two changes. Ranges of keys are
-cut on the device, so one CUDA graph serves all lengths: by a kernel once a step (cut_rows), in pieces of about equal
-length over all rows, so that a long row among short ones is no tail; or, without those, each row into a number of
-splits that depends on the number of rows alone. The split that arrives last at a row's counter merges the others, in
-order, so there is no second launch and the result does not depend on who was last.
+Flash decoding (Dao et al. 2023, crfm.stanford.edu/2023/10/12/flashdecoding.html) with two changes. The device cuts the
+ranges of keys, so one CUDA graph serves all lengths: either a kernel once per step (cut_rows), in pieces of about equal
+length over all rows, so that a long row among short ones causes no tail; or, without it, each row is cut into a number
+of splits that depends only on the number of rows. The split that arrives last at a row's counter merges the others in
+order, so there is no second launch and the result does not depend on which one is last.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, is_wide,
 from kernels.attention.triton_cut_rows import MAX_SPLITS
 from kernels.elementwise.reference import UNSCALED, KVScales
 
-_FEW_PAIRS = 16  # (row, KV head) pairs of one or two rows: latency, not bandwidth, bounds them
+_FEW_PAIRS = 16  # (row, KV head) pairs of one or two rows: limited by latency, not bandwidth
 
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """How one program is built."""
+    """Tile size and launch settings of one program."""
 
     block_n: int  # keys per tile
     num_warps: int
@@ -35,11 +35,11 @@ class DecodeConfig:
 
 @dataclass(frozen=True)
 class DecodeScratch:
-    """Where splits of a row meet. One per stream: two launches in flight must not share it."""
+    """Buffers in which the splits of a row are merged. One per stream: two launches in flight must not share it."""
 
     # [capacity, head_dim] fp32: normalised output of each split and query head
     partial: torch.Tensor
-    # [capacity] fp32: log2 of each one's softmax denominator
+    # [capacity] fp32: log2 of each output's softmax denominator
     lse: torch.Tensor
     # [capacity] int32: splits arrived per (row, KV head); zero between launches
     arrivals: torch.Tensor
@@ -61,13 +61,13 @@ class DecodeScratch:
         )
 
     def num_splits(self, *, num_pairs: int) -> int:
-        """Splits of each of num_pairs (row, KV head) pairs, a host-side number: 1 once pairs fill the device alone."""
+        """Return the splits of each of num_pairs (row, KV head) pairs, on the host: 1 once pairs fill the device."""
         if num_pairs <= _FEW_PAIRS:
             return max(1, min(MAX_SPLITS, self.num_sms // num_pairs))
         return min(MAX_SPLITS, -(-3 * self.num_sms // num_pairs))
 
     def num_pieces(self, *, num_rows: int, num_kv_heads: int) -> int:
-        """Pieces of num_rows rows that run at once, each as a program per KV head: as many as fit an SM's memory."""
+        """Return how many pieces of num_rows rows run at once, one program per KV head, limited by an SM's memory."""
         num_pairs = num_rows * num_kv_heads
         per_sm = 1 if num_pairs <= _FEW_PAIRS else 3 if self.num_splits(num_pairs=num_pairs) > 1 else 4
         return max(1, per_sm * self.num_sms // num_kv_heads)
@@ -76,7 +76,7 @@ class DecodeScratch:
 def decode_config(
     head_dim: int, dtype: torch.dtype, *, num_pairs: int, is_split: bool, is_cut: bool = False
 ) -> DecodeConfig:
-    """Choose tiles (benchmarks/notes.md): 32 KiB of keys where latency rules, 16 where programs share an SM."""
+    """Choose tiles (benchmarks/notes.md): 32 KiB of keys if latency limits, 16 if programs share an SM."""
     row_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
     if num_pairs <= _FEW_PAIRS:
         stages = 5 if is_cut else 3
@@ -120,7 +120,7 @@ def decode_attention(
     num_pairs = num_rows * num_kv_heads
     if num_splits is None:
         num_splits = scratch.num_splits(num_pairs=num_pairs)
-    # Also with fp8 caches by q's dtype, which their tiles are turned into
+    # Also for fp8 caches by q's dtype, to which their tiles are converted
     config = config or decode_config(
         head_dim, q.dtype, num_pairs=num_pairs, is_split=num_splits > 1, is_cut=pieces is not None
     )
@@ -217,14 +217,14 @@ def _decode_kernel(
 
 @triton.jit
 def _read_piece(piece_ptr):
-    """A piece of cut_rows: row, first key, end, split, splits of the row."""
+    """Read a piece of cut_rows: row, first key, end, split, splits of the row."""
     splits = tl.load(piece_ptr + 3)
     return tl.load(piece_ptr), tl.load(piece_ptr + 1), tl.load(piece_ptr + 2), splits >> 16, splits & 0xFFFF
 
 
 @triton.jit
 def _split_range(oldest, seq_len, split, BLOCK_N: tl.constexpr):
-    """This split's keys [start, end), and how many splits have any: the visible tiles shared out evenly."""
+    """Return this split's keys [start, end), and the number of non-empty splits: visible tiles are divided evenly."""
     first_tile = oldest // BLOCK_N
     num_tiles = tl.maximum(tl.cdiv(seq_len, BLOCK_N) - first_tile, 1)
     # At least 128 keys: below that, merging costs more than a split saves
@@ -238,7 +238,7 @@ def _meet_splits(
     acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr, entries, split, used_splits,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Leave this split's result for the last of its (row, KV head) pair to arrive, which merges them all."""
+    """Store this split's result; the last split of the (row, KV head) pair to arrive merges them all."""
     heads = tl.arange(0, BLOCK_G)
     dims = tl.arange(0, D_PAD)
     mine = entries + split * GROUP + heads
@@ -258,7 +258,7 @@ def _prefetch_keys(
     k_ptr, v_ptr, table_ptr, start, end, stride_block, stride_slot,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Ask L2 for the first 128 keys and values, line by line. Only a hint: the newest may not be written yet."""
+    """Prefetch the first 128 keys and values into L2, by line. Only a hint: the newest may not be written yet."""
     LINES: tl.constexpr = triton.next_power_of_2((HEAD_DIM * k_ptr.dtype.element_ty.primitive_bitwidth + 1023) // 1024)
     keys = start + tl.arange(0, 128)
     offsets = page_offsets(table_ptr, keys, keys < end, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
@@ -307,7 +307,7 @@ def _merge_splits(
     out_row_ptr, partial_ptr, lse_ptr, entries, used_splits,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Weigh the splits of one (row, KV head) by their denominators. Loads skip L1: other SMs wrote these."""
+    """Weigh the splits of one (row, KV head) by their denominators. Loads skip L1: other SMs wrote the data."""
     G_PAD: tl.constexpr = triton.next_power_of_2(GROUP)
     CHUNK: tl.constexpr = max(1, 8192 // (G_PAD * D_PAD))
     heads = tl.arange(0, G_PAD)

@@ -21,7 +21,7 @@ from kernels.elementwise.reference import UNSCALED, KVScales
 
 @dataclass(frozen=True)
 class PrefillConfig:
-    """How one program is built."""
+    """Tile sizes and launch settings of one program."""
 
     block_m: int  # query tokens x heads of a group, per tile
     block_n: int  # keys per tile
@@ -33,7 +33,7 @@ class PrefillConfig:
 def prefill_config(head_dim: int, dtype: torch.dtype, *, max_rows: int, total_rows: int) -> PrefillConfig:
     """Choose tiles (benchmarks/notes.md). Rows here are query tokens x heads: of the longest row, and of all.
 
-    Capped at 128 registers, two tiles of 128 rows share an SM and one's softmax hides behind the other's products.
+    Limited to 128 registers, two tiles of 128 rows share an SM, and one's softmax overlaps the other's products.
     """
     if dtype == torch.float32:
         return PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=1)
@@ -69,7 +69,7 @@ def prefill_attention(
 
     q, out: [T, num_heads, head_dim], the last two dimensions dense; query_start_loc: [R + 1], seq_lens: [R] int32;
     block_table: [R, max_blocks] int32. Rows before first_row have one token each. skips_decodes: leave rows of one
-    token to decode_attention. Query i of a row of n stands at position seq_len - n + i; a row of seq_len 0 is padding
+    token to decode_attention. Query i of a row of n has position seq_len - n + i; a row of seq_len 0 is padding
     and yields zeros. kv_scales: of fp8 caches.
     """
     total_tokens, num_heads, head_dim = q.shape
@@ -80,7 +80,7 @@ def prefill_attention(
         config = prefill_config(head_dim, q.dtype, max_rows=longest, total_rows=all_rows)
     tokens_per_tile = max(1, config.block_m // group)
     num_rows = seq_lens.shape[0] - first_row
-    # Row i's tiles begin at (its first token // tokens_per_tile) + i: never less room than it needs, without a scan
+    # Row i's tiles begin at (its first token // tokens_per_tile) + i: always enough room, without a scan
     num_tiles = (total_tokens - first_row) // tokens_per_tile + num_rows
     assert k_cache.stride() == v_cache.stride()
     assert k_cache.stride(3) == 1
@@ -159,7 +159,7 @@ def _attend_query_tile(
     BLOCK_SIZE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     IS_WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one tile of queries: the keys that all of them see run without masks, the borders with."""
+    """Attention of one tile of queries: keys visible to all of them run without masks, the borders with masks."""
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
@@ -186,7 +186,7 @@ def _attend_query_tile(
 
 @triton.jit
 def _find_tile(query_start_ptr, first_row, num_rows, search_steps, TOKENS: tl.constexpr):
-    """This program's row and its tile there: the last row i whose first tile, start // TOKENS + i, is not past ours."""
+    """Find this program's row and tile: the last row i whose first tile, start // TOKENS + i, is not past it."""
     flat = tl.program_id(1)
     base = tl.load(query_start_ptr + first_row)
     low = 0
@@ -243,7 +243,7 @@ def _attend_tiles(
 
 @triton.jit
 def _load_tile(pointers, mask, MASK: tl.constexpr):
-    """Load, masked only where it must be: a predicate costs registers in the inner loop."""
+    """Load, masked only if necessary: a predicate costs registers in the inner loop."""
     if MASK:
         return tl.load(pointers, mask=mask, other=0.0)
     else:

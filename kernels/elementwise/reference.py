@@ -1,9 +1,8 @@
-"""Row-wise ops between the GEMMs: RMS norm, rotary positions, gated SiLU and GELU.
+"""Row-wise ops between the GEMMs, and writes to the KV pool: the torch specification.
 
-The functions here are the specification: plain torch, any device. Their rounding follows transformers' order step by
-step, so that bf16 logits agree with the reference implementation and not only fp32 ones.
-
-Writing a step's keys and values into the paged pool, which holds them in their own dtype or in fp8.
+RMS norm, rotary positions, gated SiLU and GELU; write_kv stores a step's keys and values in the paged pool, in their
+own dtype or in fp8. Any device. Each rounding step follows transformers' order, so that bf16 logits agree with the
+reference implementation, not only fp32 ones.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ _VALUES = torch.arange(256, dtype=torch.uint8).view(FP8).float()
 
 @dataclass(frozen=True)
 class KVScales:
-    """What the numbers of one layer's fp8 pool stand for: each times its scale. In any other pool both are 1."""
+    """Scales of one layer's fp8 pool: the stored number times the scale is the value. In other pools both are 1."""
 
     k: float = 1.0
     v: float = 1.0
@@ -98,7 +97,7 @@ def write_kv(
 
     k, v: [T, num_kv_heads, head_dim], of the caches' dtype unless that is FP8; k_cache, v_cache: [num_blocks,
     block_size, num_kv_heads, head_dim], contiguous; slot_mapping: [T] int64, every entry a real slot. FP8 holds
-    k / scales.k, rounded to nearest even; what exceeds ±448 becomes that. Tokens of padding share the scratch block's
+    k / scales.k, rounded to nearest even and clamped to ±448. Padding tokens share the scratch block's
     slots: which of them is kept there is undefined, and nothing reads it.
     """
     for x, cache, scale in ((k, k_cache, scales.k), (v, v_cache, scales.v)):
@@ -111,12 +110,12 @@ def write_kv(
 
 
 def to_fp8(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """x / scale in FP8, of any shape. Clamped first: outside of its range torch's conversion may give NaN."""
+    """x / scale in FP8, of any shape. Clamped first: outside its range torch's conversion may give NaN."""
     return (x.float() * (1.0 / scale)).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
 def from_fp8(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers of x, which is contiguous, in another dtype: all that are served hold them exactly."""
+    """Convert x, which is contiguous, to another dtype: all served dtypes represent FP8 exactly."""
     if x.device.type != "cpu":
         return x.to(dtype)
     # torch's conversion is a scalar loop on the CPU: a table is six times as fast

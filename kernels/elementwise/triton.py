@@ -1,10 +1,9 @@
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-"""Triton twins of kernels/elementwise/reference.py, and the ops between QKV projection and attention fused into one
-launch.
+"""Triton twins of kernels/elementwise/reference.py, and norm_rope_write_kv: all ops between QKV and attention fused.
 
-Each equals the composition of its torch specifications, rounding step by rounding step. All are bound by memory or, for
-few tokens, by launch latency: one program per row or per few heads. `pdl` launches a kernel early, under the one before
-it (Hopper's programmatic dependent launch); it must then run on the stream that produced its inputs.
+Each equals the composition of its torch specifications, rounding step by rounding step. All are limited by memory or,
+for few tokens, by launch latency: one program per row or per few heads. `pdl` launches a kernel early, under the
+previous one (Hopper's programmatic dependent launch); it must then run on the stream that produced its inputs.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def _gate_and_mul(x: torch.Tensor, *, is_gelu: bool, pdl: bool) -> torch.Tensor:
 
 
 def _row_warps(block: int) -> int:
-    """One 16-byte load of bf16 per thread where that is possible."""
+    """Return the warps that give each thread one 16-byte load of bf16, if possible."""
     return min(16, max(1, block // 256))
 
 
@@ -119,7 +118,7 @@ def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, normed_ptr, sum_ptr, stride_x, stride_residual, eps,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One row. The weight does not depend on the kernel before, so it is loaded before the wait."""
+    """One row. The weight does not depend on the previous kernel, so it is loaded before the wait."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < SIZE
@@ -217,7 +216,7 @@ def _norm_rope_write_kv_kernel(
 
 @triton.jit
 def _rotate(x1, x2, cos, sin, is_v):
-    """Both halves of each head turned, in the specification's roundings to cos's dtype; v passes."""
+    """Rotate both halves of each head, with the specification's roundings to cos's dtype; v passes unchanged."""
     cos_fp32, sin_fp32 = cos.to(tl.float32), sin.to(tl.float32)
     y1 = _round(x1.to(tl.float32) * cos_fp32, cos.dtype) - _round(x2.to(tl.float32) * sin_fp32, cos.dtype)
     y2 = _round(x2.to(tl.float32) * cos_fp32, cos.dtype) + _round(x1.to(tl.float32) * sin_fp32, cos.dtype)
@@ -232,7 +231,7 @@ def _round(x, dtype: tl.constexpr):
 
 @triton.jit
 def _norm_part(x, inverse_rms, q_weight_ptr, k_weight_ptr, dims, mask, is_q, is_v):
-    """Scale part of each head by its inverse RMS and its q or k weight; v passes."""
+    """Scale part of each head by its inverse RMS and its q or k weight; v passes unchanged."""
     q_weight = tl.load(q_weight_ptr + dims, mask=mask, other=0.0).to(tl.float32)
     k_weight = tl.load(k_weight_ptr + dims, mask=mask, other=0.0).to(tl.float32)
     # In the weights' dtype: see elementwise.rms_norm
@@ -243,7 +242,7 @@ def _norm_part(x, inverse_rms, q_weight_ptr, k_weight_ptr, dims, mask, is_q, is_
 
 @triton.jit
 def _store_part(targets, dims, x, inverse_scale, mask, is_q, is_v) -> None:
-    """Store part of each head where it belongs. inverse_scale: [heads, 1], of k and v in an fp8 cache."""
+    """Store part of each head to q, k_cache or v_cache. inverse_scale: [heads, 1], for k and v in an fp8 cache."""
     q_ptrs, k_ptrs, v_ptrs = targets
     tl.store(q_ptrs + dims, x, mask=mask & is_q)
     stored = x

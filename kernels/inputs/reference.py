@@ -1,6 +1,6 @@
 """The inputs of a step, gathered by req_index from the device state: the torch specification. Any device.
 
-Nothing here syncs. All outputs are fixed buffers, so a CUDA graph can hold the gathering and whatever reads them.
+Nothing here syncs. All outputs are fixed buffers, so one CUDA graph can contain the gather and its readers.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch
 class DecodeInputs:
     """The tensors of decode rows, one token each; a step of R rows fills the first R entries."""
 
-    # [max_rows] int64: each row's newest token, and its place in the request
+    # [max_rows] int64: each row's newest token, and its position in the request
     input_ids: torch.Tensor
     positions: torch.Tensor
     # [max_rows] int32: tokens attended to, positions + 1
     seq_lens: torch.Tensor
-    # [max_rows] int64: where the token's key and value go
+    # [max_rows] int64: slot of the token's key and value
     slot_mapping: torch.Tensor
-    # [max_rows, max_blocks] int32: defined as far as seq_lens needs
+    # [max_rows, max_blocks] int32: defined up to the row's length (seq_lens)
     block_table: torch.Tensor
 
     @classmethod
     def allocate(cls, *, max_rows: int, max_blocks: int, device: torch.device) -> DecodeInputs:
-        """Allocate zeros: valid ids everywhere, also where no step has written yet."""
+        """Allocate zeros: valid ids everywhere, also before the first step."""
         return cls(
             input_ids=torch.zeros(max_rows, dtype=torch.int64, device=device),
             positions=torch.zeros(max_rows, dtype=torch.int64, device=device),
@@ -49,7 +49,7 @@ def gather_decode_inputs(
     """Fill the first R rows of out, and advance num_computed of the rows by one; the padding row stays at 0.
 
     req_index: [R] int64, distinct but for the padding row; last_token, num_computed: [rows] int64; block_table: [rows,
-    max_blocks] int32. Nothing else of the step may read num_computed: it already counts this step's token.
+    max_blocks] int32. Nothing else in the step may read num_computed: it already counts this step's token.
     """
     num_rows = req_index.shape[0]
     positions = num_computed[req_index]
@@ -65,17 +65,17 @@ def gather_decode_inputs(
 
 @dataclass(frozen=True)
 class PackedInputs:
-    """What the host knows of a step of T tokens in R rows, as views of one int32 buffer that one copy fills."""
+    """The host's data about a step of T tokens in R rows: views of one int32 buffer, filled by one copy."""
 
     # [T] token ids; -1: the newest token of the row's request, which only the device knows
     token_ids: torch.Tensor
     # [T] row of each token
     token_rows: torch.Tensor
-    # [R] request of each row; the padding row's for rows that are none
+    # [R] request of each row; the padding row's for unused rows
     req_index: torch.Tensor
     # [R] tokens of each request including this step's; 0: the row's tokens are padding
     seq_lens: torch.Tensor
-    # [R] the row of each position that is sampled, in the order of the results, and its token; the rest is 0
+    # [R] row of each sampled position, in the order of the results, and its token; unused entries are 0
     sample_rows: torch.Tensor
     sample_tokens: torch.Tensor
     # [R + 1] first token of each row
@@ -83,12 +83,12 @@ class PackedInputs:
 
     @staticmethod
     def num_values(num_tokens: int, num_rows: int) -> int:
-        """Length of the buffer of T tokens in R rows."""
+        """Return the buffer's length for T tokens in R rows."""
         return sum(_mixed_sections(num_tokens, num_rows))
 
     @classmethod
     def view(cls, buffer: torch.Tensor, num_tokens: int, num_rows: int) -> PackedInputs:
-        """The sections of buffer, at least [num_values(T, R)] int32."""
+        """Return the sections of buffer, at least [num_values(T, R)] int32."""
         sections = buffer[: cls.num_values(num_tokens, num_rows)].split(_mixed_sections(num_tokens, num_rows))
         token_ids, token_rows, req_index, seq_lens, sample_rows, sample_tokens, starts = sections
         return cls(
@@ -103,28 +103,28 @@ class PackedInputs:
 
 
 def _mixed_sections(num_tokens: int, num_rows: int) -> list[int]:
-    """Lengths of the sections: in fours, since kernels load 16 bytes at once where they may, and compile for either."""
+    """Return the sections' lengths, multiples of 4: kernels load 16 bytes if aligned, and compile for either."""
     return [(num_tokens + 3) // 4 * 4] * 2 + [(num_rows + 4) // 4 * 4] * 5
 
 
 @dataclass(frozen=True)
 class MixedInputs:
-    """The tensors of a step of any rows that are not in its PackedInputs as they stand."""
+    """The tensors of a step of any rows that PackedInputs does not contain."""
 
     # [max_tokens] int64
     input_ids: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
-    # [max_rows, max_blocks] int32: defined as far as seq_lens needs
+    # [max_rows, max_blocks] int32: defined up to the row's length (seq_lens)
     block_table: torch.Tensor
-    # [max_rows] int64: of positions that are sampled: request, place in it of the token to be chosen, token
+    # [max_rows] int64, for sampled positions: request, position of the token to be chosen, token
     sample_req_index: torch.Tensor
     sample_positions: torch.Tensor
     sample_tokens: torch.Tensor
 
     @classmethod
     def allocate(cls, *, max_tokens: int, max_rows: int, max_blocks: int, device: torch.device) -> MixedInputs:
-        """Allocate zeros: valid ids everywhere, also where no step has written yet."""
+        """Allocate zeros: valid ids everywhere, also before the first step."""
         tokens = torch.zeros(3, max_tokens, dtype=torch.int64, device=device)
         rows = torch.zeros(3, max_rows, dtype=torch.int64, device=device)
         return cls(
@@ -149,7 +149,7 @@ def gather_mixed_inputs(
 ) -> None:
     """Fill the first T tokens and R rows of out, and set num_computed of the requests in packed to their seq_lens.
 
-    State tensors as in gather_decode_inputs. Tokens of padding stand at position 0 and go to slot 0.
+    State tensors as in gather_decode_inputs. Padding tokens have position 0 and slot 0.
     """
     num_tokens, num_rows = packed.token_ids.shape[0], packed.req_index.shape[0]
     token_rows, req_index, seq_lens = packed.token_rows.long(), packed.req_index.long(), packed.seq_lens.long()

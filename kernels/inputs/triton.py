@@ -20,9 +20,9 @@ def gather_decode_inputs(
     padding_row: int,
     out: DecodeInputs,
 ) -> None:
-    """Equal batch_inputs.gather_decode_inputs, but copy only the columns of block_table that a row's length needs.
+    """Equal reference.gather_decode_inputs, but copy only the block_table columns that a row's length needs.
 
-    Columns past those keep what they held.
+    Other columns keep their values.
     """
     _gather_kernel[(req_index.shape[0],)](
         req_index, last_token, num_computed, block_table,
@@ -59,7 +59,7 @@ def _gather_kernel(
     tl.store(num_computed_ptr + req_index, tl.where(req_index == padding_row, 0, position + 1))
 
 
-_TOKENS = 256  # of one program
+_TOKENS = 256  # per program
 
 
 def gather_mixed_inputs(
@@ -71,7 +71,7 @@ def gather_mixed_inputs(
     block_size: int,
     out: MixedInputs,
 ) -> None:
-    """Equal batch_inputs.gather_mixed_inputs, but copy only the columns of block_table that a row's length needs."""
+    """Equal reference.gather_mixed_inputs, but copy only the block_table columns that a row's length needs."""
     num_tokens, num_rows = packed.token_ids.shape[0], packed.req_index.shape[0]
     _gather_mixed_kernel[(num_rows + triton.cdiv(num_tokens, _TOKENS),)](
         packed.token_ids, packed.token_rows, packed.req_index, packed.seq_lens,
@@ -91,7 +91,7 @@ def _gather_mixed_kernel(
     num_tokens, num_rows, stride_table, stride_out,
     BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """The first programs take a row each, the rest TOKENS tokens each; neither reads what the other writes."""
+    """The first programs take one row each, the rest TOKENS tokens each; neither reads the other's output."""
     program = tl.program_id(0)
     if program < num_rows:
         _gather_row(
@@ -113,7 +113,7 @@ def _gather_row(
     num_computed_ptr, table_ptr, out_table_ptr, out_req_index_ptr, out_positions_ptr, out_tokens_ptr,
     stride_table, stride_out, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Length and block table of one row, and who samples in the row's place."""
+    """Copy length and block table of one row, and the sampled position at the row's index."""
     req_index = tl.load(req_index_ptr + row).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + row)
     tl.store(num_computed_ptr + req_index, seq_len.to(tl.int64))
@@ -134,7 +134,7 @@ def _gather_tokens(
     tokens, num_tokens, token_ids_ptr, token_rows_ptr, req_index_ptr, seq_lens_ptr, query_start_ptr, last_token_ptr,
     table_ptr, input_ids_ptr, positions_ptr, slots_ptr, stride_table, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Id, position and slot of each token."""
+    """Compute id, position and slot of each token."""
     is_real = tokens < num_tokens
     row = tl.load(token_rows_ptr + tokens, mask=is_real, other=0)
     req_index = tl.load(req_index_ptr + row, mask=is_real, other=0).to(tl.int64)

@@ -1,6 +1,6 @@
-"""How products with 4-bit codes (kernels/linear/triton_lut4.py) are cut, as measured for Llama 3.1 8B on an H100.
+"""Lut4GemmConfig: tile sizes of products with 4-bit lookup-table weights (kernels/linear/triton_lut4.py).
 
-To retune: python -m benchmarks.nf4_sweep.
+Measured for Llama 3.1 8B on an H100. To retune: python -m benchmarks.nf4_sweep.
 """
 
 from __future__ import annotations
@@ -9,39 +9,39 @@ from dataclasses import dataclass
 
 from kernels.linear.reference import LUT_TILE
 
-# Rows up to which looking codes up costs less than making the matrix dense: in shared memory, and in L1. At 64 a
-# product costs half of that or less, and a second tile of rows at most as much again
+# Rows up to which table lookups cost less than making the matrix dense: in shared memory, and in L1. At 64 rows a
+# product costs at most half of that, and a second tile of rows at most as much again
 MAX_ROWS = 128
 MAX_ROWS_LOADED = 8
-# fp32 sums that splits of one product may leave for each other, and tiles in which they meet
+# capacity in fp32 sums of the scratch that the splits of one product share, and in tiles
 SCRATCH_SUMS = 1 << 22
 SCRATCH_TILES = 4096
 _MAX_SPLITS = 16
 _MAX_BLOCK_M = 64
-_PROGRAMS = 264  # two for each multiprocessor of an H100: K is split for so many at most
-# Rows of a tile → stages, with 128 outputs. Their tiles take more than 48 KB, since only then Triton asks the driver
-# for more, and the tables of the lookups come on top; and two programs fit a multiprocessor
+_PROGRAMS = 264  # two for each multiprocessor of an H100: K is split into at most so many programs
+# Rows of a tile → stages, with 128 outputs. Their tiles take more than 48 KB, because only then Triton requests
+# more shared memory from the driver, and the lookup tables come on top; two programs fit a multiprocessor
 _STAGES = {8: 6, 16: 6, 32: 4, 64: 3}
 
 
 @dataclass(frozen=True)
 class Lut4GemmConfig:
-    """How a shape is cut."""
+    """Tile sizes and number of splits for one shape."""
 
     block_m: int  # rows of x per program, padded
     block_n: int
-    splits: int  # of K, in whole tiles of the packed weights; the last may be shorter
+    splits: int  # splits of K, in whole tiles of the packed weights; the last may be shorter
     num_warps: int
     num_stages: int
-    prefetch: int = 0  # tiles of weights that a program asks L2 for before it waits for x
-    is_shared: bool = True  # codes are looked up in shared memory, in PTX; else by Triton's loads
+    prefetch: int = 0  # tiles of weights that a program prefetches into L2 before it waits for x
+    is_shared: bool = True  # lookups in shared memory, by PTX; False: by Triton loads
 
 
 def lut4_gemm_config(*, num_rows: int, n: int, k: int, is_shared: bool) -> Lut4GemmConfig | None:
-    """The cut of a shape; None: the matrix should be made dense. is_shared: see Lut4GemmConfig, for Hopper alone."""
+    """Return the config of a shape; None: make the matrix dense. is_shared: see Lut4GemmConfig, Hopper only."""
     if num_rows > (MAX_ROWS if is_shared else MAX_ROWS_LOADED):
         return None
-    # Tensor cores want a power of two, and 8 at least
+    # Tensor cores need a power of two, at least 8
     block_m = min(_MAX_BLOCK_M, max(8, 1 << (num_rows - 1).bit_length()))
     block_n, num_stages = (128, _STAGES[block_m]) if is_shared else (64, 4)
     splits = num_splits(num_rows=num_rows, n=n, k=k, block_m=block_m, block_n=block_n)
@@ -49,14 +49,14 @@ def lut4_gemm_config(*, num_rows: int, n: int, k: int, is_shared: bool) -> Lut4G
 
 
 def num_splits(*, num_rows: int, n: int, k: int, block_m: int, block_n: int, programs: int = _PROGRAMS) -> int:
-    """Splits of K that fill the device, of those for which there is scratch."""
+    """Return the splits of K that fill the device, limited by the scratch."""
     num_tiles = -(-k // LUT_TILE)
     meetings = -(-num_rows // block_m) * -(-n // block_n)
     splits = 1
     while (
         splits < _MAX_SPLITS
         and meetings * splits * 2 <= programs
-        and num_tiles >= splits * 4  # or the loop has nothing to overlap
+        and num_tiles >= splits * 4  # otherwise the loop has nothing to overlap
         and meetings <= SCRATCH_TILES
         and meetings * block_m * block_n * splits * 2 <= SCRATCH_SUMS
     ):

@@ -1,17 +1,12 @@
-"""DenseLinear: products of 16- and 32-bit matrices. Imports Triton only where it is.
+"""The linear products that models call; each selects its Triton twin on CUDA, or torch.
 
-Products with integer weights, as models call them: Triton on CUDA, else torch. See kernels/linear/reference.py.
+kernels/linear/reference.py is the specification. Imports Triton only if it is installed.
 
-The ops of 8-bit floats that models call; each picks its GPU twin where there is one, else torch.
-
-Specification: kernels/linear/reference.py. Tensor cores know e4m3 since Ada, torch's product with a scale per row is
-used since Hopper. On older GPUs the values, which are exact in bf16, are multiplied as such.
-
-The products with bitsandbytes's matrices that models call; each picks its Triton twin for few rows on CUDA.
-
-Specification: kernels/linear/reference.py and reference.py. For many rows the matrix is made dense for the time of
-the
-product: cuBLAS then takes longer than that.
+DenseLinear multiplies 16- and 32-bit matrices. IntLinear multiplies packed integer weights. rows_linear and
+blocks_linear multiply 8-bit floats: tensor cores support e4m3 since Ada, and torch's product with a scale per row is
+used since Hopper; on older GPUs the values, which are exact in bf16, are multiplied as bf16. Linear4Bit and linear_int8
+multiply bitsandbytes weights: by a Triton twin for few rows; for many rows the matrix is dequantised first, since
+cuBLAS then takes longer than that.
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ if HAS_TRITON:
 
 
 class DenseLinear:
-    """x @ w.T + bias: cuBLAS, or the skinny GEMM where that measured faster. Owns the latter's scratch: one stream."""
+    """x @ w.T + bias by cuBLAS, or by the skinny GEMM where it measured faster. Owns scratch for one stream."""
 
     def __init__(self) -> None:
         self._scratch: SplitKScratch | None = None
@@ -48,8 +43,10 @@ class DenseLinear:
 
 
 class IntLinear:
-    """See kernels.linear.reference.int_linear. Dequantises in registers, or once for cuBLAS. Owns scratch: one
-    stream."""
+    """Equals kernels.linear.reference.int_linear. Dequantises in registers, or once for cuBLAS.
+
+    Owns scratch for one stream.
+    """
 
     def __init__(self) -> None:
         self._scratch: SplitKScratch | None = None
@@ -67,7 +64,7 @@ class IntLinear:
         return triton_int.int_gemm(x, weight, bias, self._scratch, pdl=has_pdl(x.device))
 
 
-_FEW_ROWS = 16  # of x, up to which streaming the weights beats torch's product on an H100
+_FEW_ROWS = 16  # rows of x up to which streaming the weights is faster than torch's product on an H100
 
 
 def _has_twin(x: torch.Tensor) -> bool:
@@ -107,7 +104,7 @@ def _scaled_mm(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """torch's product with scales per row, which gives bf16 only, and adds only a bf16 bias."""
+    """Compute torch's product with scales per row, which returns bf16 only and adds only a bf16 bias."""
     out = torch._scaled_mm(
         x,
         w.t(),
@@ -132,8 +129,10 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 class Linear4Bit:
-    """See kernels.linear.reference.lut4_linear. Looks codes up on the way, or once for cuBLAS. Owns scratch: one
-    stream."""
+    """Equals kernels.linear.reference.lut4_linear. Looks values up in registers, or once for cuBLAS.
+
+    Owns scratch for one stream.
+    """
 
     def __init__(self) -> None:
         self._scratch: SplitKScratch | None = None
@@ -167,5 +166,5 @@ def linear_int8(
 
 @functools.cache
 def _is_hopper(device: torch.device) -> bool:
-    """Whether the lookups in PTX were tried there."""
+    """Return True on Hopper, the only architecture on which the PTX lookups were tested."""
     return torch.cuda.get_device_capability(device)[0] == 9

@@ -1,26 +1,23 @@
-"""Matrices of 4- or 8-bit integers with a scale, and maybe a zero point, per output and group of inputs.
+"""Products with quantised weights: the torch specification of the integer, fp8, bitsandbytes and lut4 kernels.
 
-One layout for every checkpoint format that means weight = (code - zero) * scale, repacked once, at load: a 16-bit
-word holds `16 / bits` codes of one output, whose inputs are PLANE apart. So a [N, PLANE] tile of words, shifted and
-masked, is at once a [N, PLANE] tile of weights over neighbouring inputs, in place: nothing moves between threads.
-This file is the specification; kernels/linear/triton_int.py and triton_int_dequantize.py are the twins.
+IntWeight: 4- or 8-bit integers with a scale, and optionally a zero point, per output and group of inputs. Every
+checkpoint format with weight = (value - zero) * scale is repacked once, on load, to one layout: a 16-bit word holds
+`16 / bits` integers of one output, whose inputs are PLANE apart. A [N, PLANE] tile of words, shifted and masked, is
+then a [N, PLANE] tile of weights over neighbouring inputs, without moving data between threads. Twin:
+kernels/linear/triton_int.py.
 
-Products of 8-bit floats (e4m3: 4 bits of exponent, 3 of mantissa; arXiv:2209.05433): the torch specification.
+fp8: 8-bit floats (e4m3: 4 bits of exponent, 3 of mantissa; arXiv:2209.05433) times a scale: of the row of the matrix,
+of the token of x, or of the block. Twin: kernels/linear/triton_fp8.py.
 
-A value is its 8-bit float times a scale: of its row of the matrix (or of x, its token), or of its block.
+bitsandbytes, bit-exact: nf4 stores 4-bit indices of a table of 16 values, scaled by runs of 64 weights of a row (QLoRA,
+arXiv:2305.14314, §3); int8 stores integers scaled by row (LLM.int8(), arXiv:2208.07339, §2). Activations are not
+quantised, so there are no outliers: the paper multiplies all but the outlier columns in 8 bits, here no column is
+rounded. Twin: kernels/linear/triton_bitsandbytes.py.
 
-The two ways in which bitsandbytes stores matrices, to the bit: the torch specification.
-
-nf4: 4-bit codes of a table of 16 values, scaled by runs of 64 weights of a row (QLoRA, arXiv:2305.14314, §3).
-int8: integers, scaled by rows (LLM.int8(), arXiv:2208.07339, §2). Activations stay as they are, so that none is an
-outlier: where the paper multiplies all but the outlier columns in 8 bits, here no column is rounded.
-
-Matrices of 4-bit codes that a table of 16 values explains, laid out for tensor cores. Repacked once, at load.
-
-Bytes stay what bitsandbytes makes of two neighbours of a row; they only move. Four of them, one of each of four planes
-of inputs, make a word: so a byte looks up two values at once, side by side as tensor cores want them, and a thread
-needs all that it reads. This file is the specification; kernels/linear/triton_lut4.py and triton_codes_dequantize.py
-are the twins.
+Lut4Weight: 4-bit lookup-table weights, repacked once, on load, for tensor cores. Each byte keeps bitsandbytes's pair of
+neighbours of a row; only the bytes move. A word has four bytes, one from each of four planes of inputs. So one byte
+looks up two values at once, side by side as tensor cores need them, and a thread uses everything it reads. Twin:
+kernels/linear/triton_lut4.py.
 """
 
 from __future__ import annotations
@@ -36,14 +33,14 @@ BITS = (4, 8)
 
 @dataclass(frozen=True)
 class IntWeight:
-    """An [N, K] matrix. Inputs of a group are neighbours; where a checkpoint's are not, `order` brings them there."""
+    """An [N, K] matrix with groups of neighbouring inputs; `order` permutes inputs where the checkpoint's are not."""
 
-    # [num_tiles, N, PLANE] int16: bits [i * bits, (i + 1) * bits) of word r of tile t are the code of input
-    # (t * 16 / bits + i) * PLANE + r. The last tile is filled up with codes that inputs past K never meet
+    # [num_tiles, N, PLANE] int16: bits [i * bits, (i + 1) * bits) of word r of tile t are the integer of input
+    # (t * 16 / bits + i) * PLANE + r. The last tile is padded with values that no input meets
     packed: torch.Tensor
     # [num_groups, N] int32: the zero point << 16 | the bits of the scale, so that one load brings both in time
     groups: torch.Tensor
-    # [K] int64: which input of the layer comes first, second, …; None: as they are
+    # [K] int64: the layer's input at each position; None: unchanged order
     order: torch.Tensor | None
     bits: int  # one of BITS
     in_features: int  # K
@@ -51,12 +48,12 @@ class IntWeight:
 
     @property
     def out_features(self) -> int:
-        """N."""
+        """Number of outputs, N."""
         return self.packed.shape[1]
 
     @property
     def group_size(self) -> int:
-        """Inputs of one group; K if there is one."""
+        """Inputs per group; K for a single group."""
         return self.in_features // self.groups.shape[0]
 
     @property
@@ -78,10 +75,10 @@ def make_int_weight(
     bits: int,
     order: torch.Tensor | None = None,
 ) -> IntWeight:
-    """Pack codes: [N, K] uint8, inputs in the order of their groups; scales: [num_groups, N]; zeros: so, uint8.
+    """Pack values (codes): [N, K] uint8, inputs in group order; scales: [num_groups, N]; zeros: the same shape, uint8.
 
-    Without zeros they are 2^(bits - 1). fp32 scales become fp16, or bf16 if one is too large or too small for that.
-    Waits for the device: for loading only.
+    Without zeros, the zero points are 2^(bits - 1). fp32 scales become fp16, or bf16 if one is too large or too small
+    for fp16. Waits for the device: for loading only.
     """
     assert bits in BITS
     assert codes.shape[1] % scales.shape[0] == 0
@@ -102,20 +99,20 @@ def make_int_weight(
 
 
 def int_weight_bytes(out_features: int, in_features: int, *, bits: int, num_groups: int) -> int:
-    """Bytes that a matrix takes, without an order."""
+    """Return the bytes of a matrix without an order."""
     num_tiles = -(-in_features // (PLANE * 16 // bits))
     return out_features * (num_tiles * PLANE * 2 + num_groups * 4)
 
 
 def unpack_int(weight: IntWeight) -> torch.Tensor:
-    """[N, K] uint8: the codes, inputs in the order of their groups."""
+    """Unpack to [N, K] uint8, inputs in group order."""
     shifts = torch.arange(0, 16, weight.bits, device=weight.packed.device, dtype=torch.int16)
     planes = (weight.packed[:, :, None, :] >> shifts[:, None]) & ((1 << weight.bits) - 1)  # [tiles, N, planes, PLANE]
     return planes.permute(1, 0, 2, 3).flatten(1)[:, : weight.in_features].to(torch.uint8)
 
 
 def dequantize_int(weight: IntWeight, dtype: torch.dtype) -> torch.Tensor:
-    """[N, K]: (code - zero) * scale, inputs in the order of their groups, rounded once to dtype."""
+    """Return [N, K]: (value - zero) * scale, inputs in group order, rounded once to dtype."""
     codes = unpack_int(weight).float().unflatten(1, (-1, weight.group_size))  # [N, groups, group_size]
     return ((codes - weight.zeros.T[:, :, None]) * weight.scales.T[:, :, None].float()).flatten(1).to(dtype)
 
@@ -140,7 +137,7 @@ def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
-MIN_SCALE = 1e-12  # of rows of zeros, or nearly so
+MIN_SCALE = 1e-12  # least scale, for rows of (nearly) zeros
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,7 +148,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize_by(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale all by what is known ([] fp32), which is returned for each row; what it does not reach saturates."""
+    """Scale all values by a known scale ([] fp32), returned for each row; values beyond its range saturate."""
     return _to_fp8(x.float() / scale), scale.expand(x.shape[0])
 
 
@@ -174,7 +171,7 @@ def quantize_blocks(w: torch.Tensor, rows: int, columns: int) -> tuple[torch.Ten
 
 
 def dequantize_blocks(w: torch.Tensor, scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """[N, K] fp32 of quantize_blocks's two tensors."""
+    """Return [N, K] fp32 from the two tensors of quantize_blocks."""
     n, k = w.shape
     wide = scales.repeat_interleave(rows, 0)[:n].repeat_interleave(columns, 1)[:, :k]
     return w.float() * wide
@@ -210,15 +207,16 @@ NF4_TABLE = (
     0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-BLOCK = 64  # weights of one scale
+BLOCK = 64  # weights per scale
 _INT8_MAX = 127.0
-_LEAST = 1e-38  # what a block of zeros is divided by
+_LEAST = 1e-38  # divisor of a block of zeros
 
 
 def quantize_nf4(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Nearest codes. w: [N, K], K a multiple of 64; returns [N, K / 2] uint8 and the scales [N, K / 64] fp32.
+    """Round to the nearest nf4 values. w: [N, K], K a multiple of 64.
 
-    A byte has two neighbours of a row, the first in its upper half.
+    Returns table indices [N, K / 2] uint8 and the scales [N, K / 64] fp32. A byte holds two neighbours of a row, the
+    first in its upper half.
     """
     table = torch.tensor(NF4_TABLE, device=w.device)
     blocks = w.float().unflatten(1, (-1, BLOCK))
@@ -231,7 +229,7 @@ def quantize_nf4(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def dequantize_4bit(
     packed: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """[N, K] of dtype. packed: [N, K / 2] uint8; scales: [N, K / block] fp32, of one block size; table: [16] fp32."""
+    """Return [N, K] in dtype. packed: [N, K / 2] uint8; scales: [N, K / block] fp32; table: [16] fp32."""
     n, half = packed.shape
     codes = torch.stack((packed >> 4, packed & 15), dim=-1)
     values = table[codes.flatten().int()].view(n, scales.shape[1], 2 * half // scales.shape[1])
@@ -239,7 +237,7 @@ def dequantize_4bit(
 
 
 def quantize_int8(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Nearest integers of each row. w: [N, K]; returns [N, K] int8 and the rows' largest magnitudes [N] fp32."""
+    """Round each row to integers. w: [N, K]; returns [N, K] int8 and the rows' largest magnitudes [N] fp32."""
     wide = w.float()
     largest = wide.abs().amax(1)
     values = torch.round(wide * (_INT8_MAX / largest.clamp(min=_LEAST))[:, None])
@@ -247,14 +245,14 @@ def quantize_int8(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantize_int8(values: torch.Tensor, largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[N, K] of dtype. values, largest: as quantize_int8 returns."""
+    """Return [N, K] in dtype. values, largest: as quantize_int8 returns."""
     return (values.float() * (largest / _INT8_MAX)[:, None]).to(dtype)
 
 
 def linear_int8(
     x: torch.Tensor, values: torch.Tensor, largest: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """x @ w.T + bias, scaled in fp32 behind the product. x: [M, K]; returns [M, N] of its dtype."""
+    """x @ w.T + bias, scaled in fp32 after the product. x: [M, K]; returns [M, N] of its dtype."""
     out = (x.float() @ values.float().T) * (largest / _INT8_MAX)
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
@@ -267,32 +265,32 @@ _BYTES = 256
 
 @dataclass(frozen=True)
 class Lut4Weight:
-    """An [N, K] matrix, K a multiple of 64."""
+    """An [N, K] matrix of 4-bit lookup-table indices, K a multiple of 64."""
 
     # [num_tiles, N, 64] uint8: byte 4c + p of tile t has inputs (t * 4 + p) * 32 + 2c, in its upper half, and
-    # + 2c + 1, in its lower one. The last tile is filled up with codes that inputs past K never meet
+    # + 2c + 1, in its lower one. The last tile is padded with indices that no input meets
     packed: torch.Tensor
     # [K / 64, N] fp32
     scales: torch.Tensor
-    # [16] fp32: what the codes mean
+    # [16] fp32: the lookup table
     table: torch.Tensor
-    # [256, 2] of x's dtype: what both halves of a byte mean, rounded
+    # [256, 2] of x's dtype: the values of both halves of a byte, rounded
     pairs: torch.Tensor
     in_features: int  # K
 
     @property
     def num_tiles(self) -> int:
-        """Tiles along K."""
+        """Number of tiles along K."""
         return self.packed.shape[0]
 
     @property
     def out_features(self) -> int:
-        """N."""
+        """Number of outputs, N."""
         return self.packed.shape[1]
 
 
 def make_lut4_weight(packed: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> Lut4Weight:
-    """Repack what kernels.linear.reference.quantize_nf4 returns, or a checkpoint holds. dtype: of x, for `pairs`."""
+    """Repack the tensors of quantize_nf4 or of a checkpoint. dtype: of x, for `pairs`."""
     n, half = packed.shape
     assert half * 2 == BLOCK * scales.shape[1]
     planes = functional.pad(packed, (0, -half % (LUT_TILE // 2))).view(n, -1, LUT_PLANES, LUT_PLANE // 2)
@@ -307,18 +305,18 @@ def make_lut4_weight(packed: torch.Tensor, scales: torch.Tensor, table: torch.Te
 
 
 def lut4_weight_bytes(n: int, k: int) -> int:
-    """Bytes of a matrix, without its table."""
+    """Return the bytes of a matrix without its table."""
     return -(-k // LUT_TILE) * n * (LUT_TILE // 2) + 4 * n * k // BLOCK
 
 
 def unpack_lut4(weight: Lut4Weight) -> torch.Tensor:
-    """[N, K / 2] uint8, as make_lut4_weight took it."""
+    """Return [N, K / 2] uint8, the argument of make_lut4_weight."""
     planes = weight.packed.view(-1, weight.out_features, LUT_PLANE // 2, LUT_PLANES).permute(1, 0, 3, 2)
     return planes.flatten(1)[:, : weight.in_features // 2]
 
 
 def dequantize_lut4(weight: Lut4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """[N, K]: table[code] * scale, rounded once to dtype."""
+    """Return [N, K]: table[index] * scale, rounded once to dtype."""
     return dequantize_4bit(unpack_lut4(weight), weight.scales.T.contiguous(), weight.table, dtype)
 
 

@@ -1,9 +1,9 @@
 # ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
-"""Triton twins of kernels/linear/reference.py: a product that unpacks integers on its way, for few rows, and unpacking
-alone.
+"""Triton twins of the int8 functions of kernels/linear/reference.py: a product for few rows, and dequantisation.
 
-As in kernels/linear/triton_gemv.py each program streams some rows of the matrix once. Under programmatic dependent
-launch (pdl) it asks L2 for its first weights before it waits for x.
+The product converts integers while it streams: as in kernels/linear/triton_gemv.py, each program streams some rows of
+the matrix once. Under programmatic dependent launch (pdl) it prefetches its first weights into L2 before it waits for
+x.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
 
-MAX_ROWS = 128  # of x, for the product: beyond, unpacking once costs less than unpacking per tile
+MAX_ROWS = 128  # rows of x for the product: for more, dequantising once costs less than once per tile
 _TILE_ROWS = 64
 _INT8_MAX = tl.constexpr(127.0)
 
@@ -27,7 +27,7 @@ def linear_int8(
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
     m_pad = min(max(8, triton.next_power_of_2(num_rows)), _TILE_ROWS)
     block_n, block_k = (32 if n < 8192 else 64), (256 if m_pad <= 16 else 128)
-    # row tiles first: those that read the same weights run at the same time, and L2 holds them
+    # row tiles first: tiles that read the same weights run at the same time and share them in L2
     _stream_int8_kernel[(triton.cdiv(num_rows, m_pad), triton.cdiv(n, block_n))](
         x, values, largest, bias, out, num_rows, n, k, x.stride(0),
         M_PAD=m_pad, BLOCK_N=block_n, BLOCK_K=block_k, EVEN_K=k % block_k == 0, HAS_BIAS=bias is not None, STAGES=4,
@@ -76,10 +76,10 @@ def _stream_int8_kernel(
 
 @triton.jit
 def _prefetch_and_wait(row_ptrs, PREFETCH: tl.constexpr) -> None:
-    """Ask L2 for 512 bytes of each row, wait for the kernel before, and let the next one begin its own asking."""
+    """Prefetch 512 bytes of each row, wait for the previous kernel, then let the next one begin its prefetch."""
     if (
         PREFETCH and tl.program_id(0) == 0 and tl.program_id(1) < 528
-    ):  # programs past the first wave start when the wait is long over
+    ):  # programs after the first wave start when the wait is long over
         prefetch_l2(row_ptrs + (tl.arange(0, 4) * 128)[None, :])
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
@@ -96,7 +96,7 @@ def _store(acc, bias_ptr, out_ptr, rows, features, sources, num_rows, n, HAS_BIA
 
 @triton.jit
 def _dequantize_int8_kernel(values_ptr, largest_ptr, out_ptr, k, BLOCK_K: tl.constexpr) -> None:
-    """A piece of a row."""
+    """One part of a row."""
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     scale = tl.load(largest_ptr + row) / _INT8_MAX
     values = tl.load(values_ptr + row * k + columns, mask=columns < k, other=0).to(tl.float32)

@@ -1,11 +1,11 @@
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-"""Triton twins of kernels/linear/reference.py: activations to e4m3, and the products that torch._scaled_mm does not do
-well.
+"""Triton twins of the fp8 functions of kernels/linear/reference.py, for products that torch._scaled_mm does slowly.
 
-Few rows: each program streams some rows of the matrix once, as in kernels/linear/triton_gemv.py; e4m3 is exact in fp16,
-in which it is multiplied, and sums are fp32. Under programmatic dependent launch (pdl) it asks L2 for the first weights
-before it waits for x. Scales by block: a tiled GEMM on e4m3 tensor cores, each block's sum scaled
-before it is added (DeepSeek-V3, arXiv:2412.19437, §3.3.2). Needs a GPU that knows e4m3: Ada, Hopper or later.
+Activations are quantised to e4m3. Few rows: each program streams some rows of the matrix once, as in
+kernels/linear/triton_gemv.py; e4m3 values are multiplied in fp16, which is exact, and summed in fp32. Under
+programmatic dependent launch (pdl) it prefetches the first weights into L2 before it waits for x. Scales by block: a
+tiled GEMM on e4m3 tensor cores; each block's sum is scaled before it is added (DeepSeek-V3, arXiv:2412.19437, §3.3.2).
+Needs a GPU with e4m3 support: Ada, Hopper or later.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _stream(
 ) -> torch.Tensor:  # fmt: skip
     (num_rows, k), n = x.shape, w.shape[0]
     assert num_rows <= MAX_ROWS
-    x_scales = x_scales.contiguous()  # one scale for all rows comes expanded
+    x_scales = x_scales.contiguous()  # a single scale is expanded to all rows
     out = torch.empty(num_rows, n, dtype=dtype, device=x.device)
     m_pad = max(8, triton.next_power_of_2(num_rows))
     block_n, block_k = (32 if n < 8192 else 64), columns or (256 if m_pad <= 16 else 128)
@@ -143,7 +143,7 @@ def _quantize_rows_kernel(
 def _quantize_by_kernel(
     x_ptr, scale_ptr, values_ptr, scales_ptr, k, stride_x, BLOCK: tl.constexpr, PDL: tl.constexpr
 ) -> None:
-    """One piece of a row, by a scale that is known."""
+    """One part of a row, by a known scale."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -160,7 +160,7 @@ def _quantize_groups_kernel(
     x_ptr, values_ptr, scales_ptr, k, num_groups, stride_x, SIZE: tl.constexpr, GROUPS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Some groups of one row."""
+    """Several groups of one row."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -179,14 +179,14 @@ def _stream_kernel(
     M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, BY_BLOCK: tl.constexpr,
     HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """BLOCK_N outputs of every row: w @ x.T, so that w fills the wide side. BY_BLOCK: BLOCK_K columns have a scale."""
+    """BLOCK_N outputs of every row: w @ x.T, so that w is the wide side. BY_BLOCK: BLOCK_K columns share a scale."""
     features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     sources = tl.minimum(features, n - 1)  # past the end the last one again: cheaper in the loop than a mask
     rows = tl.arange(0, M_PAD)
     in_rows = rows < num_rows
     w_ptrs = w_ptr + sources.to(tl.int64)[:, None] * k
     if PDL:
-        if PREFETCH and tl.program_id(0) < 528:  # programs past the first wave start when the wait is long over
+        if PREFETCH and tl.program_id(0) < 528:  # programs after the first wave start when the wait is long over
             prefetch_l2(w_ptrs + (tl.arange(0, 4) * 128)[None, :])
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

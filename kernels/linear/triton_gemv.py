@@ -1,10 +1,9 @@
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-"""Skinny GEMM: x @ w.T for at most 64 rows of x, where the only cost is reading w once.
+"""Skinny GEMM: x @ w.T for at most 64 rows of x, limited only by reading w once.
 
-Each program streams BLOCK_N rows of w. Where N alone gives too few programs to fill the device, the rows are split
-along K as well, and the last program to arrive sums the parts in order: deterministic, one launch. Under programmatic
-dependent launch a program asks L2 for its weights before it waits for x, so they travel while the kernel before still
-runs.
+Each program streams BLOCK_N rows of w. If N alone gives too few programs to fill the device, K is split too, and the
+last program to arrive sums the parts in order: deterministic, one launch. Under programmatic dependent launch a program
+prefetches its weights into L2 before it waits for x, so that they are transferred while the previous kernel runs.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MAX_SPLITS = 16
 
 @dataclass(frozen=True)
 class GemvConfig:
-    """How a shape is cut. k / splits must be a multiple of block_k."""
+    """Tile sizes and number of splits for one shape. k / splits must be a multiple of block_k."""
 
     block_n: int
     block_k: int
@@ -32,17 +31,17 @@ class GemvConfig:
     num_warps: int
     num_stages: int
     uses_dot: bool = True  # tensor cores; False (one row only): fp32 multiply-adds
-    prefetch: int = 256  # columns of each row of w that a program asks L2 for before it waits; 0: none
+    prefetch: int = 256  # columns of each row of w that a program prefetches into L2 before it waits; 0: none
     block_m: int = 0  # rows of x per program; 0: all of them
 
 
 def allocate_scratch(device: torch.device) -> SplitKScratch:
-    """Allocate where splits meet (4 MB): enough for every cut that gemv_config chooses. One per stream."""
+    """Allocate scratch for the splits (4 MB): enough for every config of gemv_config. One per stream."""
     return SplitKScratch.allocate(device, capacity=1 << 20)
 
 
 def can_gemv(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Whether gemv takes this product: 16-bit, at most 64 rows, K a multiple of 512. Host-side facts only."""
+    """Return True if gemv supports this product: 16-bit, at most 64 rows, K a multiple of 512. Host-side facts only."""
     return (
         x.is_cuda
         and x.dtype == w.dtype
@@ -55,7 +54,7 @@ def can_gemv(x: torch.Tensor, w: torch.Tensor) -> bool:
 
 
 def gemv_config(*, num_rows: int, n: int, k: int) -> GemvConfig:
-    """The cut of a shape class, tuned on an H100 (benchmarks/notes.md). k: a multiple of 512."""
+    """Return the config of a shape class, tuned on an H100 (benchmarks/notes.md). k: a multiple of 512."""
     if num_rows == 1:
         return _one_row_config(n, k)
     if num_rows > 32:
@@ -112,7 +111,7 @@ def gemv(
     m_pad = config.block_m or max(8, triton.next_power_of_2(num_rows)) if config.uses_dot else 1
     num_row_tiles = triton.cdiv(num_rows, m_pad)
     scratch.check(num_tiles=num_tiles * num_row_tiles, splits=config.splits, tile_sums=config.block_n * m_pad)
-    # row tiles first: those that read the same weights run at the same time, and L2 holds them
+    # row tiles first: tiles that read the same weights run at the same time and share them in L2
     _gemv_kernel[(num_row_tiles, num_tiles, config.splits)](
         x, w, bias, out, scratch.partial, scratch.arrivals, num_rows, n, k, k // config.splits, x.stride(0),
         M_PAD=m_pad, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
@@ -138,7 +137,7 @@ def _gemv_kernel(
     sources = features if EVEN_N else tl.minimum(features, n - 1)
     w_ptrs = w_ptr + sources.to(tl.int64) * k + split * split_k
     if PDL:
-        # Programs past the first wave start when the wait is long over
+        # Programs after the first wave start when the wait is long over
         if PREFETCH > 0 and row_tile == 0 and tile * SPLITS + split < 528:
             _prefetch(w_ptrs, split_k, PREFETCH)
         tl.extra.cuda.gdc_wait()
@@ -163,7 +162,7 @@ def _dot_slab(
     x_ptrs, w_ptrs, in_rows, split_k,
     M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sum over this split of K as a product w @ x.T, so that w, not the few rows of x, fills the wide side."""
+    """Sum over this split of K as a product w @ x.T, so that w, not the few rows of x, is the wide side."""
     acc = tl.zeros([BLOCK_N, M_PAD], tl.float32)
     for start in tl.range(0, split_k, BLOCK_K, num_stages=STAGES):
         columns = start + tl.arange(0, BLOCK_K)
@@ -189,6 +188,6 @@ def _fma_slab(
 
 @triton.jit
 def _prefetch(w_ptrs, split_k, COLUMNS: tl.constexpr) -> None:
-    """Ask L2 for the first COLUMNS of each row, a 128-byte line at a time; past the end, for the last line again."""
+    """Prefetch the first COLUMNS of each row into L2, by 128-byte lines; past the end, the last line again."""
     lines = tl.minimum(tl.arange(0, COLUMNS // 64) * 64, split_k - 64)
     prefetch_l2(w_ptrs[:, None] + lines[None, :])

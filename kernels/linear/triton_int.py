@@ -1,12 +1,11 @@
-"""x @ weight.T for weights of 4- or 8-bit integers (kernels/linear/reference.py), for up to some hundred rows of x.
+"""x @ weight.T for packed 4- or 8-bit integer weights (kernels/linear/reference.py), for up to some hundred rows.
 
-The product is taken as weight @ x.T, so that the weights, dequantised in registers, are the operand that tensor cores
-take from there. Sums over a group of inputs are of whole numbers times x, and are scaled in fp32: exact but for the
+The product is computed as weight @ x.T: the weights, dequantised in registers, are the operand that tensor cores read
+from registers. Sums over a group of inputs are of whole numbers times x, and are scaled in fp32: exact but for the
 summation. Few rows cost no more than reading the weights: K is split until the device is full, and the last program
 of a tile to arrive sums the parts in order, which is deterministic. Capturable in a CUDA graph.
 
-Integer weights (kernels/linear/reference.py) as a dense matrix: for products of so many rows that cuBLAS pays for
-it.
+`dequantize` returns the dense matrix, for products of so many rows that cuBLAS is faster.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ from kernels.linear.triton_split_k import SplitKScratch, store_split
 
 MAX_ROWS = 512  # above, dequantising once for cuBLAS costs less than dequantising in every tile of rows
 _MAX_SPLITS = 16
-# fp32 sums that splits of one product may leave for each other: what int_gemm_config stays below
+# Capacity in fp32 sums of the scratch that the splits of one product share; int_gemm_config stays below it
 SCRATCH_SUMS = 1 << 22
 SCRATCH_TILES = 4096
 _ENOUGH_PROGRAMS = 264  # two for each multiprocessor of an H100
-_WIDE = 132 * 128  # outputs that fill it with wide tiles
-_DEEP = 32  # tiles along K from which wide tiles pay
+_WIDE = 132 * 128  # outputs that fill an H100 with wide tiles
+_DEEP = 32  # tiles along K from which wide tiles are faster
 
 
 @dataclass(frozen=True)
 class IntGemmConfig:
-    """How a shape is cut."""
+    """Tile sizes and number of splits for one shape."""
 
     block_m: int  # rows of x per program, padded
     block_n: int
-    splits: int  # of K, in whole tiles of the packed weights; the last may be shorter
+    splits: int  # splits of K, in whole tiles of the packed weights; the last may be shorter
     num_warps: int
     num_stages: int
-    prefetch: int = 4  # tiles of weights that a program asks L2 for before it waits for x; 0: none
+    prefetch: int = 4  # tiles of weights that a program prefetches into L2 before it waits for x; 0: none
 
 
 def can_int_gemm(x: torch.Tensor, weight: IntWeight) -> bool:
-    """Whether int_gemm takes this product. Host-side facts only."""
+    """Return True if int_gemm supports this product. Host-side facts only."""
     is_grouped = weight.groups.shape[0] > 1
     return (
         x.dtype in (torch.bfloat16, torch.float16)
@@ -60,7 +59,7 @@ def can_int_gemm(x: torch.Tensor, weight: IntWeight) -> bool:
 
 
 def int_gemm_config(*, num_rows: int, n: int, num_tiles: int) -> IntGemmConfig:
-    """The cut of a shape class: rows to a power of two, by 8 at least. num_tiles: packed, along K.
+    """Return the config of a shape class: rows rounded up to a power of two, at least 8. num_tiles: packed, along K.
 
     On an H100 4 % slower than each shape's best cut, in the mean (benchmarks/notes.md); to retune:
     python -m benchmarks.kernels --only int4 --sweep.
@@ -80,7 +79,7 @@ def int_gemm_config(*, num_rows: int, n: int, num_tiles: int) -> IntGemmConfig:
     while (
         splits < _MAX_SPLITS
         and num_programs * splits * 2 <= _ENOUGH_PROGRAMS
-        and num_tiles >= splits * 2 * fewest_tiles  # or the loop has nothing to overlap
+        and num_tiles >= splits * 2 * fewest_tiles  # otherwise the loop has nothing to overlap
         and num_programs * block_m * block_n * splits * 2 <= SCRATCH_SUMS
     ):
         splits *= 2
@@ -88,7 +87,7 @@ def int_gemm_config(*, num_rows: int, n: int, num_tiles: int) -> IntGemmConfig:
 
 
 def allocate_scratch(device: torch.device) -> SplitKScratch:
-    """Allocate where splits meet (16 MB): enough for every cut that int_gemm_config chooses. One per stream."""
+    """Allocate scratch for the splits (16 MB): enough for every config of int_gemm_config. One per stream."""
     return SplitKScratch.allocate(device, capacity=SCRATCH_SUMS)
 
 
@@ -104,7 +103,7 @@ def int_gemm(
 ) -> torch.Tensor:
     """Return x @ weight.T + bias. x: [M, K], bf16 or fp16, in the weight's order; bias: [N]; returns [M, N].
 
-    uses_asm: unpack two codes per instruction, in PTX; None: on CUDA.
+    uses_asm: unpack two integers per instruction, in PTX; None: on CUDA.
     """
     num_rows, k = x.shape
     num_tiles, n, _ = weight.packed.shape
@@ -116,7 +115,7 @@ def int_gemm(
     grid = (triton.cdiv(num_rows, config.block_m), triton.cdiv(n, config.block_n), config.splits)
     scratch.check(num_tiles=grid[0] * grid[1], splits=config.splits, tile_sums=config.block_m * config.block_n)
     is_grouped = weight.groups.shape[0] > 1
-    # row tiles first: those that read the same weights run at the same time, and L2 holds them
+    # row tiles first: tiles that read the same weights run at the same time and share them in L2
     _int_gemm_kernel[grid](
         x, weight.packed, weight.groups, bias, out, scratch.partial, scratch.arrivals,
         num_rows, n, k, num_tiles, triton.cdiv(num_tiles, config.splits), weight.groups.shape[0], x.stride(0),
@@ -147,7 +146,7 @@ def _int_gemm_kernel(
     first = split * tiles_per_split
     last = tl.minimum(first + tiles_per_split, num_tiles)
     if PDL:
-        # Programs past the first wave start when the wait is long over
+        # Programs after the first wave start when the wait is long over
         if PREFETCH > 0 and row_tile == 0 and tile * SPLITS + split < 528:
             pairs = tile * BLOCK_N + tl.arange(0, BLOCK_N // 2) * 2  # of outputs, whose words share a line
             for ahead in tl.static_range(PREFETCH):
@@ -180,14 +179,14 @@ def _sum_slab(
     offsets = tl.arange(0, PLANE)
     word_ptrs = packed_ptr + sources[:, None] * PLANE + offsets[None, :]
     acc = tl.zeros([BLOCK_N, M_PAD], tl.float32)
-    # With more groups than one nothing reads these, and the compiler drops the load
+    # With more than one group nothing reads these, and the compiler drops the load
     whole_scales, whole_zeros = _split_groups(tl.load(groups_ptr + sources), BITS, SCALES_BF16, dtype)
     for t in tl.range(first, last, num_stages=STAGES):
         words = tl.load(word_ptrs + t * n * PLANE, eviction_policy="evict_first")
         for run in tl.static_range(PLANES // RUN):
             start = (t * PLANES + run * RUN) * PLANE
             if GROUP_SIZE > 0:
-                # The last tile may reach past K, where x is zero: any group will do
+                # The last tile may reach past K, where x is zero: any group is valid
                 group = tl.minimum(start // GROUP_SIZE, num_groups - 1) * n
                 scales, zeros = _split_groups(tl.load(groups_ptr + group + sources), BITS, SCALES_BF16, dtype)
                 part = tl.zeros([BLOCK_N, M_PAD], tl.float32)
@@ -211,15 +210,15 @@ def _sum_slab(
 def _unpack_plane(
     words, zeros, PLANE_INDEX: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr, USES_ASM: tl.constexpr
 ):
-    """code - zero, exactly, as dtype. words: [N, PLANE] int16; zeros: [N, 1], from _split_groups."""
+    """value - zero, exactly, as dtype. words: [N, PLANE] int16; zeros: [N, 1], from _split_groups."""
     SHIFT: tl.constexpr = PLANE_INDEX * BITS
-    # A code in the lowest bits of the mantissa of 2^7 (bf16) or 2^10 (fp16) is that number plus the code: no conversion
+    # An integer in the lowest mantissa bits of 2^7 (bf16) or 2^10 (fp16) is that number plus the integer: no conversion
     if dtype == tl.bfloat16 and BITS == 8:
         # bf16 has too few bits for that; fp32 has them at 2^23
         codes = ((words >> SHIFT) & 0xFF).to(tl.int32) | 0x4B000000
         weights = (codes.to(tl.float32, bitcast=True) - zeros).to(tl.bfloat16)
     elif USES_ASM:
-        # In fp16 every other code is read four bits higher, as 16 times itself: one shift less, and 2^10 becomes 2^6
+        # In fp16 every other integer is read four bits higher, as 16 times itself: one shift less, and 2^10 becomes 2^6
         negated = 960.0 - zeros if dtype == tl.float16 and BITS == 4 and PLANE_INDEX % 2 == 1 else -zeros
         weights = _subtract_pairs(words, tl.broadcast_to(negated, words.shape), PLANE_INDEX, BITS, dtype)
     else:
@@ -230,7 +229,7 @@ def _unpack_plane(
 
 @triton.jit
 def _subtract_pairs(words, negated, PLANE_INDEX: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
-    """_unpack_plane's trick on two neighbouring words at once: shift, (a & b) | c, a * b + c."""
+    """_unpack_plane's method on two neighbouring words at once: shift, (a & b) | c, a * b + c."""
     ASM: tl.constexpr = (
         _PAIRS_BF16[PLANE_INDEX]
         if dtype == tl.bfloat16
@@ -260,7 +259,7 @@ _PAIRS_FP16_8BIT = tl.constexpr(tuple(_pairs_asm("f16x2", shift, "00ff", "6400",
 
 @triton.jit
 def _split_groups(groups, BITS: tl.constexpr, SCALES_BF16: tl.constexpr, dtype: tl.constexpr):
-    """The scales, fp32, and the zero points plus the number that _unpack_plane's trick has added to the codes."""
+    """Return the scales, fp32, and the zero points plus the number that _unpack_plane adds to the integers."""
     scales = groups.to(tl.int16).to(tl.bfloat16 if SCALES_BF16 else tl.float16, bitcast=True).to(tl.float32)
     if dtype == tl.bfloat16 and BITS == 8:
         zeros = ((groups >> 16) | 0x4B000000).to(tl.float32, bitcast=True)
@@ -269,14 +268,11 @@ def _split_groups(groups, BITS: tl.constexpr, SCALES_BF16: tl.constexpr, dtype: 
     return scales, zeros
 
 
-# ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
-
-
 _BLOCK_N = 64
 
 
 def dequantize(weight: IntWeight, dtype: torch.dtype) -> torch.Tensor:
-    """See kernels.linear.reference.dequantize."""
+    """See kernels.linear.reference.dequantize_int."""
     num_tiles, n, _ = weight.packed.shape
     out = torch.empty(n, weight.in_features, dtype=dtype, device=weight.packed.device)
     _dequantize_kernel[(num_tiles, triton.cdiv(n, _BLOCK_N))](

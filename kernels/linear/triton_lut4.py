@@ -1,14 +1,14 @@
-"""x @ weight.T for matrices of 4-bit codes (kernels/linear/reference.py), for few rows of x.
+"""x @ weight.T for 4-bit lookup-table weights (kernels/linear/reference.py), for few rows of x.
 
-As kernels/linear/triton_int.py: weight @ x.T, weights unpacked where tensor cores take them, K split until the device
-is full, the parts summed in order by the last program of a tile. Codes become values by lookups in shared memory, where
-each lane of a warp has a table of its own, of two values per byte, in a bank of its own; or, on devices for which the
-PTX of that was not tried, by loads from L1. A block's sum is scaled in fp32. Capturable in a CUDA graph.
+As in kernels/linear/triton_int.py: weight @ x.T, weights converted in registers, K split until the device is full, the
+parts summed in order by the last program of a tile. Table indices become values by lookups in shared memory, where
+each lane of a warp has its own table, of two values per byte, in its own bank; on devices for which that PTX was not
+tested, by loads from L1. A block's sum is scaled in fp32. Capturable in a CUDA graph.
 
-The PTX takes two neighbours of a row at once, so it relies on Triton handing over neighbours: it does in the layouts in
-which tensor cores take 16-bit operands. tests/gpu/test_lut4_cuda.py would show if it did not any more.
+The PTX takes two neighbours of a row at once, so it relies on Triton passing neighbours: it does in the layouts in
+which tensor cores take 16-bit operands. tests/gpu/test_lut4_cuda.py fails if that changes.
 
-Codes (kernels/linear/reference.py) as a dense matrix: for products of so many rows that cuBLAS pays for it.
+`dequantize` returns the dense matrix, for products of so many rows that cuBLAS is faster.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from kernels.linear.triton_split_k import SplitKScratch, store_split
 
 _BLOCK = tl.constexpr(BLOCK)
 _PLANE = tl.constexpr(LUT_PLANE)
-_ALIGNMENT = 16  # of rows of x: else Triton would not load them ahead
+_ALIGNMENT = 16  # of rows of x: otherwise Triton does not load them ahead
 
 
 def can_lut4_gemm(x: torch.Tensor, weight: Lut4Weight) -> bool:
-    """Whether lut4_gemm takes this product. Host-side facts only."""
+    """Return True if lut4_gemm supports this product. Host-side facts only."""
     return (
         x.dtype == weight.pairs.dtype
         and x.dtype in (torch.bfloat16, torch.float16)
@@ -44,7 +44,7 @@ def can_lut4_gemm(x: torch.Tensor, weight: Lut4Weight) -> bool:
 
 
 def allocate_scratch(device: torch.device) -> SplitKScratch:
-    """Allocate where splits meet (16 MB): enough for every cut of kernels.linear.lut4_configs. One per stream."""
+    """Allocate scratch for the splits (16 MB): enough for every config of lut4_configs. One per stream."""
     return SplitKScratch.allocate(device, capacity=SCRATCH_SUMS)
 
 
@@ -68,7 +68,7 @@ def lut4_gemm(
     packed, pairs = weight.packed, weight.pairs
     if config.is_shared:
         packed, pairs = packed.view(torch.int16), pairs.view(torch.int32)
-    # row tiles first: those that read the same weights run at the same time, and L2 holds them
+    # row tiles first: tiles that read the same weights run at the same time and share them in L2
     _lut4_gemm_kernel[grid](
         x, packed, weight.scales, pairs, bias, out, scratch.partial, scratch.arrivals,
         num_rows, n, k, num_tiles, triton.cdiv(num_tiles, config.splits), x.stride(0),
@@ -94,9 +94,9 @@ def _lut4_gemm_kernel(
     sources = outputs if EVEN_N else tl.minimum(outputs, n - 1)
     first = split * tiles_per_split
     last = tl.minimum(first + tiles_per_split, num_tiles)
-    # Programs past the first wave start when the wait is long over
+    # Programs after the first wave start when the wait is long over
     if PDL and PREFETCH > 0 and row_tile == 0 and tile * SPLITS + split < 528:
-        firsts = tile * BLOCK_N + tl.arange(0, BLOCK_N // 2) * 2  # the codes of two outputs share a line of 128 bytes
+        firsts = tile * BLOCK_N + tl.arange(0, BLOCK_N // 2) * 2  # indices of two outputs share a line of 128 bytes
         for ahead in tl.static_range(PREFETCH):
             lines = tl.minimum(first + ahead, num_tiles - 1) * n + tl.minimum(firsts, n - 1)
             prefetch_l2(packed_ptr + lines * (_PLANE if IS_SHARED else 2 * _PLANE))
@@ -133,7 +133,7 @@ def _sum_slab(
         words = tl.load(word_ptrs + t * n * _PLANE, eviction_policy="evict_first") if IS_SHARED else None
         for half in tl.static_range(2):  # a block of scales each: two planes
             start = (t * 4 + half * 2) * _PLANE
-            # The last tile may reach past K, where x is zero: any block will do
+            # The last tile may reach past K, where x is zero: any block is valid
             block = start // _BLOCK if EVEN_K else tl.minimum(start, k - 1) // _BLOCK
             scales = tl.load(scales_ptr + block * n + sources)
             part = tl.zeros([BLOCK_N, M_PAD], tl.float32)
@@ -172,7 +172,7 @@ def _fill_tables(pairs_ptr) -> None:
 def _look_up(words, scales, x, PLANE_INDEX: tl.constexpr):
     """Plane PLANE_INDEX of a [N, LUT_PLANE] tile of int16 words, as values of x's dtype.
 
-    The PTX leaves scales alone: they are there for Triton, which loads ahead only what a product depends on.
+    The PTX does not use scales: they are an operand because Triton loads ahead only what a product depends on.
     """
     ASM: tl.constexpr = _LOOK_UP[PLANE_INDEX]
     return tl.inline_asm_elementwise(
@@ -193,14 +193,11 @@ def look_up_asm(plane_index: int) -> str:
 _LOOK_UP = tl.constexpr(tuple(look_up_asm(index) for index in range(4)))
 
 
-# ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
-
-
 _BLOCK_N = 32
 
 
 def dequantize(weight: Lut4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """See kernels.linear.reference.dequantize."""
+    """See kernels.linear.reference.dequantize_lut4."""
     n, k = weight.out_features, weight.in_features
     out = torch.empty(n, k, dtype=dtype, device=weight.packed.device)
     _dequantize_kernel[(weight.num_tiles, triton.cdiv(n, _BLOCK_N))](
@@ -211,7 +208,7 @@ def dequantize(weight: Lut4Weight, dtype: torch.dtype) -> torch.Tensor:
 
 @triton.jit
 def _dequantize_kernel(words_ptr, scales_ptr, table_ptr, out_ptr, n, k, BLOCK_N: tl.constexpr) -> None:
-    """One (tile of the packed codes, tile of outputs)."""
+    """One (tile of the packed indices, tile of outputs)."""
     HALF: tl.constexpr = _PLANE // 2
     t = tl.program_id(0)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -1,8 +1,9 @@
 # ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
-"""Products whose K is split over programs: how the splits of a tile meet, and the last to arrive sums and stores.
+"""SplitKScratch and store_split: products whose K is split over programs.
 
-The parts are added in their order, so that the result is the same whoever is last. For kernels of a grid of (tiles of
-rows, tiles of outputs, splits) that hold w @ x.T: [BLOCK_N, M_PAD].
+The last split of a tile to arrive adds the parts in their fixed order and stores the sum, so the result does not depend
+on which one is last. For kernels with a grid of (tiles of rows, tiles of outputs, splits) that hold w @ x.T:
+[BLOCK_N, M_PAD].
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import triton.language as tl
 
 @dataclass(frozen=True)
 class SplitKScratch:
-    """Where splits of a tile meet. One per stream."""
+    """Buffers in which the splits of a tile are summed. One per stream."""
 
     # [capacity] fp32: partial sums
     partial: torch.Tensor

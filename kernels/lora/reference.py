@@ -1,6 +1,6 @@
 """LoRA adapters on a linear layer (Hu et al. 2021, arXiv:2106.09685, §4.1), many in one batch: the torch specification.
 
-Adapters are numbered from 1; number 0 is the model itself, to whose product nothing is added.
+Adapters are numbered from 1; number 0 is the model without an adapter: nothing is added.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 
 @dataclass(frozen=True)
 class LoraWeights:
-    """All adapters of one linear layer, whose outputs are P matrices side by side; ranks are padded with zeros to R."""
+    """All adapters of one linear layer, whose outputs are P concatenated matrices; ranks are padded with zeros to R."""
 
     # [num_adapters, P, R, in]
     a: torch.Tensor
-    # [num_adapters, out, R]: of all P matrices, times what the adapter is scaled by
+    # [num_adapters, out, R]: of all P matrices, times the adapter's scale
     b: torch.Tensor
     part_sizes: tuple[int, ...]  # outputs of each matrix; their sum is `out`
 
@@ -36,7 +36,7 @@ def gather_loras(
 def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoraWeights, loras: torch.Tensor) -> None:
     """Add b[n] @ (a[n] @ x[t]) to out[t], for the adapter n of each token that has one.
 
-    x: [T, in]; out: [T, out], of the same dtype; loras: [T] int32. Syncs on a GPU, whose twin does not.
+    x: [T, in]; out: [T, out], of the same dtype; loras: [T] int32. Syncs on a GPU; the Triton twin does not.
     """
     for index in range(weights.a.shape[0]):
         tokens = (loras == index + 1).nonzero().squeeze(1)

@@ -2,9 +2,9 @@
 """Triton twins of kernels/lora/reference.py: tokens grouped by adapter once a step, then two launches per linear layer.
 
 Tiles hold tokens of one adapter, as in S-LoRA and Punica (arXiv:2311.03285, §5.3; 2310.18547, §4), so each reads its
-adapter once; tokens without one are in no tile. How many tiles a step has at most is known from its number of tokens:
-a graph holds programs for all, and those that are not needed end at once. The inputs may be split over programs, whose
-sums the second launch adds in order: no atomics, equal results in every run.
+adapter once; tokens without one are in no tile. The number of tokens bounds the number of tiles: a graph has programs
+for that many, and unneeded ones end at once. The inputs may be split over programs, whose sums the second launch adds
+in order: no atomics, equal results in every run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import triton.language as tl
 
 from kernels.lora.reference import LoraWeights
 
-_FEW_TOKENS, _FEW_TILE, _TILE = 256, 16, 64  # tokens of a tile where a step has few, and else
-_WANTED_PROGRAMS = 256  # of a launch: fewer leave the device idle
+_FEW_TOKENS, _FEW_TILE, _TILE = 256, 16, 64  # tokens of a tile: in steps of few tokens, and in others
+_WANTED_PROGRAMS = 256  # per launch: fewer leave the device idle
 _MAX_SPLITS = 16
 _MIN_SPLIT_K = 256
 
@@ -29,14 +29,14 @@ class LoraTiles:
 
     # [max_slots] int32: tokens, those of a tile side by side; entries past its rows are stale
     tokens: torch.Tensor
-    # [max_tiles] int32: adapter of each tile, and how many tokens it has (0: it is not needed)
+    # [max_tiles] int32: adapter of each tile, and its number of tokens (0: unused)
     loras: torch.Tensor
     rows: torch.Tensor
     num_adapters: int
 
     @classmethod
     def allocate(cls, *, num_adapters: int, max_tokens: int, device: torch.device) -> LoraTiles:
-        """Allocate zeros: no tile is needed where no step has been grouped yet."""
+        """Allocate zeros: no tile is in use before the first grouping."""
         most = [min(max_tokens, _FEW_TOKENS), max_tokens]
         max_tiles = max(_num_tiles(count, num_adapters) for count in most)
         max_slots = max(_num_tiles(count, num_adapters) * _tile_size(count) for count in most)
@@ -47,7 +47,7 @@ class LoraTiles:
 def group_tokens(
     lora_indices: torch.Tensor, req_index: torch.Tensor, token_rows: torch.Tensor | None, out: LoraTiles
 ) -> None:
-    """Group a step's tokens by adapter. Arguments as of lora.gather_loras; what add_lora adds for is theirs."""
+    """Group a step's tokens by adapter, for the next add_lora. Arguments as for reference.gather_loras."""
     num_tokens = (req_index if token_rows is None else token_rows).shape[0]
     num_loras = triton.next_power_of_2(out.num_adapters + 1)
     tile = _tile_size(num_tokens)
@@ -60,7 +60,7 @@ def group_tokens(
 
 
 def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoraWeights, tiles: LoraTiles, *, pdl: bool = False) -> None:
-    """Equal lora.add_lora for the tokens grouped last, but keep what is between a and b in float32 where it is summed.
+    """Equal reference.add_lora for the tokens grouped last, but keep the values between a and b in float32.
 
     x: [T, in], last dimension dense; out: [T, out], contiguous.
     """
@@ -91,12 +91,12 @@ def _tile_size(num_tokens: int) -> int:
 
 
 def _num_tiles(num_tokens: int, num_adapters: int) -> int:
-    """The most tiles there can be: each adapter has one that is not full at most."""
+    """Return the largest possible number of tiles: each adapter has at most one partly filled tile."""
     return num_tokens // _tile_size(num_tokens) + min(num_tokens, num_adapters)
 
 
 def _num_splits(num_programs: int, k: int) -> int:
-    """Into how many parts to cut the inputs: a power of two."""
+    """Return the number of parts to split the inputs into: a power of two."""
     most = max(1, min(_MAX_SPLITS, _WANTED_PROGRAMS // num_programs, k // _MIN_SPLIT_K))
     return 1 << (most.bit_length() - 1)
 
@@ -106,7 +106,7 @@ def _group_kernel(
     lora_indices_ptr, req_index_ptr, token_rows_ptr, tokens_ptr, tile_loras_ptr, tile_rows_ptr, num_tokens, num_tiles,
     LORAS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, HAS_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """One program: counts the tokens of each adapter, deals out tiles, then gives each token its place in order."""
+    """One program: counts the tokens of each adapter, assigns tiles, then gives each token its place in order."""
     loras = tl.arange(0, LORAS)
     counts = tl.zeros([LORAS], tl.int32)
     for start in range(0, num_tokens, BLOCK):
@@ -120,7 +120,7 @@ def _group_kernel(
         tiles = start + tl.arange(0, BLOCK)
         owners = tl.sum((ends[None, :] <= tiles[:, None]).to(tl.int32), 1)
         is_owner = owners[:, None] == loras[None, :]
-        # rows of its adapter from this tile on; none past the last tile, which nobody owns
+        # rows of its adapter from this tile on; none past the last tile, which belongs to no adapter
         rest = tl.sum(tl.where(is_owner, counts[None, :] - (tiles[:, None] - firsts[None, :]) * TILE, 0), 1)
         tl.store(tile_loras_ptr + tiles, owners, mask=tiles < num_tiles)
         tl.store(tile_rows_ptr + tiles, tl.minimum(rest, TILE), mask=tiles < num_tiles)
@@ -160,7 +160,7 @@ def _shrink_kernel(
     if num_rows > 0:
         lora = tl.load(tile_loras_ptr + tile).to(tl.int64) - 1
         slots = tile * TILE + tl.arange(0, TILE)
-        # rows past the tile's compute what nobody reads
+        # rows past the tile's compute unused values
         tokens = tl.load(tokens_ptr + slots, mask=tl.arange(0, TILE) < num_rows, other=0).to(tl.int64)
         ranks = block * BLOCK_R + tl.arange(0, BLOCK_R)
         columns = split * split_k + tl.arange(0, BLOCK_K)
@@ -184,7 +184,7 @@ def _expand_kernel(
     num_slots, splits, PARTS: tl.constexpr, RANK: tl.constexpr, TILE: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add b @ shrunk of one tile to BLOCK_N outputs of one part. A token is in one tile, so nobody else writes them."""
+    """Add b @ shrunk of one tile to BLOCK_N outputs of one part. A token is in one tile, so writes do not collide."""
     tile, block = tl.program_id(0), tl.program_id(1)
     if PDL:
         tl.extra.cuda.gdc_wait()

@@ -1,7 +1,7 @@
-"""How the kernels of a mixture of experts are cut, by the tokens that an expert has on average.
+"""Tile sizes of the mixture-of-experts kernels, chosen by the average number of tokens per expert.
 
 The best of `benchmarks/moe.py --sweep` on an H100 (Qwen3-30B-A3B, Mixtral 8x7B): many loads in flight to stream
-weights where an expert has few tokens, the largest tiles that tensor cores take where it has many.
+weights if an expert has few tokens, the largest tiles that tensor cores support if it has many.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-# Up to so many tokens, each (token, expert) pair may be a matrix-vector product of its own
+# Up to so many tokens, each (token, expert) pair may be computed as its own matrix-vector product
 PAIRS_MAX_TOKENS = 4
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How one grouped GEMM is cut along its output features and its depth."""
+    """Tile sizes of one grouped GEMM along its output features and its depth."""
 
-    block_n: int  # output features; of gate and of up each
+    block_n: int  # output features; gate and up have so many each
     block_k: int
     num_warps: int
     num_stages: int
@@ -26,18 +26,19 @@ class Tile:
 
 @dataclass(frozen=True)
 class GroupedConfig:
-    """Both grouped GEMMs of a step. They share block_m: rows are laid out once."""
+    """Settings of both grouped GEMMs of a step. They share block_m, since rows are laid out once."""
 
     block_m: int  # (token, expert) pairs of one expert
     up: Tile
     down: Tile
-    swaps: bool = False  # weights fill the wide side of the product: for fewer rows than tensor cores want
-    chunk_tokens: int = 16  # that one program routes; many tokens: more, since each reads the counts of all chunks
+    swaps: bool = False  # weights are the wide side of the product: for fewer rows than tensor cores need
+    # tokens that one program routes; more in large steps, since each program reads the counts of all chunks
+    chunk_tokens: int = 16
 
 
 @dataclass(frozen=True)
 class PairTile:
-    """How a matrix-vector product is cut."""
+    """Tile sizes of a matrix-vector product."""
 
     block_n: int
     block_k: int
@@ -47,39 +48,39 @@ class PairTile:
 
 @dataclass(frozen=True)
 class PairsConfig:
-    """Both products of the path for few tokens."""
+    """Settings of both products of the path for few tokens."""
 
     up: PairTile
     down: PairTile
 
 
-# (pairs per expert, on average, up to which it holds, config). Counts scatter: a tile has room for more than that
+# (largest average of pairs per expert, config). Counts vary: a tile has room for more pairs than the average
 _GROUPED: tuple[tuple[float, GroupedConfig], ...] = (
     (8, GroupedConfig(16, Tile(64, 128, 4, 5, group_m=1), Tile(128, 128, 4, 5, group_m=1), swaps=True)),
     (24, GroupedConfig(32, Tile(64, 128, 4, 5, group_m=1), Tile(256, 128, 4, 3, group_m=1), swaps=True)),
     (128, GroupedConfig(64, Tile(128, 64, 4, 4), Tile(256, 64, 4, 5), chunk_tokens=64)),
     (float("inf"), GroupedConfig(128, Tile(128, 64, 8, 4), Tile(256, 64, 8, 4), chunk_tokens=64)),
 )
-# fp32 is for tests: small tiles, exact products
+# fp32 is used in tests: small tiles, exact products
 _GROUPED_FP32 = GroupedConfig(16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2))
 
 
 def uses_pairs(*, num_tokens: int, top_k: int, num_experts: int) -> bool:
-    """Whether a step is so small that few experts are chosen twice: then nothing is won by grouping its pairs."""
+    """Return True for steps so small that few experts are chosen twice: grouping pairs then saves nothing."""
     return num_tokens == 1 or (num_tokens <= PAIRS_MAX_TOKENS and 4 * num_tokens * top_k <= num_experts)
 
 
 def grouped_config(*, num_pairs: int, num_experts: int, itemsize: int) -> GroupedConfig:
-    """The cut for so many (token, expert) pairs. itemsize: bytes of one value."""
+    """Return the config for num_pairs (token, expert) pairs. itemsize: bytes of one value."""
     if itemsize == 4:
         return _GROUPED_FP32
     return next(config for bound, config in _GROUPED if num_pairs <= bound * num_experts)
 
 
 def fitting(config: GroupedConfig, *, shared_bytes: int) -> GroupedConfig:
-    """Take stages off a cut for 16-bit values until a GPU's shared memory holds it; on an H100 nothing is taken.
+    """Reduce the stages of a config for 16-bit values until it fits a GPU's shared memory; an H100 needs no reduction.
 
-    shared_bytes: the most that a block may have. Tiles in flight are one fewer than stages before Hopper.
+    shared_bytes: the limit of a block. Before Hopper, tiles in flight are one fewer than stages.
     """
 
     def fit(tile: Tile, *, num_matrices: int) -> Tile:
@@ -90,12 +91,12 @@ def fitting(config: GroupedConfig, *, shared_bytes: int) -> GroupedConfig:
 
 
 def grouped_configs() -> list[GroupedConfig]:
-    """Every cut for 16-bit values."""
+    """Return every config for 16-bit values."""
     return [config for _, config in _GROUPED]
 
 
 def pairs_config(*, intermediate_size: int) -> PairsConfig:
-    """The cut for few tokens. intermediate_size: of this rank's part of an expert."""
+    """Return the config for few tokens. intermediate_size: of this rank's part of an expert."""
     if intermediate_size >= 2048:
         deep = PairTile(block_n=4, block_k=1024, num_warps=8, num_stages=3)
         return PairsConfig(up=deep, down=deep)

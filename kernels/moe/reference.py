@@ -1,7 +1,7 @@
-"""A mixture of experts: a token's MLP is a weighted sum of a few of many gated MLPs (Mixtral, arXiv:2401.04088, §2.1).
+"""Mixture of experts: a weighted sum of a few of many gated MLPs per token (Mixtral, arXiv:2401.04088, §2.1).
 
-The functions here are the specification: plain torch, any device. Their rounding follows transformers' order step by
-step. Where probabilities are equal the expert of the lower index comes first, so that all devices choose alike.
+The functions here are the torch specification, for any device. Each rounding step follows transformers' order. For
+equal probabilities the expert with the lower index comes first, so that all devices choose the same experts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kernels.elementwise.reference import silu_and_mul
 
 
 def route(logits: torch.Tensor, *, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax over the experts, then each token's top_k: (weights [T, top_k] fp32, experts [T, top_k] int64), falling.
+    """Softmax over the experts, then each token's top_k, descending: weights [T, top_k] fp32, experts [T, top_k] int64.
 
     logits: [T, num_experts]. renormalize: a token's weights are divided by their sum.
     """
@@ -23,9 +23,9 @@ def route(logits: torch.Tensor, *, top_k: int, renormalize: bool) -> tuple[torch
 
 
 def run_experts(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-    """What each token's experts make of it. x: [T, H]; gate_up: [E, 2 * I, H]; down: [E, H, I]; experts: [T, top_k].
+    """Compute each token's experts. x: [T, H]; gate_up: [E, 2 * I, H]; down: [E, H, I]; experts: [T, top_k].
 
-    Returns [T, top_k, H] of x's dtype. Waits for the device if that is not the CPU: the Triton twin does not.
+    Returns [T, top_k, H] of x's dtype. Waits for the device unless it is the CPU; the Triton twin does not.
     """
     out = x.new_empty(*experts.shape, x.shape[1])
     for expert in experts.unique():
@@ -48,8 +48,8 @@ def fused_moe(
 ) -> torch.Tensor:
     """Route each token and sum its experts by their weights: [T, H] of x's dtype, which may be fp32, bf16 or fp16.
 
-    x, gate_up, down: as run_experts'. logits: [T, E], and with `shared` one column more. round_weights: to x's dtype,
-    before they are applied. shared: [T, H], an expert that every token has, added by the sigmoid of that last column.
+    x, gate_up, down: as for run_experts. logits: [T, E], plus one column if `shared` is given. round_weights: round to
+    x's dtype before use. shared: [T, H], output of the shared expert, added times the sigmoid of that last column.
     """
     num_experts = gate_up.shape[0]
     weights, experts = route(logits[:, :num_experts], top_k=top_k, renormalize=renormalize)

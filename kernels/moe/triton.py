@@ -1,9 +1,8 @@
 # ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
-"""Triton twin of kernels/moe/reference.py. Never syncs: grids depend on the number of tokens alone, so a graph can hold
-it.
+"""Triton twin of kernels/moe/reference.py. Never syncs: grids depend only on the number of tokens, as graphs require.
 
-Few tokens: route, and two matrix-vector products per pair. Else: route, lay out, gate and up with SiLU, down, and the
-weighted sum over each token's experts in their order, so that results are equal from run to run.
+Few tokens: route, then two matrix-vector products per pair. Otherwise: route, lay out, gate and up with SiLU, down, and
+the weighted sum over each token's experts in their order, so that results are equal in every run.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ def fused_moe(
     config: GroupedConfig | PairsConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Equal kernels.moe.reference.fused_moe. All tensors dense in their last dimension, gate_up and down
-    contiguous."""
+    """Equal kernels.moe.reference.fused_moe. All tensors have a dense last dimension; gate_up, down are contiguous."""
     num_tokens, num_experts = x.shape[0], gate_up.shape[0]
     num_pairs = num_tokens * top_k
     if config is None:
@@ -71,7 +69,7 @@ def combine(
     shared_gate: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Sum each token's pairs by their weights. outputs: [T * top_k, H]; weights: [T, top_k]; returns [T, H].
+    """Sum each token's pairs with their weights. outputs: [T * top_k, H]; weights: [T, top_k]; returns [T, H].
 
     shared, shared_gate: see kernels.moe.reference.fused_moe; the gate is [T], before its sigmoid.
     """
@@ -97,7 +95,7 @@ def _choose(num_tokens: int, *, top_k: int, down: torch.Tensor) -> GroupedConfig
 
 @functools.cache
 def _shared_bytes(device: torch.device) -> int:
-    """What Triton lets a block of that GPU have."""
+    """Return the shared memory that Triton allows a block of that GPU."""
     index = torch.cuda.current_device() if device.index is None else device.index
     return driver.active.utils.get_device_properties(index)["max_shared_mem"]
 

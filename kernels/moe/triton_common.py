@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201  (Triton reads annotations as types: kernel arguments carry none)
-"""Pieces that the Triton kernels of a mixture of experts share: roundings as the specification has them."""
+"""Shared parts of the mixture-of-experts Triton kernels, with the roundings of the specification."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def weigh(value, weight, dtype: tl.constexpr):
 
 @triton.jit
 def add_shared(mixed, shared, gate):
-    """The sum over a token's experts plus the shared expert by the sigmoid of its gate, in mixed's dtype."""
+    """The sum over a token's experts plus the shared expert times the sigmoid of its gate, in mixed's dtype."""
     scale = round_to(1.0 / (1.0 + tl.exp(-gate.to(tl.float32))), mixed.dtype)
     return (mixed.to(tl.float32) + round_to(scale * shared.to(tl.float32), mixed.dtype)).to(mixed.dtype)
 

@@ -1,11 +1,11 @@
-"""Grouped GEMM: each tile of rows times the weights of its expert.
+"""Products of the mixture of experts: grouped GEMM for many tokens, matrix-vector products for few.
 
-The grid has room for as many tiles as any routing can need; a tile without rows ends at once. Rows of a tile past its
-last read the first pair instead: cheaper in the loop than a mask, and nothing is stored of them.
+grouped_gemm multiplies each tile of rows with the weights of its expert. The grid has room for as many tiles as any
+routing can need; a tile without rows ends at once. Rows of a tile past its last read the first pair instead: cheaper
+in the loop than a mask, and their results are not stored.
 
-The experts of a few tokens: each (token, expert) pair is a matrix-vector product, and nothing is sorted.
-
-Bound by reading the chosen experts' weights once. The second product sums a token's experts in their order, so that it
+pairs_gate_up and pairs_down compute each (token, expert) pair as a matrix-vector product, without sorting. They are
+limited by reading the chosen experts' weights once. pairs_down sums a token's experts in their order, so that the sum
 needs no launch of its own.
 """
 
@@ -35,7 +35,7 @@ def grouped_gemm(
 ) -> torch.Tensor:
     """Return [num_pairs, N]: each pair's row of x times its expert's matrix; is_gated: silu(first half) * second half.
 
-    x: [num_pairs / n, K], each row that of n successive pairs; w: [E, N or 2 * N, K], both of one dtype, dense in K.
+    x: [num_pairs / n, K], each row used by n successive pairs; w: [E, N or 2 * N, K], both of one dtype, dense in K.
     """
     num_rows, k = x.shape
     n = w.shape[1] // (2 if is_gated else 1)
@@ -105,7 +105,7 @@ def _grouped_kernel(
 
 @triton.jit
 def _load(row_ptrs, columns, k, EVEN_K: tl.constexpr):
-    """Those columns of each row, 0 past the end."""
+    """Load `columns` of each row, 0 past the end."""
     if EVEN_K:
         return tl.load(row_ptrs[:, None] + columns[None, :])
     else:
@@ -119,9 +119,6 @@ def _multiply(x, w, acc, SWAPS: tl.constexpr, PRECISION: tl.constexpr):
         return tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
     else:
         return tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
-
-
-# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
 
 def pairs_gate_up(
@@ -151,7 +148,7 @@ def pairs_down(
     shared_gate: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Return [T, H], each token's experts summed by their weights. inner: [T * top_k, I]; down: [E, H, I].
+    """Return [T, H], each token's experts summed with their weights. inner: [T * top_k, I]; down: [E, H, I].
 
     shared: see kernels.moe.reference.fused_moe; shared_gate: [T], before its sigmoid.
     """
@@ -175,7 +172,7 @@ def _pairs_up_kernel(
     TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """BLOCK_N values of one pair between both products."""
+    """BLOCK_N values of one pair between the two products."""
     pair = tl.program_id(1)
     features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     sources = features if EVEN_N else tl.minimum(features, n - 1)
@@ -230,7 +227,7 @@ def _pairs_down_kernel(
 
 @triton.jit
 def _load_row(ptr, columns, k, EVEN_K: tl.constexpr):
-    """Those columns in fp32, 0 past the end."""
+    """Load `columns` in fp32, 0 past the end."""
     if EVEN_K:
         return tl.load(ptr + columns).to(tl.float32)
     else:
@@ -239,7 +236,7 @@ def _load_row(ptr, columns, k, EVEN_K: tl.constexpr):
 
 @triton.jit
 def _load_rows(row_ptrs, columns, k, EVEN_K: tl.constexpr):
-    """Those columns of each row in fp32, 0 past the end. Each weight is read once: it need not stay in L2."""
+    """Load `columns` of each row in fp32, 0 past the end. Each weight is read once: it need not stay in L2."""
     if EVEN_K:
         return tl.load(row_ptrs[:, None] + columns[None, :], eviction_policy="evict_first").to(tl.float32)
     else:

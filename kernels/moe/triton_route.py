@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
 """Routing on the device: each token's experts, and the (token, expert) pairs laid out by expert in tiles of rows.
 
-A counting sort in two launches. The first chooses, and counts within chunks of tokens; in the second each chunk adds
-up the counts of all, so that none waits for another. The order is fixed: a pair's place never depends on timing.
+A counting sort in two launches. The first chooses experts and counts within chunks of tokens; in the second each chunk
+adds the counts of all chunks, so that none waits for another. The order is fixed: it never depends on timing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import triton.language as tl
 
 @dataclass(frozen=True)
 class Routing:
-    """What each token was given. A pair is token * top_k + place."""
+    """Each token's experts and weights. Pair index: token * top_k + place."""
 
-    # [T, top_k], falling
+    # [T, top_k], descending
     weights: torch.Tensor
     # [T, top_k] int32
     experts: torch.Tensor
@@ -31,7 +31,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class RowTiles:
-    """Pairs in tiles of block_m rows, each tile of one expert; as many tiles as there can be, the last ones empty."""
+    """Pairs in tiles of block_m rows, each tile of one expert; the maximum number of tiles, the last ones empty."""
 
     # [num_tiles * block_m] int32: pairs; undefined past a tile's rows
     pairs: torch.Tensor
@@ -53,7 +53,7 @@ def route(
 ) -> Routing:
     """Equal kernels.moe.reference.route on logits[:, :num_experts]. logits: [T, >= num_experts], last dimension dense.
 
-    chunk_tokens: of a chunk, about; None: a token at a time, without ranks and counts.
+    chunk_tokens: approximate tokens per chunk; None: one token at a time, without ranks and counts.
     """
     num_tokens, device = logits.shape[0], logits.device
     padded = triton.next_power_of_2(num_experts)
@@ -94,7 +94,7 @@ def lay_out(routing: Routing, *, num_experts: int, block_m: int, pdl: bool = Fal
 
 
 def max_tiles(*, num_pairs: int, num_experts: int, block_m: int) -> int:
-    """How many tiles of block_m rows so many pairs take at most, however they fall on the experts."""
+    """Return the largest number of tiles of block_m rows that num_pairs pairs take, for any routing."""
     num_hit = min(num_experts, num_pairs)
     return (num_pairs + num_hit * (block_m - 1)) // block_m
 
@@ -105,7 +105,7 @@ def _route_kernel(
     EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, PLACES_PAD: tl.constexpr,
     TOKENS: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_COUNTS: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One chunk of tokens: the softmax, then top_k rounds that each take the largest that is left."""
+    """One chunk of tokens: the softmax, then top_k rounds, each taking the largest remaining probability."""
     chunk = tl.program_id(0)
     tokens = chunk * TOKENS + tl.arange(0, TOKENS)
     columns = tl.arange(0, EXPERTS_PAD)[None, :]
@@ -119,7 +119,7 @@ def _route_kernel(
     logits = tl.where(columns < EXPERTS, logits, -float("inf"))
     powers = tl.exp(logits - tl.max(logits, 1)[:, None])
     left = powers / tl.sum(powers, 1)[:, None]
-    # A token that is no number has experts, too: their output is none either
+    # A token of NaN has experts too: their output is NaN as well
     left = tl.where(columns < EXPERTS, tl.where(left == left, left, 0.0), -1.0)
     weights = tl.zeros([TOKENS, PLACES_PAD], tl.float32)
     experts = tl.zeros([TOKENS, PLACES_PAD], tl.int32)
@@ -155,7 +155,7 @@ def _lay_out_kernel(
     EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr, CHUNKS: tl.constexpr, TILES: tl.constexpr,
     BLOCK_M: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One chunk: where its pairs go, and its share of the tiles' experts and numbers of rows."""
+    """One chunk: the positions of its pairs, and its share of the tiles' experts and row counts."""
     chunk = tl.program_id(0)
     columns = tl.arange(0, EXPERTS_PAD)
     totals = tl.zeros([EXPERTS_PAD], tl.int32)
@@ -188,7 +188,7 @@ def _lay_out_kernel(
         begins = tiles * BLOCK_M
         tile_expert = tl.sum((ends[None, :] <= begins[:, None]).to(tl.int32), 1)
         is_tile_expert = columns[None, :] == tile_expert[:, None]
-        # Past the last expert no column is hit: no rows
+        # Past the last expert no column matches: no rows
         rows = tl.sum(tl.where(is_tile_expert, (starts + totals)[None, :], 0), 1) - begins
         tl.store(tile_experts_ptr + tiles, tile_expert, mask=tiles < num_tiles)
         tl.store(tile_rows_ptr + tiles, tl.minimum(tl.maximum(rows, 0), BLOCK_M), mask=tiles < num_tiles)

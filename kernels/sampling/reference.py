@@ -1,4 +1,4 @@
-"""Choosing tokens from logits: the torch specification of every sampling op. Any device; nothing here syncs it.
+"""Sampling of tokens from logits: the torch specification of every sampling op. Any device; nothing here syncs it.
 
 S rows, V vocabulary entries. Randomness is stateless: the noise of (seed, position, token id) is a hash, so a seeded
 request draws the same tokens alone, in any batch, and after a preemption.
@@ -12,12 +12,12 @@ _INT32_GOLDEN = -1640531527  # 0x9E3779B9, as a signed 32-bit number
 
 
 class Truncation(NamedTuple):
-    """What top-k, top-p and min-p keep of each row; [S] each."""
+    """Top-k, top-p and min-p of each row; [S] each."""
 
     top_k: torch.Tensor  # int64, 0: off
     top_p: torch.Tensor  # float32, 1: off
     min_p: torch.Tensor  # float32, 0: off
-    max_top_k: int  # the largest top_k if every row has one, else 0: only so many entries need to be ordered
+    max_top_k: int  # the largest top_k if every row has one, else 0: only so many entries need sorting
 
 
 def apply_penalties(
@@ -108,9 +108,9 @@ def sample(
 def truncate(logits: torch.Tensor, truncation: Truncation) -> torch.Tensor:
     """Return logits [S, C], which are in descending order, with -inf where top-k, top-p or min-p drops an entry.
 
-    top_p is over the distribution that top_k leaves (Holtzman et al. 2020, §3.1: the smallest set whose mass reaches
-    top_p); min_p keeps what is at least min_p times as likely as the most likely entry (Nguyen et al. 2024). The most
-    likely entry always stays.
+    top_p applies to the distribution that top_k leaves (Holtzman et al. 2020, §3.1: the smallest set whose mass reaches
+    top_p); min_p keeps entries at least min_p times as likely as the most likely entry (Nguyen et al. 2024). The most
+    likely entry is always kept.
     """
     ranks = torch.arange(logits.shape[-1], device=logits.device)
     dropped = (ranks[None, :] >= truncation.top_k[:, None]) & (truncation.top_k > 0)[:, None]
@@ -124,7 +124,7 @@ def truncate(logits: torch.Tensor, truncation: Truncation) -> torch.Tensor:
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Return [S, C] float32 standard Gumbel noise, a pure function of (seed, position, token id).
 
-    seeds: [S] int64; positions: [S] int64, the place in the request of the token to be chosen; token_ids: [S or 1, C].
+    seeds: [S] int64; positions: [S] int64, the request position of the token to be chosen; token_ids: [S or 1, C].
     """
     low, high = seeds.to(torch.int32), (seeds >> 32).to(torch.int32)
     key_0 = _mix(low ^ _mix(positions.to(torch.int32) * _INT32_GOLDEN))
@@ -140,7 +140,7 @@ def top_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (logprob [S] of token_ids [S], the `count` most likely ids [S, count] int64, their logprobs), float32.
 
-    One log-softmax feeds all three, so a token that stands in both lists has bit-equal values.
+    One log-softmax is used for all three, so a token in both lists has bit-equal values.
     """
     logprobs = logits.float().log_softmax(dim=-1)
     values, ids = logprobs.topk(count, dim=-1)

@@ -1,14 +1,14 @@
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-"""Triton twin of kernels/sampling.sample: one pass over the logits, parameters and the new token by req_index.
+"""Triton twin of kernels.sampling.reference.sample: one pass over the logits, with per-request state by req_index.
 
-Each row is cut into splits; the split that arrives last at a row's counter takes the best of all and writes the token,
-so a batch without truncation is one launch. Rows that top-k, top-p or min-p cut are searched first
+Each row is cut into splits; the split that arrives last at a row's counter selects the best of all and writes the
+token, so a batch without truncation is one launch. Rows with top-k, top-p or min-p are searched first
 (triton_truncation). The result depends neither on the number of splits nor on the batch.
 
-Deviations from the specification: the Gumbel noise takes its outer logarithm, and the inner one far from 1, from the
-hardware's approximation, so it differs by some 1e-6 and a token by about one draw in 100,000; a uniform number that
+Deviations from the specification: the Gumbel noise computes its outer logarithm, and the inner one far from 1, with
+the hardware's approximation, so it differs by some 1e-6 and a token by about one draw in 100,000; a uniform number that
 rounds to 1 counts as the largest below it, since its noise would be infinite; equal logits at a cut are kept in order
-of token id, which torch.topk leaves open.
+of token id, which torch.topk leaves undefined.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How a batch is cut: every split takes whole tiles."""
+    """Tile size and number of splits of a batch: every split takes whole tiles."""
 
     tile: int  # tokens
     num_splits: int
@@ -36,7 +36,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class SamplingScratch:
-    """Where splits of a row meet. One per stream: two calls in flight must not share it."""
+    """Buffers in which the splits of a row are merged. One per stream: two calls in flight must not share it."""
 
     # [capacity] float32 and int32: each split's best score, and its token
     partial_score: torch.Tensor
@@ -62,7 +62,7 @@ class SamplingScratch:
         )
 
     def config(self, *, num_rows: int, vocab_size: int) -> SamplingConfig:
-        """The cut that was best at 1, 8, 64 and 256 rows of an H100, greedy and drawn: no split is empty."""
+        """Return the config that was best at 1, 8, 64 and 256 rows on an H100, greedy and drawn: no split is empty."""
         tile = 2048
         num_tiles = triton.cdiv(vocab_size, tile)
         wanted = max(1, min(_MAX_SPLITS, num_tiles, triton.cdiv(self.target_programs, num_rows)))
@@ -85,7 +85,7 @@ def sample(
     """Write each row's token to out and to state.last_token[req_index]. Graph-safe; never syncs.
 
     logits: [S, V] bf16, fp16 or fp32, last dimension dense, penalties and bias applied; req_index, positions (the place
-    of the token to be chosen), out: [S] int64. Rows may share a req_index only if nobody reads its token (padding).
+    of the token to be chosen), out: [S] int64. Rows may share a req_index only if its token is not read (padding).
     has_truncation: False promises that no row with a temperature has top_k, top_p or min_p; True costs two launches.
     config: overrides the choice (benchmarks); pdl: launch early, under the kernel before (programmatic dependent
     launch).
@@ -161,7 +161,7 @@ def _sample_kernel(
 
 @triton.jit
 def _take_largest(row_ptr, start, end, TILE: tl.constexpr):
-    """(largest logit, its token id) of a range."""
+    """Return (largest logit, its token id) of a range."""
     lanes = tl.arange(0, TILE)
     scores = tl.full([TILE], MINUS_INF, tl.float32)
     tokens = start + lanes
@@ -179,7 +179,7 @@ def _draw(
     row_ptr, start, end, temperature, key_0, key_1, cut, cut_id, floor,
     TILE: tl.constexpr, HAS_TRUNCATION: tl.constexpr, ON_GPU: tl.constexpr,
 ):  # fmt: skip
-    """(largest score, its token id) of a range, a score being logit / temperature + noise. Masked logits never win."""
+    """Return (largest score, its token id) of a range; score = logit / temperature + noise. Masked logits never win."""
     lanes = tl.arange(0, TILE)
     scores = tl.full([TILE], MINUS_INF, tl.float32)
     tokens = start + lanes
@@ -204,21 +204,21 @@ def _draw(
 
 @triton.jit
 def _best(scores, tokens, size):
-    """(largest score, the lowest token id that has it)."""
+    """Return (largest score, the lowest token id that has it)."""
     score = tl.max(scores, 0)
     return score, tl.min(tl.where(scores == score, tokens, size), 0)
 
 
 @triton.jit
 def _noise_keys(seed, position):
-    """The scalars of sampling.gumbel_noise that all tokens of a row share, uint32."""
+    """Return the uint32 scalars of gumbel_noise that all tokens of a row share."""
     key_0 = _mix(seed.to(tl.uint32) ^ _mix(position.to(tl.uint32) * 0x9E3779B9))
     return key_0, _mix((seed >> 32).to(tl.uint32) + key_0)
 
 
 @triton.jit
 def _noise(ids, key_0, key_1, ON_GPU: tl.constexpr):
-    """sampling.gumbel_noise of token ids: -log(-log(uniform)), the uniform number out of a hash."""
+    """gumbel_noise of token ids: -log(-log(uniform)), the uniform number from a hash."""
     bits = _mix(_mix(ids.to(tl.uint32) ^ key_0) + key_1)
     uniform = ((bits >> 8).to(tl.int32).to(tl.float32) + 0.5) * 5.9604644775390625e-08
     uniform = tl.minimum(uniform, 0.9999999403953552)
@@ -231,7 +231,7 @@ def _noise(ids, key_0, key_1, ON_GPU: tl.constexpr):
 
 @triton.jit
 def _log2(x, ON_GPU: tl.constexpr):
-    """log2 of a normal number by the hardware's one instruction, which Triton's tl.log2 is not."""
+    """log2 of a normal number by one hardware instruction; Triton's tl.log2 uses more."""
     if ON_GPU:
         return tl.inline_asm_elementwise(
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -241,7 +241,7 @@ def _log2(x, ON_GPU: tl.constexpr):
 
 @triton.jit
 def _mix(x):
-    """sampling._mix on uint32."""
+    """reference._mix on uint32."""
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= x >> 15

@@ -62,7 +62,7 @@ def _penalize_kernel(
 def _allow_kernel(
     logits_ptr, rows_ptr, bitmask_ptr, vocab_size, stride_logits, stride_bitmask, BLOCK: tl.constexpr
 ) -> None:  # fmt: skip
-    """One part of one row. Only what is forbidden is written."""
+    """One part of one row. Writes only forbidden tokens."""
     row = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64)
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = tokens < vocab_size

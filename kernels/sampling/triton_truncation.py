@@ -1,16 +1,15 @@
-"""Where top-k, top-p and min-p cut a row of logits, found without a sort: the first two launches of a truncated batch.
+"""Top-k, top-p and min-p without a sort: the first two launches of a truncated batch.
 
-Entries are ordered by (logit descending, token id ascending), so what a row keeps is one place in that order: a logit
+Entries are ordered by (logit descending, token id ascending), so the kept set ends at one place in that order: a logit
 (`cut`), the last token id kept of those equal to it (`cut_id`), and for min-p a scaled logit (`floor`). Launch one
-takes the maximum and the mass of each chunk of 128 logits. Launch two searches, one program per row: first over the
+computes the maximum and the mass of each chunk of 128 logits. Launch two searches, one program per row: first over the
 chunk maxima, which bounds the cut from below, then over the logits of the chunks above that bound. A peaked
-distribution so costs a few chunks; a flat one several passes over its row in L2.
+distribution therefore costs a few chunks; a flat one several passes over its row in L2.
 
-Finding the largest entry of a row such that entries at and above it weigh enough, without a sort.
-
-A weight is 1 (top-k: a count) or the entry's probability relative to the most likely one (top-p: a mass). Rows are
-visited by a list of their chunks of 128 entries, so that chunks too small to matter cost nothing. Imports triton at
-once; only modules that already need it import this one.
+`search` finds the largest entry of a row such that entries at and above it reach a target weight. A weight is 1
+(top-k: a count) or the entry's probability relative to the most likely one (top-p: a mass). It visits a list of chunks
+of the row, so that irrelevant chunks cost nothing. Imports triton at once; only modules that already need it import
+this one.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def search(
     data_ptr, live_ptr, num_live, size, target, low, value_low, maximum, scale, limit,
     IS_COUNT: tl.constexpr, IS_DENSE: tl.constexpr, TILE_CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """The largest entry at and above which entries weigh `target`: (it, their weight, the weight of those above it).
+    """Return the largest entry at and above which entries weigh `target`: (entry, their weight, weight above it).
 
     The answer lies in [low, high) throughout, and no entry there exceeds `top`. A pass weighs three thresholds: the
     middle, for a sure halving, and two around a linear guess, which mostly cut the interval to an eighth. Ends with one
@@ -69,7 +68,7 @@ def search(
 
 @triton.jit
 def _narrow(low, value_low, high, value_high, target, threshold, value):
-    """Move the end of the interval on whose side the threshold stands."""
+    """Move the end of the interval on the threshold's side."""
     suffices = value >= target
     known_low = tl.where(value_low < 0.0, value, tl.minimum(value_low, value))
     return (
@@ -140,11 +139,8 @@ def _load_chunks(
 
 @triton.jit
 def weigh(x, maximum, scale, IS_COUNT: tl.constexpr):
-    """What an entry adds: 1 to a count, its probability relative to the most likely to a mass."""
+    """Return an entry's weight: 1 for a count, its probability relative to the most likely for a mass."""
     return tl.full(x.shape, 1.0, tl.float32) if IS_COUNT else tl.exp2((x - maximum) * scale)
-
-
-# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
 
 _LOWEST = tl.constexpr(-1.0e38)
@@ -152,7 +148,7 @@ _LOWEST = tl.constexpr(-1.0e38)
 
 @dataclass(frozen=True)
 class SamplingState:
-    """Each request's sampling parameters and newest token, by req_index: the tensors of DeviceState themselves."""
+    """Each request's sampling parameters and newest token, by req_index: the tensors of DeviceState."""
 
     # [rows] float32 each
     temperature: torch.Tensor
@@ -166,14 +162,14 @@ class SamplingState:
 
 @dataclass(frozen=True)
 class TruncationScratch:
-    """What the launches of one step tell each other. One per stream."""
+    """Buffers passed between the launches of one step. One per stream."""
 
     # [max_rows, num_chunks] float32: the largest logit of each chunk, and its mass relative to that
     chunk_max: torch.Tensor
     chunk_sum: torch.Tensor
     # [max_rows, num_chunks] int32: the chunks that a search visits
     live: torch.Tensor
-    # [max_rows] float32, int32, float32: the cut of each row; -inf, V, -inf where it keeps all
+    # [max_rows] float32, int32, float32: the cut of each row; -inf, V, -inf if it keeps all
     cut: torch.Tensor
     cut_id: torch.Tensor
     floor: torch.Tensor
@@ -244,7 +240,7 @@ def _cut_kernel(
     cut_ptr, cut_id_ptr, floor_ptr, stride_row, size, num_chunks, stride_chunks,
     CHUNKS_PAD: tl.constexpr, TILE_CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row: the cut of top_k, then of top_p over the mass which that leaves, then of min_p."""
+    """One row: the cut of top_k, then of top_p over the remaining mass, then of min_p."""
     row = tl.program_id(0).to(tl.int64)
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -271,7 +267,7 @@ def _cut_kernel(
                 IS_COUNT=True, CHUNKS_PAD=CHUNKS_PAD, TILE_CHUNKS=TILE_CHUNKS,
             )  # fmt: skip
         if top_p < 1.0:
-            # Entries below this weigh less than 1 - top_p even if all V stood there
+            # Entries below this weigh less than 1 - top_p even if all V were there
             bound = maximum + tl.log2((1.0 - top_p) * 0.999 * mass / size) / scale
             cut, cut_id, mass = _find_cut(
                 row_ptr, max_row_ptr, live_row_ptr, maxima, tl.maximum(top_p * mass, 1.0e-30), mass, bound, cut,
@@ -280,7 +276,7 @@ def _cut_kernel(
             )  # fmt: skip
         if min_p > 0.0:
             floor = divide(maximum, temperature) + tl.log(min_p)
-            # A little below the floor: it only spares the last launch the noise of what the floor drops
+            # A little below the floor: it only saves the last launch the noise of dropped entries
             coarse = floor * temperature
             coarse -= 1.0e-5 * tl.abs(coarse) + 1.0e-5
             cut_id = tl.where(coarse > cut, size, cut_id)
@@ -308,7 +304,7 @@ def _parameters(row, req_index_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p
 
 @triton.jit
 def _is_truncated(temperature, top_k, top_p, min_p):
-    """Whether a row draws from less than all entries."""
+    """Return True if a row draws from a subset of the entries."""
     return (temperature > 0.0) & ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0))
 
 
@@ -317,11 +313,11 @@ def _find_cut(
     row_ptr, max_row_ptr, live_row_ptr, maxima, target, mass, bound, cut, cut_id, maximum, scale, size, num_chunks,
     IS_COUNT: tl.constexpr, CHUNKS_PAD: tl.constexpr, TILE_CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """The shortest prefix, within (cut, cut_id), that holds `target` entries or mass: (cut, cut_id, mass kept).
+    """Find the shortest prefix, within (cut, cut_id), that holds `target` entries or mass: (cut, cut_id, mass kept).
 
-    bound: a logit at or below the answer; mass: of what (cut, cut_id) keeps.
+    bound: a logit at or below the answer; mass: the mass that (cut, cut_id) keeps.
     """
-    # The chunk maxima at or above a logit are some of the entries there: where they suffice, the answer is no lower
+    # The chunk maxima at or above a logit are some of its entries: if they suffice, the answer is not lower
     is_finite = maxima > MINUS_INF
     known = tl.sum(tl.where(is_finite, weigh(maxima, maximum, scale, IS_COUNT), 0.0), 0)
     if known >= target:
@@ -333,7 +329,7 @@ def _find_cut(
         bound = tl.maximum(bound, chunk_bound)
     bound = tl.maximum(bound, cut)
     is_live = maxima >= bound
-    tl.debug_barrier()  # all have read the list of the search before
+    tl.debug_barrier()  # all threads have read the list of the previous search
     places = tl.arange(0, CHUNKS_PAD)
     tl.store(live_row_ptr + tl.cumsum(is_live.to(tl.int32), 0) - 1, places, mask=is_live)
     num_live = tl.sum(is_live.to(tl.int32), 0)
@@ -346,7 +342,7 @@ def _find_cut(
     weight = tl.maximum(weigh(found, maximum, scale, IS_COUNT), 1.0e-30)
     num_ties = tl.clamp(tl.ceil((target - value_above) / weight), 1.0, 1.0e9)
     found_id = tl.full([], 0, tl.int32) + size
-    # A mass search needs no look at the ties where it keeps them all, as it does where logits are distinct
+    # A mass search need not count ties if it keeps them all, as it does when logits are distinct
     if (num_ties + 0.5 < (value_at - value_above) / weight) | IS_COUNT:
         found_id, mass = settle(
             row_ptr, live_row_ptr, num_live, size, found, num_ties.to(tl.int32), maximum, scale, TILE_CHUNKS

@@ -1,8 +1,8 @@
-"""Which layers of a model turn positions, and which see only a window: lists and rules of a config.json.
+"""Layer patterns, constant multipliers and mixture-of-experts fields of a config.json.
 
-Scales: the constants that some models multiply by, or cap with, where others have nothing.
-
-ExpertsConfig: the mixture of experts that some layers of a model have for an MLP, read from a config.json.
+find_rope_layers, find_sliding_layers and find_windows return one entry per layer: rotary positions or none, sliding
+window or full attention, and the window's length. Scales holds the constants that some architectures multiply or cap
+activations with. ExpertsConfig describes the mixture of experts that replaces the MLP in some layers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from models.fields import Fields
 from models.quantization.config import QuantizationConfig
 from models.registry import Architecture
 
-# Rules that hold only where use_sliding_window says so
+# These rules apply only if use_sliding_window is true
 _OPTIONAL = ("every_if_used", "max_window_layers", "odd_until_max", "nope")
 
 
 def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int) -> tuple[bool, ...]:
-    """Whether each layer has rotary positions: all do, but for the rule of transformers' SmolLM3Config."""
+    """Return True for each layer with rotary positions: all, except by the rule of transformers' SmolLM3Config."""
     if architecture.rope != "smollm3":
         return (True,) * num_layers
-    has_rope = config.get("no_rope_layers")  # 1: it has
+    has_rope = config.get("no_rope_layers")  # 1: the layer has rotary positions
     if has_rope is None:
         interval = config.count("no_rope_layer_interval", default=4)
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
@@ -35,7 +35,7 @@ def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int
 
 
 def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Whether each layer is of the kind that sees only sliding_window tokens."""
+    """Return True for each layer that attends to sliding_window tokens only."""
     num_layers = len(has_rope)
     rule = architecture.sliding_layers
     if rule in ("none", "every"):
@@ -62,7 +62,7 @@ def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tu
 
 
 def find_windows(config: Fields, is_sliding: tuple[bool, ...], *, max_context_len: int) -> tuple[int | None, ...]:
-    """Each layer's window in tokens; None where nothing that fits the context is out of sight."""
+    """Return each layer's window in tokens; None where the window is at least the context length."""
     if not any(is_sliding) or config.get("sliding_window") is None:
         return (None,) * len(is_sliding)
     window = config.count("sliding_window")
@@ -84,11 +84,11 @@ def _read_layer_types(layer_types: object, num_layers: int, where: str) -> tuple
 
 @dataclass(frozen=True)
 class Scales:
-    """Each is 1 (a cap: 0) in a model that has no such thing."""
+    """Constants of an architecture. The default 1 (for a cap: 0) leaves values unchanged."""
 
-    attention: float  # of the products of queries and keys
+    attention: float  # multiplies the products of queries and keys
     embedding: float = 1.0
-    residual: float = 1.0  # of what attention and MLP add to the residual stream
+    residual: float = 1.0  # multiplies the outputs of attention and MLP before the residual addition
     logits_divisor: float = 1.0
     attention_softcap: float = 0.0  # cap * tanh(x / cap), after the scale
     logits_softcap: float = 0.0
@@ -110,7 +110,7 @@ def parse_scales(config: Fields, architecture: Architecture, *, hidden_size: int
         return Scales(
             attention=config.positive("query_pre_attn_scalar") ** -0.5,
             embedding=hidden_size**0.5,
-            # transformers' Gemma 3 has the field too, and applies it nowhere
+            # transformers' Gemma 3 config has the field too, but its model does not apply it
             attention_softcap=config.number("attn_logit_softcapping", default=0.0) if kind == "gemma2" else 0.0,
             logits_softcap=config.number("final_logit_softcapping", default=0.0),
         )
@@ -119,23 +119,23 @@ def parse_scales(config: Fields, architecture: Architecture, *, hidden_size: int
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """Experts of one size, of which a router chooses some for each token."""
+    """Experts of one size; a router chooses some of them for each token."""
 
     num_experts: int
     num_experts_per_tok: int
     intermediate_size: int  # of each expert
-    norm_topk_prob: bool  # the chosen experts' probabilities are divided by their sum
-    rounds_weights: bool  # and rounded to the model's dtype, as transformers does for some
-    shared_intermediate_size: int = 0  # of an expert that every token has, behind a gate of its own; 0: none
+    norm_topk_prob: bool  # divide the chosen experts' probabilities by their sum
+    rounds_weights: bool  # then round them to the model's dtype, as transformers does for some architectures
+    shared_intermediate_size: int = 0  # width of an expert that every token uses, with its own gate; 0: none
 
     def count_parameters(self, hidden_size: int, num_experts: int) -> int:
-        """Parameters of one layer's router and shared expert, and of num_experts of its experts."""
+        """Count the parameters of one layer's router, its shared expert and num_experts of its experts."""
         shared = self.shared_intermediate_size
         router = hidden_size * (self.num_experts + (shared > 0))
         return router + 3 * hidden_size * (num_experts * self.intermediate_size + shared)
 
     def share_of_rank(self, tp_size: int) -> ExpertsConfig:
-        """What one of tp_size ranks holds of them: for arithmetic, not to be built."""
+        """Return the sizes that one of tp_size ranks holds. Used for arithmetic, never to build a model."""
         return dataclasses.replace(
             self,
             intermediate_size=self.intermediate_size // tp_size,
@@ -146,11 +146,14 @@ class ExpertsConfig:
 def parse_experts(
     config: Fields, architecture: Architecture, num_layers: int, quantization: QuantizationConfig | None
 ) -> tuple[ExpertsConfig | None, tuple[bool, ...]]:
-    """The experts, and which layers have them; None if none has. Raises ModelError, too if they are quantised."""
+    """Return the experts (None if there are none) and True for each layer that has them.
+
+    Raises ModelError, also if the experts are quantised.
+    """
     kind = architecture.experts
     if kind == "none":
         return None, (False,) * num_layers
-    # transformers 5 calls both by the newer name when it saves
+    # transformers 5 saves both under the newer name
     count = "num_experts" if config.get("num_local_experts") is None else "num_local_experts"
     experts = ExpertsConfig(
         num_experts=config.count(count),
@@ -177,7 +180,7 @@ def parse_experts(
 
 
 def _sparse_layers(config: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Whether each layer has experts, by the rule of transformers' Qwen2MoeDecoderLayer."""
+    """Return True for each layer with experts, by the rule of transformers' Qwen2MoeDecoderLayer."""
     step = config.count("decoder_sparse_step", default=1)
     dense = config.get("mlp_only_layers")
     dense = [] if dense is None else dense

@@ -1,6 +1,6 @@
-"""ModelConfig: a Hugging Face config.json with its names normalised once. Nothing else reads config.json.
+"""ModelConfig: the normalised fields of a Hugging Face config.json. No other module reads config.json.
 
-Missing fields take the default of the architecture's transformers class, where it has one that every checkpoint means.
+A missing field takes the default of the architecture's transformers class, if all its checkpoints rely on that default.
 """
 
 from __future__ import annotations
@@ -33,50 +33,50 @@ from models.quantization.schemes import choose_quantization, parse_quantization
 from models.registry import Architecture, find_architecture
 
 DTYPES = ("float32", "float16", "bfloat16")
-# What config.json may call each activation (models.registry.Architecture.activation)
+# The names in config.json for each activation (models.registry.Architecture.activation)
 _ACTIVATION_NAMES = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh",),
     "legacy_gelu_tanh": ("gelu_pytorch_tanh", "gelu"),
 }
-# What makes a folder one of sentence-transformers: an embedding model, whose head, if there is one, nobody asks
+# A sentence-transformers folder has this file: an embedding model, whose LM head, if it has one, is not used
 EMBEDDING_FILE = "modules.json"
-# What a model with a text part states for all of it
+# Fields that a multimodal config states outside its text part
 _WHOLE_MODEL_FIELDS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer, fixed for the life of the process."""
+    """The shape of a decoder-only transformer, constant for the life of the process."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int  # of an MLP that is no mixture of experts
+    intermediate_size: int  # of a dense MLP
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_context_len: int  # tokens of one request that positions reach
+    max_context_len: int  # tokens of one request that the positions cover
     rms_norm_eps: float
     norm: Literal["llama", "olmo2", "gemma"]  # see models/layers/norm.py
-    num_layer_norms: int  # of hidden_size, in each layer
+    num_layer_norms: int  # norms over hidden_size in each layer
     activation: Literal["silu", "gelu_tanh"]  # of the MLP's gate
     tie_word_embeddings: bool
-    has_lm_head: bool  # False: an embedding model, which generates nothing
+    has_lm_head: bool  # False: an embedding model, which cannot generate
     has_qkv_bias: bool
-    has_output_bias: bool  # the attention's output projection
+    has_output_bias: bool  # bias of the attention's output projection
     has_mlp_bias: bool
-    qk_norm: Literal["none", "head", "width"]  # RMS norm before RoPE: of each query and key head, or of all together
+    qk_norm: Literal["none", "head", "width"]  # RMS norm before RoPE: over each head, or over all heads together
     sliding_windows: tuple[int | None, ...]  # per layer, in tokens; None: the whole context
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: no positions
     experts: ExpertsConfig | None
-    sparse_layers: tuple[bool, ...]  # per layer: whether its MLP is the mixture of experts
+    sparse_layers: tuple[bool, ...]  # per layer: True if its MLP is a mixture of experts
     scales: Scales
-    dtype: str  # of the checkpoint: one of DTYPES
+    dtype: str  # dtype of the checkpoint, one of DTYPES
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    quantization: QuantizationConfig | None  # of the linear layers; None: all are as `dtype` says
+    quantization: QuantizationConfig | None  # scheme of the linear layers; None: all have `dtype`
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
@@ -146,19 +146,19 @@ class ModelConfig:
         )
 
     def quantized(self, wanted: str) -> ModelConfig:
-        """This model as the flag --quantization wants it. Raises ModelError if its checkpoint cannot be so."""
+        """Return this model with the flag --quantization applied. Raises ModelError if the checkpoint rules it out."""
         return dataclasses.replace(self, quantization=choose_quantization(self.quantization, wanted))
 
     def with_max_model_len(self, max_model_len: int | None) -> ModelConfig:
-        """This model for requests of at most so many tokens (None: as many as it can). Never longer than it was.
+        """Return this model limited to requests of max_model_len tokens (None: its own limit, which is never exceeded).
 
-        longrope turns by its short factors if that is no more than the original length, else by its long ones.
+        longrope uses its short factors if the limit is at most the original length, otherwise its long factors.
         """
         limit = self.max_context_len if max_model_len is None else max_model_len
         return dataclasses.replace(self, max_context_len=min(limit, self.max_context_len))
 
     def one_layer_of_each_kind(self) -> ModelConfig:
-        """This model with as few layers as show every kind of layer that it has."""
+        """Return this model with the fewest layers that include every kind of layer it has."""
         kinds = dict.fromkeys(zip(self.sliding_windows, self.ropes, self.sparse_layers, strict=True))
         windows, ropes, sparse_layers = zip(*kinds, strict=True)
         return dataclasses.replace(
@@ -167,28 +167,28 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the whole model, tied embeddings counted once."""
+        """Count the parameters of the whole model; tied embeddings count once."""
         return count_parameters(self, 0 if self.experts is None else self.experts.num_experts)
 
     @property
     def num_active_parameters(self) -> int:
-        """The same without the experts that a token is not sent to."""
+        """Count the parameters that one token uses: num_parameters without the experts it is not routed to."""
         return count_parameters(self, 0 if self.experts is None else self.experts.num_experts_per_tok)
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of the whole model's weights on the device, its unquantized ones in `dtype`."""
+        """Return the bytes of the whole model's weights on the device; unquantized ones have `dtype`."""
         return self.num_parameters * dtype.itemsize - saved_bytes(self, dtype)
 
     def num_kv_heads_per_rank(self, tp_size: int) -> int:
-        """KV heads that one rank stores: its share, or one replicated head when there are more ranks than heads."""
+        """Return the KV heads that one rank stores: its share, or one replicated head if ranks outnumber heads."""
         return max(self.num_kv_heads // tp_size, 1)
 
     def kv_bytes_per_token(self, tp_size: int, kv_dtype: torch.dtype) -> int:
-        """Bytes of KV cache that one token takes on one rank, over all layers."""
+        """Return the bytes of KV cache that one token takes on one rank, over all layers."""
         return 2 * self.num_layers * self.num_kv_heads_per_rank(tp_size) * self.head_dim * kv_dtype.itemsize
 
     def share_of_rank(self, tp_size: int) -> ModelConfig:
-        """This model as large as what one of tp_size ranks holds of it: for arithmetic, not to be built."""
+        """Return the sizes that one of tp_size ranks holds. Used for arithmetic, never to build a model."""
         return dataclasses.replace(
             self,
             vocab_size=-(-self.vocab_size // tp_size),
@@ -207,7 +207,7 @@ class ModelConfig:
         *,
         kv_dtype: torch.dtype | None = None,
     ) -> AttentionSpec:
-        """What one rank of this model asks of an attention backend."""
+        """Return the attention backend's requirements for one rank of this model."""
         return AttentionSpec(
             num_heads=self.num_heads // tp_size,
             num_kv_heads=self.num_kv_heads_per_rank(tp_size),
@@ -233,7 +233,7 @@ def _architecture_name(raw: Mapping[str, Any], where: str) -> str:
 
 
 def _text_fields(raw: Mapping[str, Any], architecture: Architecture, where: str) -> Fields:
-    """The config of the text part, over the architecture's defaults; a null is what the config says, too."""
+    """Return the text part's config over the architecture's defaults; an explicit null counts as a value."""
     if architecture.text_config is None:
         return Fields({**architecture.defaults, **raw}, where)
     text = Fields(raw, where).section(architecture.text_config).raw
@@ -249,7 +249,7 @@ def _refuse_unsupported(config: Fields) -> None:
 
 
 def _heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:
-    """Query heads, KV heads, and the dimensions of each."""
+    """Return the numbers of query heads and KV heads, and the head dimension."""
     num_heads = config.count("num_attention_heads")
     num_kv_heads = config.count("num_key_value_heads", default=num_heads)
     if num_heads % num_kv_heads != 0:
@@ -274,7 +274,7 @@ def _qkv_bias(config: Fields, architecture: Architecture) -> bool:
 
 
 def _activation(config: Fields, architecture: Architecture) -> Literal["silu", "gelu_tanh"]:
-    """The architecture's own; a config that names another is refused."""
+    """Return the architecture's activation. Raises ModelError if the config names another one."""
     names = _ACTIVATION_NAMES[architecture.activation]
     field = "hidden_act" if config.get("hidden_activation") is None else "hidden_activation"
     found = config.get(field)

@@ -1,6 +1,6 @@
 """RopeConfig: the rotary part of a config.json, old spelling (rope_theta, rope_scaling) or new (rope_parameters).
 
-What a type does with its fields is in models/layers/rotary.py.
+models/layers/rotary.py computes the tables from it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "y
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary positions. Fields after `partial_rotary_factor` matter only to the types named beside them."""
+    """Settings of rotary positions. Fields after `partial_rotary_factor` apply only to the types in their comments."""
 
     theta: float
     type: RopeType = "default"
-    factor: float = 1.0  # how far the context is stretched: all but default
-    partial_rotary_factor: float = 1.0  # share of each head that turns
-    original_max_position_embeddings: int = 0  # before the stretching: dynamic, llama3, yarn, longrope
+    factor: float = 1.0  # context extension factor: every type but default
+    partial_rotary_factor: float = 1.0  # share of each head's dimensions that are rotated
+    original_max_position_embeddings: int = 0  # length before extension: dynamic, llama3, yarn, longrope
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     attention_factor: float | None = None  # yarn, longrope; None: computed
@@ -34,15 +34,15 @@ class RopeConfig:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn
-    short_factors: tuple[float, ...] = ()  # longrope: of each pair's wavelength, up to the original length
-    long_factors: tuple[float, ...] = ()  # longrope: the same beyond it
+    short_factors: tuple[float, ...] = ()  # longrope: factor on each pair's wavelength, up to the original length
+    long_factors: tuple[float, ...] = ()  # longrope: the same, beyond the original length
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Dimensions of each head that turn."""
+        """Return the number of rotated dimensions of each head."""
         return int(head_dim * self.partial_rotary_factor)
 
     def reach(self, max_position_embeddings: int) -> int:
-        """Tokens that positions reach. llama3 and longrope checkpoints state the stretched length themselves."""
+        """Return the tokens that positions cover. llama3 and longrope checkpoints state the extended length."""
         if self.type in ("linear", "dynamic"):
             return int(max_position_embeddings * self.factor)
         if self.type == "yarn":
@@ -59,11 +59,11 @@ def parse_ropes(
     head_dim: int,
     max_position_embeddings: int,
 ) -> tuple[RopeConfig | None, ...]:
-    """Each layer's rotary positions, None where has_rope says there are none. Raises ModelError."""
+    """Return each layer's rotary positions, None where has_rope is False. Raises ModelError."""
     shape = _Shape(architecture, head_dim, max_position_embeddings)
     new, old = config.section("rope_parameters"), config.section("rope_scaling")
     if architecture.rope == "gemma3":
-        # transformers, Gemma3TextConfig: only layers that see the whole context are stretched
+        # transformers, Gemma3TextConfig: only full-attention layers use the extended context
         whole = Fields(dict(new.section("full_attention").raw) | dict(old.raw), config.where)
         near = new.section("sliding_attention")
         rope = _parse(whole, config, shape, theta=config.positive("rope_theta"))
@@ -77,15 +77,15 @@ def parse_ropes(
 
 
 def find_context_len(ropes: Sequence[RopeConfig | None], architecture: Architecture, max_positions: int) -> int:
-    """Tokens that the positions of a model's layers reach."""
-    if architecture.rope == "gemma3":  # it states the stretched length, whatever the rope's type
+    """Return the number of tokens that the positions of all layers cover."""
+    if architecture.rope == "gemma3":  # its config states the extended length for every rope type
         return max_positions
     return max((rope.reach(max_positions) for rope in ropes if rope is not None), default=max_positions)
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """What the rest of the config says about positions."""
+    """Sizes elsewhere in the config that the rotary part depends on."""
 
     architecture: Architecture
     head_dim: int
@@ -93,20 +93,20 @@ class _Shape:
 
 
 def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> RopeConfig:
-    """One layer type's rope. fields: its own object; config: the whole file; theta: unless fields say otherwise."""
+    """Read one layer type's rope. fields: its own object; config: the whole file; theta: default base."""
     theta = fields.positive("rope_theta", default=theta)
     partial = _partial_rotary_factor(fields, config, shape)
     rope_type = _rope_type(fields, shape.architecture)
     if rope_type == "default":
         return RopeConfig(theta=theta, partial_rotary_factor=partial)
     max_positions = shape.max_position_embeddings
-    if rope_type == "dynamic":  # transformers stretches it from there, whatever else the config says
+    if rope_type == "dynamic":  # transformers always extends from max_position_embeddings
         original = max_positions
     else:
         original = fields.count("original_max_position_embeddings", default=max_positions)
-        # Phi-3 has it beside the object, and that comes first (transformers, standardize_rope_params)
+        # Phi-3 has it beside the object, and that value wins (transformers, standardize_rope_params)
         original = config.count("original_max_position_embeddings", default=original)
-    # yarn and longrope may leave it out and mean this ratio (transformers, _compute_yarn_parameters)
+    # yarn and longrope may omit the factor; it is then this ratio (transformers, _compute_yarn_parameters)
     default_factor = max_positions / original if rope_type in ("yarn", "longrope") else None
     rope = RopeConfig(
         theta=theta,
@@ -134,7 +134,7 @@ def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> Ro
 
 def _rope_type(fields: Fields, architecture: Architecture) -> RopeType:
     name = fields.get("rope_type") or fields.get("type") or "default"
-    if architecture.rope == "phi3" and name in ("su", "yarn"):  # what its old checkpoints call longrope
+    if architecture.rope == "phi3" and name in ("su", "yarn"):  # old Phi-3 checkpoints use these names for longrope
         name = "longrope"
     if name not in ROPE_TYPES:
         raise ModelError(f"{fields.where}: rope type {name!r} is not supported: supported are {', '.join(ROPE_TYPES)}")

@@ -1,10 +1,8 @@
-"""How large a model is, by its config: parameters, and the values that a token has inside an MLP.
+"""Sizes of a model, computed from its config before any weight is read.
 
-How much smaller quantised layers make a model: known from its config, before any weight is read.
-
-Whether a model splits over ranks, by its config: before a rank starts, or a weight is read.
-
-The matrices of a model that may be quantised, by its config: their names, sizes, and how ranks share them.
+Counts parameters and the values that one token has inside an MLP, estimates the bytes that quantisation saves, lists
+the matrices that a scheme may quantise, and checks that a model splits over tensor-parallel ranks. Reads ModelConfig
+only: no files and no device.
 """
 
 from __future__ import annotations
@@ -26,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Matrix:
-    """One projection, which may be a band of a matrix of the checkpoint."""
+    """One projection. In the checkpoint it may be part of a merged matrix."""
 
-    name: str  # of what the checkpoint keeps, in full: "model.layers.0.self_attn.q_proj", or "….qkv_proj"
+    name: str  # full name in the checkpoint: "model.layers.0.self_attn.q_proj", or "….qkv_proj"
     out_features: int
     in_features: int
-    shared: Literal["outputs", "inputs"]  # what ranks have a share of
-    is_of_kv_heads: bool = False  # more ranks than heads have no smaller share
+    shared: Literal["outputs", "inputs"]  # the dimension that is split over ranks
+    is_of_kv_heads: bool = False  # no share is smaller than one KV head
 
 
 def quantized_matrices(model: ModelConfig) -> Iterator[tuple[Matrix, Scheme]]:
-    """Each matrix that is not as the model's dtype says, with its scheme."""
+    """Yield each quantised matrix with its scheme."""
     if model.quantization is None:
         return
     for matrix in _linear_layers(model):
@@ -46,7 +44,7 @@ def quantized_matrices(model: ModelConfig) -> Iterator[tuple[Matrix, Scheme]]:
 
 
 def check_shares(model: ModelConfig, tp_size: int) -> None:
-    """Raise ModelError unless the shares of tp_size ranks end where the blocks of every scheme do."""
+    """Raise ModelError unless the shares of tp_size ranks end at block boundaries of every scheme."""
     for matrix, scheme in quantized_matrices(model):
         num_shares = min(tp_size, model.num_kv_heads) if matrix.is_of_kv_heads else tp_size
         whole = matrix.out_features if matrix.shared == "outputs" else matrix.in_features
@@ -54,7 +52,7 @@ def check_shares(model: ModelConfig, tp_size: int) -> None:
 
 
 def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
-    """All linear layers but the routed experts, which are never quantised."""
+    """Yield all linear layers but the routed experts, which are never quantised."""
     architecture = find_architecture(model.architecture)
     prefix = "" if architecture.text_prefix is None else f"{architecture.text_prefix}."
     shared = 0 if model.experts is None else model.experts.shared_intermediate_size
@@ -85,7 +83,7 @@ def _mlp(block: str, hidden_size: int, width: int) -> Iterator[Matrix]:
 
 
 def count_parameters(model: ModelConfig, num_experts: int) -> int:
-    """Parameters of the whole model with num_experts experts in each sparse layer, tied embeddings counted once."""
+    """Count the parameters with num_experts experts in each sparse layer; tied embeddings count once."""
     q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     attention = model.hidden_size * (2 * q_size + 2 * kv_size)
     attention += (q_size + 2 * kv_size) * model.has_qkv_bias + model.hidden_size * model.has_output_bias
@@ -103,7 +101,7 @@ def count_parameters(model: ModelConfig, num_experts: int) -> int:
 
 
 def mlp_values_per_token(model: ModelConfig) -> int:
-    """Upper bound of the values that one token has at once inside an MLP."""
+    """Return an upper bound of the values that one token has inside an MLP at one time."""
     widest = 3 * model.intermediate_size if False in model.sparse_layers else 0
     if model.experts is None:
         return widest
@@ -112,7 +110,7 @@ def mlp_values_per_token(model: ModelConfig) -> int:
 
 
 def saved_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes that the whole model's quantised matrices take less than in `dtype`."""
+    """Return the bytes that quantisation saves over storing the same matrices in `dtype`."""
     saved = 0
     for matrix, scheme in quantized_matrices(config):
         saved += matrix.out_features * matrix.in_features * dtype.itemsize
@@ -121,7 +119,7 @@ def saved_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def check_split(model: ModelConfig, tp_size: int) -> None:
-    """Raise ModelError naming what tp_size ranks cannot share."""
+    """Raise ModelError naming the dimension that tp_size ranks cannot split."""
     counts = {"num_heads": model.num_heads}
     if False in model.sparse_layers:
         counts["intermediate_size"] = model.intermediate_size

@@ -1,7 +1,7 @@
-"""Attention, from hidden states to hidden states: projections, head norms, RoPE, the paged pool, the backend.
+"""Attention modules: projections, head norms, RoPE, the write to the paged KV pool and the attention backend.
 
-Scales of an fp8 KV pool are read here as quantised checkpoints name them: numbers, one per layer for keys and one for
-values.
+read_kv_scales reads the scales of an FP8 KV pool under the names that quantised checkpoints use: one number per layer
+for keys and one for values.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from models.parallel import LayerOutput, TensorParallel
 from models.quantization.linear_method import LinearMethod
 from models.weights.weights import Weights
 
-# Relative to self_attn: of compressed-tensors and Quark; of ModelOpt; of compressed-tensors before 0.8; of AutoFP8.
-# All say what the stored fp8 number is multiplied by
+# Relative to self_attn: compressed-tensors and Quark; ModelOpt; compressed-tensors before 0.8; AutoFP8.
+# Each is the factor that the stored fp8 number is multiplied by
 _K_NAMES = ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale")
 _V_NAMES = ("v_scale", "v_proj.v_scale", "v_proj.output_scale", "kv_scale")
-# Of attention computed in fp8, which ours is not: read, so that they are not left over
+# For attention computed in fp8, which is not supported: read, so that they do not count as unread tensors
 _UNUSED_NAMES = ("q_scale", "prob_scale", "prob_output_scale")
 
 
 class Attention(nn.Module):
-    """What is between the projections, over this rank's heads. The pool belongs to the caller.
+    """Attention between the projections, over this rank's heads. The caller owns the KV pool.
 
-    cos_sin_cache: this layer's table (models.layers.rotary). q_norm, k_norm: of each head, if the model has them.
+    cos_sin_cache: this layer's table (models.layers.rotary). q_norm, k_norm: norms over each head, if any.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class Attention(nn.Module):
     def forward(self, qkv: torch.Tensor, ctx: ForwardContext, kv_scales: KVScales) -> torch.Tensor:
         """qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; writes this layer's part of ctx.kv_caches.
 
-        kv_scales: for a pool in FP8; any other holds keys and values as they are. Returns [T, num_heads * head_dim].
+        kv_scales: for an FP8 pool only; other pools store keys and values unscaled.
+        Returns [T, num_heads * head_dim].
         """
         k_cache, v_cache = ctx.kv_caches[self.layer_index]
         kv_scales = kv_scales if k_cache.dtype == FP8 else UNSCALED
@@ -91,7 +92,7 @@ class Attention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention with its projections: QKV in, the output projection out. attention: called as Attention.forward is."""
+    """Attention with its QKV and output projections. attention: a module with the signature of Attention.forward."""
 
     def __init__(
         self, config: ModelConfig, w: Weights, tp: TensorParallel, *, method: LinearMethod, attention: nn.Module
@@ -122,7 +123,7 @@ class SelfAttention(nn.Module):
 
     @property
     def key_bias(self) -> torch.Tensor | None:
-        """What is added to every key of this rank's heads, before RoPE: [num_kv_heads * head_dim], or None."""
+        """Return the bias added to this rank's keys before RoPE, [num_kv_heads * head_dim], or None."""
         bias = self.qkv_proj.bias
         return None if bias is None else bias[self._num_queries : (self._num_queries + bias.shape[0]) // 2]
 
@@ -132,14 +133,14 @@ class SelfAttention(nn.Module):
 
 
 def read_kv_scales(w: Weights) -> KVScales:
-    """Read a layer's scales, 1.0 where the checkpoint has none. w: of self_attn. Raises ModelError."""
+    """Read a layer's scales, 1.0 where the checkpoint has none. w: those of self_attn. Raises ModelError."""
     for name in _UNUSED_NAMES:
         w.optional(name)
     return KVScales(k=_read_scale(w, _K_NAMES), v=_read_scale(w, _V_NAMES))
 
 
 def _read_scale(w: Weights, names: tuple[str, ...]) -> float:
-    """The first of the names that is there. Of one scale per head, the largest: it has room for every head."""
+    """Read the first name that exists. If it has one scale per head, take the largest, which fits every head."""
     found = {name: scales for name in names if (scales := w.optional(name)) is not None}
     if not found:
         return 1.0

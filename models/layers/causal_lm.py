@@ -1,6 +1,6 @@
-"""The causal language model that all families share; a family is a function that makes one layer of its LayerParts.
+"""CausalLM: the causal language model of every family. A family is a function that makes one layer from LayerParts.
 
-CausalLM prepares what all layers have in common, then has its Decoder made of the family's layers.
+CausalLM prepares the parts that all layers share, then builds a Decoder from the family's layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from models.weights.weights import Weights
 
 @dataclass(frozen=True)
 class LayerParts:
-    """What one layer is made of, and its usual parts, made on request. w: the layer's Weights."""
+    """Factory of one layer's usual parts. w: the layer's Weights."""
 
     config: ModelConfig
     w: Weights
@@ -36,7 +36,7 @@ class LayerParts:
     cos_sin_cache: torch.Tensor
 
     def attention(self, *, has_head_norms: bool = False) -> Attention:
-        """Attention between its projections. has_head_norms: RMS norms of each query and key head."""
+        """Make Attention without its projections. has_head_norms: add RMS norms over each query and key head."""
         w, size = self.w / "self_attn", self.config.head_dim
         return Attention(
             self.config,
@@ -48,24 +48,24 @@ class LayerParts:
         )
 
     def self_attention(self, attention: nn.Module, w: Weights | None = None) -> SelfAttention:
-        """Attention with its projections. w: theirs, unless they are at `self_attn`."""
+        """Make attention with its projections. w: their Weights, by default those below `self_attn`."""
         w = self.w / "self_attn" if w is None else w
         return SelfAttention(self.config, w, self.tp, method=self.method, attention=attention)
 
     def gated_mlp(self, w: Weights | None = None) -> GatedMLP:
-        """Return the dense MLP. w: its weights, unless they are at `mlp`."""
+        """Make the dense MLP. w: its Weights, by default those below `mlp`."""
         return GatedMLP(self.config, self.w / "mlp" if w is None else w, self.tp, self.method)
 
     def norm(self, name: str) -> RMSNorm:
-        """RMS norm of hidden_size."""
+        """Make an RMS norm over hidden_size."""
         return RMSNorm(self.config, self.w, name, size=self.config.hidden_size)
 
 
 class CausalLM(nn.Module):
-    """The whole model; see models.registry.build for its contract.
+    """The whole model; models.build.Model is its contract.
 
-    make_layer: called once per layer, in order; for what it makes see DecoderLayer.forward. has_fp32_rope: positions
-    are turned in fp32, else in the model's dtype.
+    make_layer: called once per layer, in order; DecoderLayer.forward is the contract of its result. has_fp32_rope:
+    RoPE is computed in fp32, otherwise in the model's dtype.
     """
 
     def __init__(

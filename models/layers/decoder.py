@@ -1,13 +1,11 @@
-"""The decoder stack that all models share, and the pre-norm layer of Llama and its kin; a model makes its layers.
+"""Decoder: embedding, layer stack, final norm and LM head; DecoderLayer: the pre-norm layer of Llama-like models.
 
-The residual stream is carried beside the hidden states, so that each addition fuses with the norm after it, and over
-several ranks with the sum before it.
+The residual stream is a separate tensor beside the hidden states, so that each addition fuses with the norm after it
+and, with several ranks, with the all-reduce before it. Scaled and Normed wrap a branch (attention or MLP) with a
+constant or a norm before its output joins the residual stream.
 
-What some models do to the output of attention or MLP before it joins the residual stream.
-
-Token embedding and LM head, the vocabulary split over ranks.
-
-Each rank owns ceil(vocab_size / tp.size) rows; the last ranks' missing rows are zeros, and are cut from the logits.
+VocabEmbedding and LMHead split the vocabulary over ranks. Each rank owns ceil(vocab_size / tp.size) rows; rows missing
+on the last ranks are zeros, and their logits are cut off.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from models.weights.weights import Weights
 
 
 class VocabEmbedding(nn.Module):
-    """Rows of the embedding matrix by token id, times a constant that is rounded to their dtype as Gemma's is."""
+    """Token embedding, times a constant that is rounded to the weights' dtype as Gemma does."""
 
     def __init__(
         self, w: Weights, *, vocab_size: int, hidden_size: int, tp: TensorParallel, scale: float = 1.0
@@ -55,7 +53,7 @@ class VocabEmbedding(nn.Module):
 class LMHead(nn.Module):
     """Logits over the whole vocabulary. weight: [rows of this rank, hidden_size], its own or the embedding's.
 
-    divisor: of all logits; softcap: 0, or the cap of cap * tanh(logits / cap).
+    divisor: divides all logits; softcap: the cap in cap * tanh(logits / cap), or 0 for none.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class LMHead(nn.Module):
 
 
 def load_vocab_rows(w: Weights, *, vocab_size: int, hidden_size: int, tp: TensorParallel) -> torch.Tensor:
-    """This rank's rows of `weight`, padded with zeros to ceil(vocab_size / tp.size)."""
+    """Read this rank's rows of `weight`, padded with zeros to ceil(vocab_size / tp.size)."""
     num_rows = -(-vocab_size // tp.size)
     start = min(tp.rank * num_rows, vocab_size)
     stop = min(start + num_rows, vocab_size)
@@ -90,10 +88,10 @@ def load_vocab_rows(w: Weights, *, vocab_size: int, hidden_size: int, tp: Tensor
 
 
 class DecoderLayer(nn.Module):
-    """norm → self_attn → norm → mlp. self_attn: called with (hidden [T, hidden_size], ctx), returns the like.
+    """norm → self_attn → norm → mlp. self_attn: called with (hidden [T, hidden_size], ctx), returns the same shape.
 
-    What both return may wait for its sum over ranks (LayerOutput): the norm behind it makes that.
-    mlp_norm: what the checkpoint calls the norm before the MLP. layers/branch.py has what may come behind a branch.
+    Both branches may return a sum over ranks that is still pending (LayerOutput); the next norm computes it.
+    mlp_norm: the checkpoint's name of the norm before the MLP. Scaled and Normed (below) may wrap a branch.
     """
 
     def __init__(
@@ -127,7 +125,7 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers, final norm and LM head, from a checkpoint with Llama's tensor names.
 
-    make_layer(layer_index, w) is called once per layer, with its Weights; for what it makes see DecoderLayer.forward.
+    make_layer(layer_index, w) is called once per layer; DecoderLayer.forward is the contract of its result.
     """
 
     def __init__(
@@ -175,7 +173,7 @@ class Decoder(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A branch times a constant."""
+    """A branch whose output is multiplied by a constant."""
 
     def __init__(self, branch: nn.Module, factor: float) -> None:
         super().__init__()
@@ -183,12 +181,12 @@ class Scaled(nn.Module):
         self.factor = factor
 
     def forward(self, hidden: torch.Tensor, *ctx: ForwardContext) -> LayerOutput:
-        """hidden: [T, hidden_size] → [T, hidden_size]; ctx: if the branch takes it."""
+        """hidden: [T, hidden_size] → [T, hidden_size]; ctx: passed on if the branch takes it."""
         return self.branch(hidden, *ctx) * self.factor
 
 
 class Normed(nn.Module):
-    """A branch with a norm behind it."""
+    """A branch with a norm after it."""
 
     def __init__(self, branch: nn.Module, norm: RMSNorm) -> None:
         super().__init__()
@@ -196,5 +194,5 @@ class Normed(nn.Module):
         self.norm = norm
 
     def forward(self, hidden: torch.Tensor, *ctx: ForwardContext) -> torch.Tensor:
-        """hidden: [T, hidden_size] → [T, hidden_size]; ctx: if the branch takes it."""
+        """hidden: [T, hidden_size] → [T, hidden_size]; ctx: passed on if the branch takes it."""
         return self.norm(whole(self.branch(hidden, *ctx)))

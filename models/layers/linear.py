@@ -1,7 +1,7 @@
 """Linear layers split over ranks as in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053, §3).
 
-Column layers give each rank a share of the outputs and need no communication; row layers take a share of the inputs
-and end in the one sum. Merged layers run several checkpoint matrices as one GEMM.
+Column layers split their outputs over ranks and need no communication; row layers split their inputs and end in the
+only all-reduce. Merged layers compute several checkpoint matrices as one GEMM.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from models.weights.weights import Weights
 
 
 class ColumnLinear(nn.Module):
-    """Matrices merged along their outputs, each part's outputs split over ranks as the part says."""
+    """Matrices merged along their outputs; each LinearPart sets how its outputs split over ranks."""
 
     def __init__(self, w: Weights, parts: Sequence[LinearPart], *, has_bias: bool, method: LinearMethod) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class MergedColumnLinear(ColumnLinear):
         names: Sequence[str],
         *,
         in_features: int,
-        out_features: int,  # of each
+        out_features: int,  # of each projection
         has_bias: bool,
         method: LinearMethod,
         tp: TensorParallel,
@@ -53,7 +53,7 @@ class MergedColumnLinear(ColumnLinear):
 
 
 class QKVLinear(ColumnLinear):
-    """q_proj, k_proj and v_proj as one GEMM. With more ranks than KV heads, each head is on several ranks."""
+    """q_proj, k_proj and v_proj as one GEMM. If ranks outnumber KV heads, several ranks hold the same head."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class QKVLinear(ColumnLinear):
 
 
 class RowLinear(nn.Module):
-    """A matrix whose inputs are split over ranks: the partial products are summed, if is_partial by the caller.
+    """A matrix whose inputs are split over ranks. It sums the partial products, or the caller does if is_partial.
 
-    It ends a branch, so that its sum may be made late: see TensorParallel.sum_late.
+    It ends a branch, so the sum may be deferred: see TensorParallel.sum_late.
     """
 
     def __init__(
@@ -101,17 +101,17 @@ class RowLinear(nn.Module):
             w, [LinearPart(name, out_features, in_features, dim=1, rank=tp.rank, size=tp.size)]
         )
         bias = (w / name).tensor("bias", (out_features,)) if has_bias else None
-        # The sum over ranks must contain the bias once
+        # The sum over ranks must contain the bias only once
         self.bias = bias if tp.rank == 0 else None
 
     def forward(self, x: torch.Tensor) -> LayerOutput:
-        """x: [T, inputs of this rank] → [T, out_features], the same on every rank unless it is partial."""
+        """x: [T, inputs of this rank] → [T, out_features], the same on every rank unless it is a partial sum."""
         out = self.method.apply(self.params, x, self.bias)
         return out if self.is_partial else self.tp.sum_late(out)
 
 
 def _load_biases(w: Weights, parts: Sequence[LinearPart]) -> torch.Tensor:
-    """[outputs of this rank]: the parts' biases, split and merged as their outputs are."""
+    """Read the parts' biases, split and merged as their outputs are: [outputs of this rank]."""
     shards = [
         (w / part.name).shard("bias", (part.out_features,), dim=0, rank=part.rank, size=part.size) for part in parts
     ]
@@ -119,5 +119,5 @@ def _load_biases(w: Weights, parts: Sequence[LinearPart]) -> torch.Tensor:
 
 
 def make_linear_method(config: ModelConfig) -> LinearMethod:
-    """The method of all linear layers of a model; which scheme a layer has is decided when it is loaded."""
+    """Return the method of all linear layers; each layer's scheme is chosen when the layer is loaded."""
     return Unquantized() if config.quantization is None else PerLayer(config.quantization)

@@ -1,4 +1,4 @@
-"""The gated feed-forward block."""
+"""GatedMLP: the gated feed-forward block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
 class GatedMLP(nn.Module):
     """down(activation(gate(x)) * up(x)), the intermediate dimension split over ranks.
 
-    intermediate_size: the config's unless given. is_partial: the caller sums over the ranks.
+    intermediate_size: default is the config's. is_partial: the caller sums over the ranks.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The mixture of experts that some models have for an MLP, and where checkpoints keep its weights.
+"""SparseMLP: a mixture of experts in place of the MLP, and the tensor names of its weights in checkpoints.
 
-Each expert's intermediate dimension is split over ranks like a dense MLP's, and one sum over ranks is behind the
-experts' own.
+Each expert's intermediate dimension is split over ranks as in a dense MLP, and one all-reduce follows the sum of the
+experts' outputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from models.weights.weights import Weights
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What published checkpoints call the matrices of an expert."""
+    """The names of an expert's matrices in published checkpoints."""
 
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -32,9 +32,9 @@ class ExpertNames:
 
 
 class SparseMLP(nn.Module):
-    """A router, its experts, and an expert that every token has if the config says so.
+    """A router, its experts and, if the config has one, an expert that every token uses.
 
-    w: of the block that holds `gate` and `experts`. method: of the shared expert; the others are unquantized.
+    w: the block that holds `gate` and `experts`. method: for the shared expert; the routed experts are unquantized.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SparseMLP(nn.Module):
         assert experts is not None
         self.experts = experts
         self.tp = tp
-        # Whole on every rank, so that all choose the same experts
+        # Replicated, so that all ranks choose the same experts
         parts = [LinearPart("gate", experts.num_experts, config.hidden_size, dim=0, rank=0, size=1)]
         self.shared_expert: nn.Module | None = None
         if experts.shared_intermediate_size > 0:
@@ -82,7 +82,7 @@ class SparseMLP(nn.Module):
 
 
 def make_mlp(config: ModelConfig, w: Weights, tp: TensorParallel, method: LinearMethod, layer_index: int) -> nn.Module:
-    """The MLP of that layer, dense or sparse; w: of the block that holds it."""
+    """Make the MLP of layer layer_index, dense or sparse. w: the block that holds it."""
     make = SparseMLP if config.sparse_layers[layer_index] else GatedMLP
     return make(config, w, tp, method)
 
@@ -90,10 +90,10 @@ def make_mlp(config: ModelConfig, w: Weights, tp: TensorParallel, method: Linear
 def _load_experts(
     w: Weights, experts: ExpertsConfig, hidden_size: int, tp: TensorParallel, names: ExpertNames
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's gate_up [E, 2 * I, hidden_size], gates first, and down [E, hidden_size, I].
+    """Read this rank's gate_up [E, 2 * I, hidden_size], gates first, and down [E, hidden_size, I].
 
-    From a tensor for each matrix of each expert, as published, or from all of them in two, as transformers 5 has them
-    in memory and writes them where it is told not to go back to what was published.
+    The checkpoint has either one tensor per matrix and expert, the published form, or two tensors for all experts, the
+    form that transformers 5 uses in memory and saves if told not to convert back.
     """
     count, size = experts.num_experts, experts.intermediate_size
     width = size // tp.size

@@ -1,7 +1,7 @@
-"""RMS norm, alone or fused with the residual addition before it; and one over a width that ranks share.
+"""RMSNorm, alone or fused with the residual addition before it, and SplitRMSNorm over a width that ranks share.
 
-Whose norm it is (ModelConfig.norm) shows in the weight alone, see kernels.elementwise.reference.rms_norm: Llama's has
-the model's dtype, OLMo-2's and Gemma's are fp32, and Gemma's checkpoints hold what is to be added to 1.
+The variants (ModelConfig.norm) differ only in the weight passed to kernels.elementwise.reference.rms_norm: Llama's has
+the model's dtype, OLMo-2's and Gemma's are fp32, and Gemma's checkpoints store the weight minus 1.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class RMSNorm(nn.Module):
         self.eps = config.rms_norm_eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., size] → normed, of the same shape."""
+        """x: [..., size] → normalised, same shape."""
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: LayerOutput, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x to the residual stream and norm the sum: (normed, new residual), each [..., size]."""
+        """Add x to the residual stream and normalise the sum: (normed, new residual), each [..., size]."""
         if isinstance(x, PartialSum):
             return x.add_rms_norm(residual, self.weight, self.eps)
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class SplitRMSNorm(nn.Module):
-    """RMS norm over a dimension of which each rank has an equal part, or, in equal numbers, one of the parts.
+    """RMS norm over a dimension that is split over ranks in equal parts; equally many ranks may hold each part.
 
-    size: of the whole; part `rank` of `num_parts` is this rank's.
+    size: the whole dimension; this rank holds part `rank` of `num_parts`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SplitRMSNorm(nn.Module):
         self.eps = config.rms_norm_eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, size / num_parts] → normed by the mean square over all ranks."""
+        """x: [T, size / num_parts] → normalised by the mean square over all ranks."""
         if self.tp.size == 1:
             return rms_norm(x, self.weight, self.eps)
         x_fp32 = x.float()

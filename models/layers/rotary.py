@@ -1,9 +1,8 @@
-"""Rotary position tables: cos and sin of every position, one table shared by all layers that turn alike.
+"""Rotary position tables: cos and sin of every position, one table for all layers with equal settings.
 
-The scalings change only the frequencies (yarn and longrope also the magnitude);
-kernels.elementwise.reference.apply_rope is the
-same for all. A row depends on its position alone, never on its request's length: a prefix that several requests share
-has one set of keys, and it makes no difference how a prompt is cut into steps.
+The context extensions change only the frequencies (yarn and longrope also the magnitude);
+kernels.elementwise.reference.apply_rope is the same for all. A row depends only on its position, never on the request's
+length: requests that share a prefix share its keys, and the way a prompt is cut into steps makes no difference.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from models.errors import ModelError
 
 
 def make_cos_sin_caches(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
-    """One table per layer, the same tensor for equal ropes: [max_context_len, rotary_dim], cosines, then sines.
+    """Return one table per layer, [max_context_len, rotary_dim], cosines, then sines; equal ropes share one tensor.
 
     Computed in fp32 on the CPU, so that every device has the same table, then rounded to dtype as transformers does.
     """
@@ -26,14 +25,14 @@ def make_cos_sin_caches(config: ModelConfig, *, device: torch.device, dtype: tor
         rope: _make_table(rope, config.head_dim, config.max_context_len).to(device, dtype)
         for rope in dict.fromkeys(config.ropes)
     }
-    # A layer without positions turns by no angle; one row serves all of them
+    # A layer without positions has the rotation by angle 0; one row serves all positions
     return [
         tables[rope] if rope is not None else tables[rope].expand(config.max_context_len, -1) for rope in config.ropes
     ]
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
-    """[rotary_dim / 2] fp32: radians per position of each rotated pair.
+    """Return the radians per position of each rotated pair: [rotary_dim / 2] fp32.
 
     longrope's depend on num_positions, the tokens of the longest request; dynamic's hold up to the original length.
     """
@@ -53,9 +52,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> 
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cos and sin are multiplied by; 1 for most types.
+    """Return the factor on cos and sin; 1 for most types.
 
-    yarn: its temperature (arXiv:2309.00071, eq. 22); mscale and mscale_all_dim are DeepSeek's refinement (transformers,
+    yarn: attention temperature (arXiv:2309.00071, eq. 22); mscale and mscale_all_dim: DeepSeek's variant (transformers,
     _compute_yarn_parameters). longrope: arXiv:2402.13753, appendix, as in microsoft/LongRoPE.
     """
     if rope.type not in ("yarn", "longrope"):
@@ -72,7 +71,7 @@ def attention_factor(rope: RopeConfig) -> float:
 
 
 def _make_table(rope: RopeConfig | None, head_dim: int, num_positions: int) -> torch.Tensor:
-    """[num_positions, rotary_dim] fp32; for no rope [1, head_dim], the turn by no angle."""
+    """Return [num_positions, rotary_dim] fp32; without rope [1, head_dim], the rotation by angle 0."""
     if rope is None:
         return torch.cat((torch.ones(1, head_dim // 2), torch.zeros(1, head_dim // 2)), dim=-1)
     try:
@@ -100,9 +99,9 @@ def _exponents(rotary_dim: int) -> torch.Tensor:
 def _dynamic(rope: RopeConfig, head_dim: int, lengths: torch.Tensor) -> torch.Tensor:
     """NTK-aware scaling whose base grows with the length (transformers, _compute_dynamic_ntk_parameters).
 
-    lengths: [n], each beyond the original length; returns [n, rotary_dim / 2]. Each token turns by the frequencies of
-    the length that ends with it, as transformers computes it when decoding; transformers turns a longer prompt by those
-    of its whole length, which would make keys depend on what comes after them.
+    lengths: [n], each beyond the original length; returns [n, rotary_dim / 2]. Each token uses the frequencies of the
+    length that ends with it, as transformers does while decoding. transformers rotates a longer prompt with the
+    frequencies of its whole length, which would make keys depend on later tokens.
     """
     rotary_dim = rope.rotary_dim(head_dim)
     growth = rope.factor * lengths / rope.original_max_position_embeddings - (rope.factor - 1)
@@ -111,16 +110,16 @@ def _dynamic(rope: RopeConfig, head_dim: int, lengths: torch.Tensor) -> torch.Te
 
 
 def _longrope(powers: torch.Tensor, factors: tuple[float, ...]) -> torch.Tensor:
-    """LongRoPE (arXiv:2402.13753, eq. 3): each pair's wavelength stretched by a factor that was searched for.
+    """LongRoPE (arXiv:2402.13753, eq. 3): each pair's wavelength is multiplied by a searched factor.
 
-    transformers takes the short factors for each sequence that is still short, and computes it anew when it outgrows
-    them; here the longest request that is served decides for all.
+    transformers uses the short factors while a sequence is short and recomputes it when it grows beyond them; here the
+    longest request that is served decides for all requests.
     """
     return 1.0 / (torch.tensor(factors, dtype=torch.float32) * powers)
 
 
 def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Llama 3.1: long wavelengths are stretched by the factor, short ones kept, those between blended.
+    """Llama 3.1: long wavelengths are extended by the factor, short ones kept, those between interpolated.
 
     Source: meta-llama/llama-models, models/llama3/model.py, apply_scaling.
     """
@@ -134,9 +133,9 @@ def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
 
 
 def _yarn(frequencies: torch.Tensor, rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
-    """YaRN "by parts" (arXiv:2309.00071, §3.2): pairs that turn often are kept, rare ones interpolated, a ramp between.
+    """YaRN "by parts" (arXiv:2309.00071, §3.2): fast pairs are kept, slow pairs interpolated, with a ramp between.
 
-    The ramp is over the pair's index, not its number of turns, as in the authors' code and transformers.
+    The ramp runs over the pair's index, not its number of turns, as in the authors' code and transformers.
     """
     low = _yarn_pair_with_turns(rope.beta_fast, rope, rotary_dim)
     high = _yarn_pair_with_turns(rope.beta_slow, rope, rotary_dim)
@@ -149,7 +148,7 @@ def _yarn(frequencies: torch.Tensor, rope: RopeConfig, rotary_dim: int) -> torch
 
 
 def _yarn_pair_with_turns(num_turns: float, rope: RopeConfig, rotary_dim: int) -> float:
-    """The (fractional) index of the pair that turns num_turns times over the original context."""
+    """Return the (fractional) index of the pair that makes num_turns turns over the original context."""
     wavelength = rope.original_max_position_embeddings / (num_turns * 2 * math.pi)
     return rotary_dim * math.log(wavelength) / (2 * math.log(rope.theta))
 

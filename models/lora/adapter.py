@@ -1,4 +1,4 @@
-"""Adapter: one folder that PEFT saved, as the matrices that it adds to the model's projections. Never a pickle."""
+"""Adapter: one folder saved by PEFT, read as low-rank matrices per projection. Pickle files are never read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from models.weights.checkpoint import MAX_NAMES_IN_ERROR
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
-_WRAPPED = "base_model.model."  # PEFT's own name of the model that it wrapped
-# Where a checkpoint keeps the text part of a model that also sees, and where transformers' module does, since 4.52
+_WRAPPED = "base_model.model."  # PEFT's prefix for the wrapped model
+# The text part of a multimodal model: its prefix in checkpoints, and in transformers modules since 4.52
 _TEXT_PARTS = ("language_model.model.", "model.language_model.")
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """What an adapter adds to one module: scale * b @ a. Float32, on the CPU."""
+    """An adapter's update of one module: scale * b @ a. Float32, on the CPU."""
 
     # [rank, in]
     a: torch.Tensor
@@ -30,10 +30,10 @@ class LowRank:
 
 
 class Adapter:
-    """Its file stays mapped as long as it lives. `tensors`: every name in it; readers say which of them they took."""
+    """An open adapter; its file stays mapped while the object lives. `tensors`: every tensor name in the file."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        """Open an adapter folder. name: what clients ask for. Raises ModelError."""
+        """Open an adapter folder. name: the model name in requests. Raises ModelError."""
         self.name = name
         self.config = LoraConfig.from_folder(folder)
         self._path = folder / WEIGHTS_FILE
@@ -58,12 +58,12 @@ class Adapter:
         return f"Adapter({self.name!r}, {self.config!r})"
 
     def rank_of(self, module: str) -> int:
-        """The rank that it has in a module of the checkpoint; 0: it has no share there."""
+        """Return the adapter's rank in a module of the checkpoint; 0: it does not change the module."""
         name = self._find(module)
         return 0 if name is None else self.config.rank_of(name)
 
     def read(self, module: str, *, in_features: int, out_features: int) -> LowRank:
-        """Return its share in a module where rank_of() is not 0. Raises ModelError."""
+        """Read the adapter's matrices for a module where rank_of() is not 0. Raises ModelError."""
         name = self._find(module)
         assert name is not None
         rank = self.config.rank_of(name)
@@ -72,12 +72,12 @@ class Adapter:
         return LowRank(a, b * self.config.scale_of(name))
 
     def names_of(self, module: str) -> tuple[str, ...]:
-        """The tensors of its share in a module, if it has one."""
+        """Return the names of the adapter's tensors for a module, () if it has none."""
         name = self._find(module)
         return () if name is None else tuple(f"{_WRAPPED}{name}.lora_{half}.weight" for half in "AB")
 
     def refuse_unread(self, read: set[str]) -> None:
-        """Raise ModelError unless every tensor is among those that were read."""
+        """Raise ModelError unless `read` contains every tensor."""
         unread = sorted(self.tensors - read)
         if unread:
             raise ModelError(
@@ -86,7 +86,7 @@ class Adapter:
             )
 
     def _find(self, module: str) -> str | None:
-        """What PEFT calls a module of the checkpoint, if the adapter has a share in it. Raises ModelError."""
+        """Return PEFT's name of a module that the adapter changes, None for other modules. Raises ModelError."""
         for name in _spellings(module):
             halves = [f"{_WRAPPED}{name}.lora_{half}.weight" for half in "AB"]
             stored = [half for half in halves if half in self.tensors]

@@ -1,6 +1,7 @@
-"""LoraConfig: what PEFT's adapter_config.json says of an adapter, and which of its fields are refused.
+"""LoraConfig: the checked fields of PEFT's adapter_config.json.
 
-An adapter that needs more than `scale * B @ A` added to a projection is not served half: its field is named.
+Only `scale * B @ A` added to a projection is supported. A field that asks for anything else is refused by name, never
+ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "adapter_config.json"
 
-# Fields that must be off, and what they would ask for
+# Fields that must be off, and the feature each one enables
 _UNSUPPORTED = {
     "use_dora": "DoRA",
     "use_qalora": "QA-LoRA",
@@ -38,9 +39,9 @@ _UNSUPPORTED = {
     "fan_in_fan_out": "weights stored as (inputs, outputs)",
     "megatron_config": "Megatron's layers",
 }
-# Ways to begin training that leave the model's own weights as they are; others change those, too
+# Initialisations that leave the model's own weights unchanged; all others change them
 _INITS = (True, False, "gaussian", "orthogonal", "eva")
-# Without a meaning once training is over
+# Without effect after training
 _HARMLESS = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode",
     "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size", "revision",
@@ -57,15 +58,15 @@ _LAYER_INDEX = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Module names below are those of the model that PEFT wrapped: "model.layers.0.self_attn.q_proj"."""
+    """Settings of one adapter. Module names are those of the wrapped model: "model.layers.0.self_attn.q_proj"."""
 
-    where: str  # the file, for errors
+    where: str  # path of the file, for errors
     rank: int
     alpha: float
     is_rank_stabilized: bool
-    target_modules: str | tuple[str, ...] | None  # a pattern, or names and ends of names; None: whatever is stored
+    target_modules: str | tuple[str, ...] | None  # a pattern, or (ends of) names; None: all with stored tensors
     exclude_modules: str | tuple[str, ...]
-    layers: tuple[int, ...] | None  # None: all
+    layers: tuple[int, ...] | None  # layer indices; None: all
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
 
@@ -107,12 +108,12 @@ class LoraConfig:
 
     @property
     def takes_whatever_is_stored(self) -> bool:
-        """Whether no module is named: which have a share is seen from the tensors alone."""
+        """True if target_modules is not given: the stored tensors alone show which modules are changed."""
         names = self.target_modules
         return names is None or (isinstance(names, str) and names.lower() == _ALL_LINEAR)
 
     def is_target(self, module: str) -> bool:
-        """Whether the adapter has a share in this module, an inner linear layer of the model."""
+        """Return True if the adapter changes this module, an inner linear layer of the model."""
         if self._names_module(self.exclude_modules, module):
             return False
         if self.layers is not None:
@@ -122,11 +123,11 @@ class LoraConfig:
         return self.takes_whatever_is_stored or self._names_module(self.target_modules or (), module)
 
     def rank_of(self, module: str) -> int:
-        """The rank of the adapter's share in a module."""
+        """Return the adapter's rank in a module."""
         return _first_match(self.rank_pattern, module) or self.rank
 
     def scale_of(self, module: str) -> float:
-        """What B @ A is multiplied by: alpha / r, or alpha / sqrt(r) for rank-stabilized ones (arXiv:2312.03732)."""
+        """Return the factor of B @ A: alpha / r, or alpha / sqrt(r) if rank-stabilized (arXiv:2312.03732)."""
         rank, alpha = self.rank_of(module), _first_match(self.alpha_pattern, module) or self.alpha
         return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
@@ -194,7 +195,7 @@ def _layers(fields: Fields, *, has_pattern: bool) -> tuple[int, ...] | None:
 
 
 def _pattern(fields: Fields, name: str, read: Callable[[Fields, str], Any]) -> dict[str, Any]:
-    """The entries of a mapping from patterns of module names to numbers, each checked by `read`."""
+    """Read a mapping from patterns of module names to numbers; `read` checks each entry."""
     section = fields.section(name)
     for pattern in section.raw:
         try:
@@ -209,6 +210,6 @@ def _ending(pattern: str) -> str:
 
 
 def _first_match(values: Mapping[str, Any], module: str) -> Any:
-    """The value of the first pattern that matches the end of a module's name; None if none does."""
+    """Return the value of the first pattern that matches the end of a module's name, None without a match."""
     found = (value for pattern, value in values.items() if re.match(_ending(pattern), module))
     return next(found, None)

@@ -1,11 +1,13 @@
-"""LoraLinear: any LinearMethod with the adapters' share of its product.
+"""LoRA in linear layers: LoraLinear computes them, AdapterStack loads the matrices, check_adapters validates shapes.
 
-AdapterStack: all adapters side by side, as the linear layers of one build of the model pull them.
+LoraLinear wraps any LinearMethod and adds each token's adapter output to its product. AdapterStack holds all adapters
+of one build of the model; the linear layers pull their matrices from it.
 
-Life: __init__ → load(), once per linear layer → finish(). A layer's matrices of all adapters are two tensors at fixed
-addresses, so a step may mix adapters, and a CUDA graph may hold it. Adapter i of the list is number i + 1.
+Life: __init__ → load(), once per linear layer → finish(). Each layer stores the matrices of all adapters in two tensors
+at fixed addresses, so that a step may mix adapters and a CUDA graph may capture it. Adapter i of the list has number
+i + 1; number 0 means no adapter.
 
-Whether adapters fit a model, told from shapes alone: before minutes go into reading its weights.
+check_adapters compares adapters with a model by shapes alone, before its weights are read.
 """
 
 from __future__ import annotations
@@ -25,26 +27,26 @@ from models.parallel import TensorParallel
 from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
 from models.weights.weights import Projection, Weights
 
-_LEAST_RANK = 16  # what matrix units take at once
+_LEAST_RANK = 16  # smallest operand size of the matrix units
 
 
 class AdapterStack:
-    """tokens: whose a step's tokens are; None: the layers are asked for their shapes only, and compute nothing.
+    """The adapters of one build. tokens: each token's adapter number; None: layers load shapes only, no computation.
 
     is_partial: the model has fewer layers than the adapters were made for.
     """
 
     def __init__(self, adapters: Sequence[Adapter], tokens: LoraTokens | None, *, is_partial: bool = False) -> None:
         self.tokens = tokens
-        self.num_bytes = 0  # of what was loaded until now
+        self.num_bytes = 0  # loaded so far
         self._adapters = adapters
         self._is_partial = is_partial
-        self._read: list[set[str]] = [set() for _ in adapters]  # tensors of each
+        self._read: list[set[str]] = [set() for _ in adapters]  # tensors read, per adapter
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> LoraWeights | None:
-        """Return what the adapters add to the product of these parts; None: nothing. Raises ModelError.
+        """Load the adapters' matrices for these parts, None if no adapter changes them. Raises ModelError.
 
-        Inputs and outputs are split over ranks as the parts': the shares of all ranks add up where theirs do.
+        Inputs and outputs are split over ranks like the parts, so that one all-reduce sums both.
         """
         modules = [w.projection(part.name, part.out_features) for part in parts]
         ranks = [adapter.rank_of(module.name) for adapter in self._adapters for module in modules]
@@ -67,14 +69,14 @@ class AdapterStack:
         return LoraWeights(a, b, sizes)
 
     def finish(self) -> None:
-        """Say that the model is built. Raises ModelError naming tensors of an adapter that no layer asked for."""
+        """Check after the build that all tensors were read. Raises ModelError naming unread tensors of an adapter."""
         if not self._is_partial:
             for adapter, read in zip(self._adapters, self._read, strict=True):
                 adapter.refuse_unread(read)
 
 
 def _share_of(adapter: Adapter, part: LinearPart, module: Projection) -> LowRank:
-    """Return this rank's share of what an adapter adds to a part: the module is the part, or holds it."""
+    """Return this rank's share of an adapter's update of a part. module: the matrix that is, or contains, the part."""
     whole = adapter.read(module.name, in_features=part.in_features, out_features=module.num_outputs)
     first_input = part.rank * part.inputs if part.dim == 1 else 0
     first_output = module.first_output + (part.rank * part.outputs if part.dim == 0 else 0)
@@ -83,14 +85,14 @@ def _share_of(adapter: Adapter, part: LinearPart, module: Projection) -> LowRank
 
 @dataclass(frozen=True)
 class LoraParams:
-    """The layer's own params, and the adapters' matrices."""
+    """The wrapped method's params, and the adapters' matrices."""
 
     base: LinearParams
-    adapters: LoraWeights | None  # None: no adapter has a share in this layer
+    adapters: LoraWeights | None  # None: no adapter changes this layer
 
 
 class LoraLinear:
-    """LinearMethod: what the method within makes of x, plus what each token's adapter does."""
+    """LinearMethod: the wrapped method's product plus the output of each token's adapter."""
 
     def __init__(self, method: LinearMethod, adapters: AdapterStack) -> None:
         self._method = method
@@ -103,7 +105,7 @@ class LoraLinear:
         return LoraParams(base, self._adapters.load(w, parts))
 
     def apply(self, params: LoraParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See LinearMethod.apply. x has all tokens of the step, in their order."""
+        """See LinearMethod.apply. x holds all tokens of the step, in step order."""
         out = self._method.apply(params.base, x, bias)
         if params.adapters is not None and self._tokens is not None:
             self._tokens.add(out, x, params.adapters)
@@ -111,21 +113,21 @@ class LoraLinear:
 
 
 def with_adapters(method: LinearMethod, w: Weights) -> LinearMethod:
-    """The method itself where nothing is to be added to a layer's weights."""
+    """Wrap the method in LoraLinear, or return it unchanged if no adapters are loaded."""
     if w.adapters is None:
         return method
-    return LoraLinear(method, cast("AdapterStack", w.adapters))  # Weights knows its companion by finish() alone
+    return LoraLinear(method, cast("AdapterStack", w.adapters))  # Weights declares its companion by finish() alone
 
 
 def check_adapters(adapters: Sequence[Adapter], config: ModelConfig, *, dtype: torch.dtype, tp: TensorParallel) -> int:
-    """Return the bytes that the adapters take on each rank's device. Raises ModelError if one is not of this model."""
+    """Return the adapters' bytes on each rank's device. Raises ModelError if one does not fit the model."""
     stack = AdapterStack(adapters, None)
     build(config, Weights(ShapeReader(dtype), adapters=stack), tp)
     return stack.num_bytes
 
 
 class ShapeReader:
-    """TensorReader: whatever is asked for, without values."""
+    """TensorReader that returns empty tensors of the requested shapes, without values."""
 
     is_random = True
 
@@ -149,7 +151,7 @@ class ShapeReader:
         return torch.empty(part, device=self.device, dtype=dtype)
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
-        """Nothing is stored."""
+        """Return None: nothing is stored."""
         return None
 
     def projection(self, name: str) -> tuple[str, int, int | None]:
@@ -157,8 +159,8 @@ class ShapeReader:
         return name, 0, None
 
     def optional(self, name: str) -> torch.Tensor | None:
-        """Nothing optional is there."""
+        """Return None: there are no optional tensors."""
         return None
 
     def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
-        """Nothing is open, and nothing can be left over."""
+        """Do nothing: no file is open, and no tensor can be unread."""

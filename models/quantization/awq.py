@@ -1,4 +1,4 @@
-"""Checkpoints of quant_method awq, version gemm (Lin et al. 2023, arXiv:2306.00978), as AutoAWQ writes them.
+"""Scheme of quant_method awq, version gemm (Lin et al. 2023, arXiv:2306.00978), in AutoAWQ's file format.
 
 qweight [K, N / 8] int32, qzeros [G, N / 8] int32, scales [G, N] fp16. The nibbles of a word, from the lowest, are
 outputs 0, 2, 4, 6, 1, 3, 5, 7 of eight.
@@ -28,7 +28,7 @@ from models.quantization.integers import (
 from models.quantization.shards import SCALE_DTYPES, StoredPart
 
 _PER_WORD = 8
-# The nibble of each output of a word
+# The nibble index of each output in a word
 _NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -75,7 +75,7 @@ def parse(fields: Fields) -> QuantizationConfig:
     version = fields.get("version") or fields.get("format") or "gemm"
     if not isinstance(version, str) or version.lower() != "gemm":
         raise ModelError(f"{fields.where}: version {version!r} is not supported: supported is 'gemm'")
-    names = [("w_bit", "q_group_size"), ("bits", "group_size")]  # as AutoAWQ's own file has them, and config.json
+    names = [("w_bit", "q_group_size"), ("bits", "group_size")]  # field names in AutoAWQ's own file, and in config.json
     bits_name, group_name = names[fields.get("w_bit") is None]
     read_bits(fields, bits_name, supported=(4,))
     ignored = LayerNames.parse(fields.get("modules_to_not_convert"), where=f"{fields.where}: modules_to_not_convert")

@@ -1,10 +1,10 @@
-"""What bitsandbytes stores (kernels/linear/reference.py), on load, and from checkpoints that transformers wrote with
-it.
+"""bitsandbytes schemes: 4-bit lookup-table and 8-bit integer weights, stored or quantised on load.
 
-A 4-bit matrix has, below its own name: `weight` (codes, flat), `weight.absmax` (scales of runs of 64, flat),
-`weight.quant_map` (what each code means) and `weight.quant_state.bitsandbytes__nf4` (JSON as bytes). If scales are
-quantised too, `absmax` has codes, `nested_quant_map` their values, and `nested_absmax` the scales of 256 each; here
-they become numbers again. An 8-bit one has `weight`, and `SCB`, the largest magnitude of each row.
+kernels/linear/reference.py defines the arithmetic. Checkpoints are those that transformers writes with bitsandbytes.
+A 4-bit matrix has, below its own name: `weight` (4-bit table indices, flat), `weight.absmax` (scales of runs of 64
+weights, flat), `weight.quant_map` (the lookup table) and `weight.quant_state.bitsandbytes__nf4` (JSON as bytes). If
+scales are quantised too, `absmax` holds table indices, `nested_quant_map` their values, and `nested_absmax` one scale
+per 256; they are dequantised here. An 8-bit matrix has `weight`, and `SCB`, the largest magnitude of each row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from models.quantization.linear_method import LinearPart
 from models.quantization.shards import StoredPart, merge_outputs, read_dense
 from models.weights.weights import Weights
 
-# As what the codes lie in the file, two a byte; chosen by who trained on them
+# Storage dtypes of the packed indices, two per byte; the quantising program chooses one
 _STORAGE = {
     "uint8": torch.uint8,
     "int8": torch.int8,
@@ -45,7 +45,7 @@ _STORAGE = {
 
 @dataclass(frozen=True)
 class Bnb4Bit:
-    """Scheme: 4-bit codes, with a scale for each 64 weights of a row."""
+    """Scheme: 4-bit lookup-table indices, with a scale per 64 weights of a row."""
 
     kind: Literal["nf4", "fp4"]
     is_stored: bool  # False: weights are quantised while they are read
@@ -93,13 +93,13 @@ INT8_ON_LOAD = BnbInt8(is_stored=False)
 
 @dataclass(frozen=True)
 class Lut4Codes:
-    """This rank's share of a 4-bit matrix, as bitsandbytes has it."""
+    """This rank's share of a 4-bit matrix, in bitsandbytes's layout."""
 
-    # [out, in / 2] uint8: two neighbours of a row, the first in the upper half
+    # [out, in / 2] uint8: indices of two neighbours of a row, the first in the upper half
     packed: torch.Tensor
     # [out, in / 64] fp32
     scales: torch.Tensor
-    # [16] fp32: what the codes mean
+    # [16] fp32: the lookup table
     table: torch.Tensor
 
 
@@ -109,7 +109,7 @@ class Integers:
 
     # [out, in] int8
     values: torch.Tensor
-    # [out] fp32: what 127 means
+    # [out] fp32: largest magnitude of the row, the value of 127
     largest: torch.Tensor
 
 
@@ -141,7 +141,7 @@ class Bnb4BitLinear:
         state = _read_state(part, scheme.kind)
         if part.num_columns % BLOCK != 0:
             raise ModelError(f"{part.name}: its {part.num_columns} inputs are not a multiple of the blocks of {BLOCK}")
-        # In the file matrices are flat, but rows are whole runs of bytes, and of blocks
+        # In the file matrices are flat, but each row is a whole number of bytes and of scale blocks
         storage = _STORAGE[scheme.storage]
         units = part.num_columns // 2 // storage.itemsize
         flat = part.w.stored(
@@ -162,7 +162,7 @@ class Bnb4BitLinear:
 
 
 class BnbInt8Linear:
-    """LinearMethod of BnbInt8. Activations are not rounded, so LLM.int8's threshold for outliers has no use here."""
+    """LinearMethod of BnbInt8. Activations are not rounded, so LLM.int8's outlier threshold is not needed."""
 
     def __init__(self, scheme: BnbInt8) -> None:
         self._scheme = scheme
@@ -220,7 +220,7 @@ def _checked(w: Weights, part: LinearPart) -> torch.Tensor:
 
 
 def _read_state(part: StoredPart, kind: str) -> dict[str, Any]:
-    """The JSON beside a 4-bit matrix, checked against what the model needs."""
+    """Read and check the JSON beside a 4-bit matrix."""
     name = part.need(f"weight.quant_state.bitsandbytes__{kind}")
     shape, where = part.w.shape_of(name) or (), f"tensor {part.w.full_name(name)}"
     try:
@@ -235,7 +235,7 @@ def _read_state(part: StoredPart, kind: str) -> dict[str, Any]:
 
 
 def _read_scales(part: StoredPart, state: dict[str, Any]) -> torch.Tensor:
-    """[outputs of this rank, inputs of the whole matrix / 64] fp32."""
+    """Read the scales: [outputs of this rank, inputs of the whole matrix / 64] fp32."""
     per_row = part.num_columns // BLOCK
     num_scales = part.num_rows * per_row
     name = part.need("weight.absmax")

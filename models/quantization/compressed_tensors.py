@@ -1,12 +1,11 @@
-"""Checkpoints of quant_method compressed-tensors (llm-compressor): groups of layers, each with a scheme.
+"""Schemes of quant_method compressed-tensors (llm-compressor), whose config assigns a scheme to groups of layers.
 
-A format of groups is one row of FORMATS; its parser refuses what its scheme does not do.
+Each supported group format is one row of FORMATS; its parser refuses settings that its scheme does not support.
 
-The format pack-quantized of compressed-tensors checkpoints: integers in words, activations as they are.
-
+PackQuantized is the scheme of format pack-quantized: packed integer weights, unquantised activations. Its tensors are
 weight_packed [N, K * bits / 32] int32, weight_scale [N, G], weight_zero_point [N * bits / 32, G] int32 (asymmetric),
-weight_shape [2], and weight_g_idx [K] where groups are not of neighbours. The codes of a word are neighbours, the first
-in the lowest bits; codes and zero points are stored plus 2^(bits - 1), which is what makes both unsigned.
+weight_shape [2], and weight_g_idx [K] if groups are not of neighbours. The integers of a word are neighbours, the first
+in the lowest bits; integers and zero points are stored plus 2^(bits - 1), so both are unsigned.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from models.quantization.shards import SCALE_DTYPES, StoredPart
 
 @dataclass(frozen=True)
 class PackQuantized:
-    """Scheme: 4 or 8 bits."""
+    """Scheme: packed 4- or 8-bit integers."""
 
     bits: int
     group_size: int | None
@@ -86,7 +85,7 @@ class PackQuantized:
         )
 
     def _read_zeros(self, part: StoredPart, num_groups: int, groups: range) -> torch.Tensor:
-        """[G, N] uint8."""
+        """Read the zero points: [G, N] uint8."""
         per_word = 32 // self.bits
         shape = (-(-part.num_rows // per_word), num_groups)
         packed = part.band("weight_zero_point", shape, _words_of(part.rows, per_word), groups, INT32)
@@ -94,18 +93,18 @@ class PackQuantized:
 
 
 def _words_of(share: range, per_word: int) -> range:
-    """The words that hold a share of a matrix."""
+    """Return the range of words that contain a share of a matrix."""
     return range(share.start // per_word, -(-share.stop // per_word))
 
 
 def _cut(codes: torch.Tensor, share: range, per_word: int) -> torch.Tensor:
-    """The share's own columns of what was unpacked of its words."""
+    """Cut the share's own columns out of its unpacked words."""
     first = share.start % per_word
     return codes[:, first : first + len(share)]
 
 
 def _check_shape(part: StoredPart) -> None:
-    """Raise ModelError unless weight_shape says what config.json does."""
+    """Raise ModelError unless weight_shape equals the shape in config.json."""
     found = [int(size) for size in part.w.stored("weight_shape", (2,), (torch.int64, torch.int32))]
     if found != [part.num_rows, part.num_columns]:
         raise ModelError(
@@ -119,7 +118,7 @@ _EVERY_LAYER = ("Linear",)
 
 @dataclass(frozen=True)
 class Arguments:
-    """How one of a group's tensors is quantised; null fields have the format's defaults."""
+    """Quantisation settings of one tensor of a group; null fields take the format's defaults."""
 
     fields: Fields
     num_bits: int
@@ -144,18 +143,18 @@ class Arguments:
         )
 
     def refuse(self, what: str) -> ModelError:
-        """The error that this is not supported."""
+        """Return a ModelError that says these settings are not supported."""
         kind = f"{self.num_bits}-bit {self.type}, by {self.strategy}, symmetric {self.is_symmetric}"
         return ModelError(f"{self.fields.where}: {what} ({kind}, dynamic {self.dynamic}) are not supported")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that are quantised alike."""
+    """Layers with one set of quantisation settings."""
 
     where: str
     weights: Arguments
-    activations: Arguments | None  # None: they stay as they are
+    activations: Arguments | None  # None: activations are not quantised
 
 
 def parse(fields: Fields) -> QuantizationConfig:
@@ -201,7 +200,7 @@ def _read_group(group: Fields) -> Group:
 
 
 def _blocks(group: Group) -> Scheme:
-    """8-bit floats, weights by block, activations by token and as many columns."""
+    """Make the scheme: 8-bit float weights by block, activations by token and groups of equally many columns."""
     weights, activations = group.weights, group.activations
     size = weights.fields.get("block_structure")
     if not isinstance(size, list) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
@@ -217,7 +216,7 @@ def _blocks(group: Group) -> Scheme:
 
 
 def _float_quantized(group: Group) -> Scheme:
-    """8-bit floats, weights by tensor or row; activations by token or static."""
+    """Make the scheme: 8-bit float weights by tensor or row; activations by token or static."""
     weights, activations = group.weights, group.activations
     if weights.strategy == "block":
         return _blocks(group)
@@ -236,7 +235,7 @@ def _float_quantized(group: Group) -> Scheme:
 
 
 def _pack_quantized(group: Group) -> Scheme:
-    """4- or 8-bit integers by row or group of inputs; activations stay as they are."""
+    """Make the scheme: 4- or 8-bit integers by row or group of inputs; unquantised activations."""
     weights = group.weights
     sizes = {"group": weights.group_size, "channel": None}
     is_known = weights.strategy in sizes and (weights.strategy == "channel" or weights.group_size is not None)

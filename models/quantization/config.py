@@ -1,7 +1,7 @@
-"""QuantizationConfig: how the linear layers of a model are stored. Part of ModelConfig, made by quantization/parse.py.
+"""QuantizationConfig: the storage schemes of a model's linear layers. Part of ModelConfig; made by schemes.py.
 
-A Scheme is the frozen settings of one way to store a matrix; each is a file beside this one, which makes its
-LinearMethod, too. Which layer has which scheme is decided by the layer's full name in the checkpoint.
+A Scheme is the frozen settings of one storage format. Each has its own file in this folder, which also makes its
+LinearMethod. The layer's full name in the checkpoint decides its scheme.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from models.quantization.linear_method import LinearMethod
 
 
 class Scheme(Protocol):
-    """One way to store and multiply matrices: a frozen dataclass, whose repr tells it from every other."""
+    """One way to store and multiply matrices: a frozen dataclass, whose repr identifies it."""
 
     @property
     def output_multiple(self) -> int:
-        """What the outputs of a rank's share of a matrix are a multiple of; whole matrices need not be."""
+        """The number that each rank's outputs must be a multiple of; whole matrices need not be."""
         ...
 
     @property
     def input_multiple(self) -> int:
-        """The same for inputs."""
+        """The same for each rank's inputs."""
         ...
 
     def describe(self) -> str:
-        """Say it for people, in some words: "fp8 (e4m3, blocks of 128 × 128)"."""
+        """Return a short text for logs and errors: "fp8 (e4m3, blocks of 128 × 128)"."""
         ...
 
     def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
-        """Bytes that a matrix and its scales take on the device. itemsize: of the model's dtype."""
+        """Return the bytes of a matrix and its scales on the device. itemsize: bytes of the model's dtype."""
         ...
 
     def make_method(self) -> LinearMethod:
-        """Return the LinearMethod of such layers."""
+        """Return the LinearMethod of layers with this scheme."""
         ...
 
 
 @dataclass(frozen=True)
 class LayerNames:
-    """A set of layers, by patterns of their full names: `model.layers.0.mlp.gate_proj`.
+    """A set of layers, given by patterns of their full names: `model.layers.0.mlp.gate_proj`.
 
-    `re:…`: a regular expression that a name begins with; else whole components of a name: `mlp`, `layers.0`.
+    `re:…` is a regular expression matched at the name's start; other patterns are whole components: `mlp`, `layers.0`.
     """
 
     patterns: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class LayerNames:
 
     @classmethod
     def parse(cls, value: object, *, where: str, everything: tuple[str, ...] = ()) -> LayerNames:
-        """Read a list of patterns; null is none. everything: the patterns that mean every linear layer."""
+        """Read a list of patterns; null means none. everything: patterns that select every linear layer."""
         patterns = [] if value is None else value
         if not isinstance(patterns, list) or not all(isinstance(pattern, str) and pattern for pattern in patterns):
             raise ModelError(f"{where} must be a list of layer names, found {value!r}")
@@ -71,7 +71,7 @@ class LayerNames:
 
 @dataclass(frozen=True)
 class Rule:
-    """These layers have this scheme."""
+    """The scheme of a set of layers."""
 
     layers: LayerNames
     scheme: Scheme
@@ -79,28 +79,28 @@ class Rule:
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """The first rule that has a layer's name decides; layers of none, and those that are ignored, stay as they are."""
+    """Rules in order: the first that contains a layer decides. Ignored and unmatched layers are not quantised."""
 
-    name: str  # as the flag --quantization would say it: "fp8", "bitsandbytes-nf4", "awq"
+    name: str  # value of the flag --quantization: "fp8", "bitsandbytes-nf4", "awq"
     rules: tuple[Rule, ...]
     ignored: LayerNames = LayerNames()
-    is_on_load: bool = False  # the checkpoint is not quantised; its layers are while they are read
+    is_on_load: bool = False  # the checkpoint is not quantised; layers are quantised while they are read
 
     @classmethod
     def of_all(
         cls, name: str, scheme: Scheme, *, ignored: LayerNames = LayerNames(), is_on_load: bool = False
     ) -> QuantizationConfig:
-        """One scheme for every linear layer that is not ignored."""
+        """Make a config with one scheme for every linear layer that is not ignored."""
         return cls(name, (Rule(LayerNames(has_all=True), scheme),), ignored, is_on_load)
 
     def scheme_of(self, layer: str) -> Scheme | None:
-        """The scheme of a layer by its full name in the checkpoint; None: it is not quantised."""
+        """Return a layer's scheme by its full name in the checkpoint; None: it is not quantised."""
         if layer in self.ignored:
             return None
         return next((rule.scheme for rule in self.rules if layer in rule.layers), None)
 
     def describe(self) -> str:
-        """Say it for people."""
+        """Return a short text for logs and errors."""
         schemes = " and ".join(dict.fromkeys(rule.scheme.describe() for rule in self.rules))
         return f"{schemes}, quantized on load" if self.is_on_load else schemes
 
@@ -114,9 +114,9 @@ def _matches(pattern: str, name: str) -> bool:
 def check_share(
     scheme: Scheme, name: str, shared: Literal["outputs", "inputs"], *, whole: int, num_shares: int
 ) -> None:
-    """Raise ModelError unless a share of a matrix's outputs or inputs ends where the scheme's blocks do.
+    """Raise ModelError unless a share of a matrix's outputs or inputs ends at a block boundary of the scheme.
 
-    name: of the matrix. whole: how many outputs or inputs it has; num_shares divides it.
+    name: the matrix. whole: its number of outputs or inputs; num_shares divides it.
     """
     if num_shares == 1:
         return

@@ -1,8 +1,7 @@
-"""FP8 (e4m3) weights and activations, scaled by tensor or by row: checkpoints of quant_method fp8, and on load.
+"""FP8 (e4m3) schemes of quant_method fp8, and of quantisation on load.
 
-Block-scaled checkpoints of the same quant_method are models/quantization/fp8.py.
-
-FP8 (e4m3) weights with a scale per block (DeepSeek-V3, arXiv:2412.19437, §3.3), activations by groups of a token.
+Fp8 scales weights by tensor or by row, and activations by token or by a static scale. Fp8Block scales weights by block
+and activations by groups of a token's columns (DeepSeek-V3, arXiv:2412.19437, §3.3).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from models.weights.weights import Weights
 
 @dataclass(frozen=True)
 class Fp8Block:
-    """Scheme: blocks of rows × columns weights, and groups of as many columns of each token."""
+    """Scheme: weights scaled by blocks of rows × columns, activations by groups of as many columns of each token."""
 
     COLUMNS: ClassVar[tuple[int, ...]] = (32, 64, 128)
 
@@ -35,12 +34,12 @@ class Fp8Block:
 
     @property
     def output_multiple(self) -> int:
-        """Ranks may cut through blocks of rows."""
+        """1: ranks may split a block of rows."""
         return 1
 
     @property
     def input_multiple(self) -> int:
-        """A group of columns is on one rank."""
+        """The columns of a block: one rank holds each group of columns."""
         return self.columns
 
     def describe(self) -> str:
@@ -64,7 +63,7 @@ class Fp8BlockParams:
     weight: torch.Tensor
     # [ceil(out / rows), ceil(in / columns)] fp32
     scales: torch.Tensor
-    # the scheme's, or fewer where a part begins or ends within a block
+    # rows of a block: the scheme's, or fewer where a part begins or ends within a block
     rows: int
 
 
@@ -78,7 +77,7 @@ class Fp8BlockLinear:
         """Read `weight` and `weight_scale_inv` of each part; see LinearMethod.load."""
         scheme = self._scheme
         stored = [StoredPart.locate(w, part) for part in parts]
-        # All of these end on multiples of it, so that one number of rows per scale does for the merged matrix
+        # Parts end on multiples of this number, so it can be the rows per scale of the merged matrix
         rows = math.gcd(scheme.rows, *(edge for part in stored for edge in (part.rows.start, len(part.rows))))
         rows = scheme.rows if len(stored) == 1 and stored[0].rows.start % scheme.rows == 0 else rows
         if w.is_random:
@@ -97,7 +96,7 @@ class Fp8BlockLinear:
         )
 
     def _read_scales(self, part: StoredPart, rows: int) -> torch.Tensor:
-        """One row of scales for each `rows` rows of this rank's share, which divide the scheme's, or are the same."""
+        """Read one row of scales for each `rows` rows of this rank's share. rows divides the scheme's block rows."""
         scheme = self._scheme
         shape = (-(-part.num_rows // scheme.rows), -(-part.num_columns // scheme.columns))
         first, last = part.columns.start // scheme.columns, -(-part.columns.stop // scheme.columns)
@@ -108,9 +107,9 @@ class Fp8BlockLinear:
 
 @dataclass(frozen=True)
 class Fp8:
-    """Scheme: scales of weights by tensor or by row; of activations by token, or known beforehand.
+    """Scheme: weights scaled by tensor or by row; activations by token, or by a static scale.
 
-    By token is also what stands for one scale per step: no coarser, and what a token becomes is not up to its batch.
+    Scaling by token also replaces one scale per step: no coarser, and a token's result does not depend on its batch.
     """
 
     weights: Literal["tensor", "row"]
@@ -134,7 +133,7 @@ class Fp8:
 
 
 ON_LOAD = Fp8("row", "token", is_stored=False)
-# Static, where weights are random: reaches 28 standard deviations of a normed input
+# Static scale for random weights: reaches 28 standard deviations of a normed input
 _RANDOM_INPUT_SCALE = 1 / 16
 
 
@@ -144,9 +143,9 @@ class Fp8Params:
 
     # [out, in] e4m3
     weight: torch.Tensor
-    # [out] fp32: also where a checkpoint has one scale per tensor, since merged tensors have several
+    # [out] fp32, also for one scale per tensor, since merged tensors have several
     scales: torch.Tensor
-    # [] fp32, or None: found for each token
+    # [] fp32 static scale; None: computed for each token
     input_scale: torch.Tensor | None
 
 
@@ -178,14 +177,14 @@ class Fp8Linear:
         return fp8_ops.rows_linear(quantized, x_scales, params.weight, params.scales, bias, x.dtype)
 
     def _read_scales(self, part: StoredPart) -> torch.Tensor:
-        """[outputs of this rank]."""
+        """Read the scales: [outputs of this rank]."""
         name = part.need("weight_scale", "weight_scale_inv")
         if self._scheme.weights == "row":
             return part.per_row(name)
         return part.scalar(name).expand(len(part.rows))
 
     def _read_input_scale(self, parts: Sequence[StoredPart]) -> torch.Tensor | None:
-        """The parts' largest, since they share one input and a larger scale reaches what a smaller one does."""
+        """Return the parts' largest scale: they share one input, and a larger scale covers a smaller one's range."""
         if self._scheme.activations != "static":
             return None
         scales = [part.scalar(part.need("input_scale", "activation_scale")) for part in parts]

@@ -1,8 +1,8 @@
-"""Checkpoints of quant_method gptq (Frantar et al. 2022, arXiv:2210.17323), as AutoGPTQ and GPTQModel write them.
+"""Scheme of quant_method gptq (Frantar et al. 2022, arXiv:2210.17323), in AutoGPTQ's and GPTQModel's file format.
 
 qweight [K * bits / 32, N] int32, qzeros [G, N * bits / 32] int32, scales [G, N] fp16, g_idx [K] int32: the group of
-each input, which desc_act scatters. The codes of a word are neighbours, the first in the lowest bits. Zero points are
-stored less one, but for checkpoint_format gptq_v2.
+each input; with desc_act, inputs of a group are scattered. The integers of a word are neighbours, the first in the
+lowest bits. Zero points are stored minus 1, except with checkpoint_format gptq_v2.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from models.quantization.integers import (
 )
 from models.quantization.shards import SCALE_DTYPES, StoredPart
 
-# What GPTQModel adds to a word of zero points (convert_gptq_v1_to_v2_format): with its carries, as it was subtracted
+# The value that GPTQModel adds to a word of zero points (convert_gptq_v1_to_v2_format), carries included
 _ONES = {4: 0x11111111, 8: 0x01010101}
 
 
 @dataclass(frozen=True)
 class Gptq:
-    """Scheme: 4 or 8 bits, with zero points, which a symmetric checkpoint has in the middle."""
+    """Scheme: 4 or 8 bits with zero points; symmetric checkpoints have them in the middle of the range."""
 
     bits: int
     group_size: int | None
@@ -121,7 +121,7 @@ def parse(fields: Fields) -> QuantizationConfig:
 
 
 def _read_dynamic(fields: Fields, scheme: Gptq) -> tuple[list[Rule], LayerNames]:
-    """GPTQModel's exceptions, by regular expressions: "-:…" is not quantised, "+:…" or "…" with other settings."""
+    """Read GPTQModel's exceptions, by regular expressions: "-:…" is unquantised, "+:…" or "…" has other settings."""
     dynamic = fields.get("dynamic") or {}
     where = f"{fields.where}: dynamic"
     if not isinstance(dynamic, Mapping) or not all(isinstance(found, Mapping) for found in dynamic.values()):
@@ -144,7 +144,7 @@ def _read_dynamic(fields: Fields, scheme: Gptq) -> tuple[list[Rule], LayerNames]
 
 
 def _read_bias(part: StoredPart) -> torch.Tensor | None:
-    """Old AutoGPTQ wrote one for every layer, of zeros where the model has none."""
+    """Read the bias that old AutoGPTQ wrote for every layer: zeros if the model has none."""
     if part.find("bias") is None:
         return None
     rows = part.rows

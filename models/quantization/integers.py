@@ -1,7 +1,7 @@
-"""Checkpoints of 4- or 8-bit integers with scales by group of inputs: what their formats share.
+"""Common code of the integer formats: 4- or 8-bit weights with scales by group of inputs.
 
-A format is a Scheme that reads its tensors as an IntPart: awq.py, gptq.py, pack_quantized.py. All are repacked once to
-the layout of kernels/linear/reference.py, and multiplied from there.
+Each format (awq.py, gptq.py, compressed_tensors.py) is a Scheme that reads its tensors as an IntPart. All are repacked
+once, on load, to the layout of kernels/linear/reference.py, and multiplied in that layout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INT32 = (torch.int32,)
 
 @dataclass(frozen=True)
 class IntPart:
-    """This rank's share of a matrix: weight = (code - zero) * scale. N outputs, K inputs, G groups of inputs."""
+    """This rank's share of a matrix: weight = (value - zero) * scale. N outputs, K inputs, G groups of inputs."""
 
     # [N, K] uint8
     codes: torch.Tensor
@@ -37,28 +37,28 @@ class IntPart:
     scales: torch.Tensor
     # [G, N] uint8; None: 2^(bits - 1)
     zeros: torch.Tensor | None
-    # [K] int64: the group of each input; None: equally many neighbours each
+    # [K] int64: the group of each input; None: groups of equally many neighbours
     group_of: torch.Tensor | None = None
-    # [N], one that the quantiser wrote where the model may have none; None: there is none, or it is zero
+    # [N] bias written by the quantiser, also for layers whose model has none; None: no bias, or zeros
     bias: torch.Tensor | None = None
 
 
 class IntScheme(Protocol):
-    """A Scheme whose matrices are read as integers."""
+    """A Scheme whose matrices are stored as integers."""
 
     @property
     def bits(self) -> int:
-        """Bits of a code."""
+        """Bits of one weight."""
         ...
 
     @property
     def group_size(self) -> int | None:
-        """Inputs of one group; None: all."""
+        """Inputs per group; None: one group of all inputs."""
         ...
 
     @property
     def has_model_scales(self) -> bool:
-        """Whether scales have the model's dtype, as a rule; else fp16."""
+        """True if scales usually have the model's dtype; otherwise fp16."""
         ...
 
     def describe(self) -> str:
@@ -72,9 +72,9 @@ class IntScheme(Protocol):
 
 @dataclass(frozen=True)
 class IntParams:
-    """A layer, as blocks of outputs: one, but where its parts order their inputs differently."""
+    """A layer as blocks of outputs: one block, unless its parts order their inputs differently."""
 
-    # a tensor is a dense [N, K]
+    # a tensor is an unquantised [N, K] matrix
     blocks: tuple[IntWeight | torch.Tensor, ...]
     bias: torch.Tensor | None
 
@@ -101,7 +101,7 @@ class IntMethod:
             else:
                 blocks.append([part])
         name = ", ".join(part.name for part in stored)
-        # The sum over ranks must contain the bias once
+        # The sum over ranks must contain the bias only once
         holds_bias = parts[0].dim == 0 or parts[0].rank == 0
         return IntParams(
             blocks=tuple(_store(block, self._scheme.bits, w.dtype, name=name) for block in blocks),
@@ -109,7 +109,7 @@ class IntMethod:
         )
 
     def apply(self, params: IntParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See LinearMethod.apply. The model's own bias is the checkpoint's: it goes before the quantiser's."""
+        """See LinearMethod.apply. The model's own bias is in the checkpoint too and replaces the quantiser's."""
         bias = params.bias if bias is None else bias
         if len(params.blocks) == 1:
             return self._multiply(params.blocks[0], x, bias)
@@ -129,12 +129,12 @@ def int_matrix_bytes(scheme: IntScheme, out_features: int, in_features: int) -> 
 
 
 def describe_groups(bits: int, group_size: int | None) -> str:
-    """The words that all formats share."""
+    """Return the part of Scheme.describe() that all formats share."""
     return f"{bits}-bit integers, " + ("scales by output" if group_size is None else f"groups of {group_size}")
 
 
 def read_bits(fields: Fields, name: str = "bits", *, supported: tuple[int, ...] = BITS) -> int:
-    """Read the width of a code. Raises ModelError."""
+    """Read the bits of a weight. Raises ModelError."""
     bits = fields.count(name)
     if bits not in supported:
         raise ModelError(
@@ -144,19 +144,19 @@ def read_bits(fields: Fields, name: str = "bits", *, supported: tuple[int, ...] 
 
 
 def read_group_size(fields: Fields, name: str = "group_size") -> int | None:
-    """Read how many inputs share a scale; None, in the file -1: all."""
+    """Read the inputs per scale; -1 in the file means all, returned as None."""
     return None if fields.get(name) == -1 else fields.count(name)
 
 
 def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """[A, B] int32 → [A, B * 32 / bits] uint8: the codes of each word, from its lowest bits."""
-    # flat first: a dimension of size 1 may have any stride, and be contiguous all the same
+    """[A, B] int32 → [A, B * 32 / bits] uint8: the integers of each word, from its lowest bits."""
+    # Flat first: a dimension of size 1 may have any stride and still be contiguous
     octets = words.contiguous().view(-1).view(torch.uint8).view(len(words), -1)
     return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), dim=-1).flatten(1)
 
 
 def group_band(part: StoredPart, group_size: int | None) -> tuple[int, range]:
-    """How many groups a matrix has, and those of this rank, whose share is of whole groups. Raises ModelError."""
+    """Return a matrix's number of groups, and this rank's range of whole groups. Raises ModelError."""
     if group_size is None:
         return 1, range(1)
     if part.num_columns % group_size != 0:
@@ -165,7 +165,7 @@ def group_band(part: StoredPart, group_size: int | None) -> tuple[int, range]:
 
 
 def read_order(part: StoredPart, name: str, group_size: int | None, *, is_needed: bool) -> torch.Tensor | None:
-    """See IntPart.group_of, from the tensor `name` [K] of group numbers, if there is one. Raises ModelError."""
+    """Return IntPart.group_of from the tensor `name` [K] of group numbers, if it exists. Raises ModelError."""
     if not is_needed and part.find(name) is None:
         return None
     dtypes = (torch.int32, torch.int64)
@@ -183,7 +183,7 @@ def read_order(part: StoredPart, name: str, group_size: int | None, *, is_needed
 
 
 def check_aligned(part: StoredPart, *, outputs: int = 1, inputs: int = 1) -> None:
-    """Raise ModelError unless a part begins and ends between words of so many outputs or inputs."""
+    """Raise ModelError unless a part begins and ends at word boundaries of so many outputs or inputs."""
     for kind, share, multiple in (("outputs", part.rows, outputs), ("inputs", part.columns, inputs)):
         if share.start % multiple != 0 or len(share) % multiple != 0:
             raise ModelError(
@@ -198,7 +198,7 @@ def _have_one_order(one: IntPart, other: IntPart) -> bool:
 
 
 def _store(parts: Sequence[IntPart], bits: int, dtype: torch.dtype, *, name: str) -> IntWeight | torch.Tensor:
-    """Merge parts of one order along their outputs, inputs sorted by group. name: for the log."""
+    """Merge parts with equal orders along their outputs, inputs sorted by group. name: for the log."""
     codes = torch.cat([part.codes for part in parts])
     scales = torch.cat([part.scales for part in parts], dim=1)
     stored_zeros = [part.zeros for part in parts if part.zeros is not None]
@@ -210,7 +210,7 @@ def _store(parts: Sequence[IntPart], bits: int, dtype: torch.dtype, *, name: str
     groups, sizes = group_of[order].unique_consecutive(return_counts=True)
     if bool((sizes == sizes[0]).all()):
         return make_int_weight(codes[:, order], scales[groups], zeros[groups], bits=bits, order=order)
-    # A share of inputs in an order of their own has groups of any size
+    # A rank's inputs in their own order have groups of any size
     logger.warning("%s: kept in %s, since this rank's inputs cut the groups that desc_act made", name, dtype)
     return ((codes.float() - zeros[group_of].T.float()) * scales[group_of].T.float()).to(dtype)
 
@@ -223,7 +223,7 @@ def _merge_biases(parts: Sequence[IntPart], dtype: torch.dtype) -> torch.Tensor 
 
 
 def _round(dense: torch.Tensor, part: StoredPart, scheme: IntScheme) -> IntPart:
-    """Random weights as a checkpoint would have them: rounded to nearest between the ends of each group."""
+    """Quantise random weights like a checkpoint: round to nearest between the minimum and maximum of each group."""
     num_groups = len(group_band(part, scheme.group_size)[1])
     grouped = dense.float().unflatten(1, (num_groups, -1))
     low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)

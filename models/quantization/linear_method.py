@@ -1,6 +1,6 @@
-"""The quantisation seam: a LinearMethod owns how a linear layer's weights are stored and multiplied.
+"""LinearMethod: stores and multiplies the weights of linear layers. The interface between layers and quantisation.
 
-Layers say which checkpoint matrices they are made of and which share of each this rank has; they never touch storage.
+A layer names its checkpoint matrices and this rank's share of each (LinearPart); it never accesses the stored tensors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from models.weights.weights import Weights
 
-# What a method keeps of a layer, most often its own tensors by its own names; opaque to layers
+# A method's data of one layer, usually tensors under the method's own names; opaque to layers
 LinearParams = Any
 
 
@@ -21,7 +21,7 @@ LinearParams = Any
 class LinearPart:
     """This rank's share of one checkpoint matrix: part `rank` of `size` along its outputs (dim 0) or inputs (dim 1)."""
 
-    name: str  # of the projection below the layer's Weights, e.g. "q_proj"
+    name: str  # the projection's name below the layer's Weights, e.g. "q_proj"
     out_features: int  # of the whole matrix
     in_features: int
     dim: int
@@ -30,17 +30,17 @@ class LinearPart:
 
     @property
     def outputs(self) -> int:
-        """Outputs of this rank."""
+        """Number of this rank's outputs."""
         return self.out_features // self.size if self.dim == 0 else self.out_features
 
     @property
     def inputs(self) -> int:
-        """Inputs of this rank."""
+        """Number of this rank's inputs."""
         return self.in_features // self.size if self.dim == 1 else self.in_features
 
 
 class LinearMethod(Protocol):
-    """One scheme. Stateless: what it loads, it is given back."""
+    """One scheme's load and multiply. Stateless: apply() gets the params that load() returned."""
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> LinearParams:
         """Read the parts and merge them, in order, along their outputs. Raises ModelError."""

@@ -1,8 +1,8 @@
-"""From a model's QuantizationConfig to the LinearMethod of its layers.
+"""Chooses a model's QuantizationConfig, and routes each layer to the LinearMethod of its scheme.
 
-From a config.json's quantization_config, or the flag --quantization, to a QuantizationConfig.
-
-A new format of checkpoints is one file and one row of FORMATS; a new way to quantise on load is one row of ON_LOAD.
+parse_quantization reads a config.json's quantization_config; choose_quantization applies the flag --quantization;
+PerLayer is the LinearMethod of a whole model. A new checkpoint format is one file and one row of FORMATS; a new format
+for quantising on load is one row of ON_LOAD.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from models.weights.weights import Weights
 
 @dataclass(frozen=True)
 class RoutedParams:
-    """A layer, cut along its outputs where its parts have different methods."""
+    """One layer, cut along its outputs where its parts have different methods."""
 
     methods: tuple[LinearMethod, ...]
     params: tuple[LinearParams, ...]
-    sizes: tuple[int, ...]  # outputs of each on this rank
+    sizes: tuple[int, ...]  # outputs of each cut on this rank
 
 
 class PerLayer:
-    """LinearMethod: for each layer that of its scheme, by its name in the checkpoint."""
+    """LinearMethod that uses each layer's own scheme, found by the layer's name."""
 
     def __init__(self, config: QuantizationConfig) -> None:
         self._config = config
         self._methods: dict[Scheme | None, LinearMethod] = {None: Unquantized()}
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> RoutedParams:
-        """Neighbouring parts of one scheme are loaded as one matrix; see LinearMethod.load."""
+        """Load neighbouring parts with equal schemes as one matrix; see LinearMethod.load."""
         groups: list[tuple[Scheme | None, list[LinearPart]]] = []
         for part in parts:
             name = w.projection(part.name, part.out_features).name
@@ -72,7 +72,7 @@ class PerLayer:
         return self._methods[scheme]
 
 
-# quant_method → its parser, which is given the quantization_config
+# quant_method → parser of its quantization_config
 FORMATS: dict[str, Callable[[Fields], QuantizationConfig]] = {
     "fp8": fp8.parse,
     "bitsandbytes": bitsandbytes.parse,
@@ -80,8 +80,8 @@ FORMATS: dict[str, Callable[[Fields], QuantizationConfig]] = {
     "awq": awq.parse,
     "gptq": gptq.parse,
 }
-# --quantization → what layers of an unquantized checkpoint become while they are read (server/config/value_types.py has
-# the names)
+# --quantization → scheme that quantises an unquantized checkpoint's layers while they are read
+# (server/config/value_types.py has the names)
 ON_LOAD: dict[str, Scheme] = {
     "fp8": fp8.ON_LOAD,
     "bitsandbytes-nf4": bitsandbytes.NF4_ON_LOAD,
@@ -90,7 +90,7 @@ ON_LOAD: dict[str, Scheme] = {
 
 
 def parse_quantization(config: Fields) -> QuantizationConfig | None:
-    """Read quantization_config; None: there is none. Raises ModelError."""
+    """Read quantization_config, None if it is missing. Raises ModelError."""
     section = config.get("quantization_config")
     if section is None:
         return None
@@ -105,9 +105,9 @@ def parse_quantization(config: Fields) -> QuantizationConfig | None:
 
 
 def choose_quantization(found: QuantizationConfig | None, wanted: str) -> QuantizationConfig | None:
-    """Bring a checkpoint and the flag together. wanted: "auto" (as the checkpoint is), "none", or a scheme.
+    """Combine the checkpoint's scheme with the flag. wanted: "auto" (the checkpoint's), "none", or a scheme's name.
 
-    Raises ModelError if the checkpoint is quantised, and otherwise than wanted.
+    Raises ModelError if the checkpoint is quantised with another scheme than wanted.
     """
     if wanted == "auto" or (found is not None and found.name == wanted):
         return found

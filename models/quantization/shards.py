@@ -1,4 +1,4 @@
-"""This rank's share of a projection, as a checkpoint stores it: what the schemes read their tensors through."""
+"""StoredPart: this rank's share of a projection in the checkpoint. Schemes read their tensors through it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def read_dense(w: Weights, part: LinearPart) -> torch.Tensor:
-    """This rank's share of an unquantized matrix, [outputs, inputs], in the model's dtype."""
+    """Read this rank's share of an unquantized matrix, [outputs, inputs], in the model's dtype."""
     shape = (part.out_features, part.in_features)
     return (w / part.name).shard("weight", shape, dim=part.dim, rank=part.rank, size=part.size)
 
 
 def merge_outputs(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Join along the outputs; 8-bit floats as bytes, since not every device can join them."""
+    """Concatenate along the outputs; 8-bit floats as bytes, since not every device can concatenate them."""
     if len(parts) == 1:
         return parts[0].contiguous()
     if parts[0].dtype.itemsize == 1:
@@ -32,18 +32,18 @@ def merge_outputs(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class StoredPart:
-    """A band of rows and of columns of one stored matrix, whose tensors are named below w."""
+    """A range of rows and of columns of one stored matrix, whose tensors have names below w."""
 
     w: Weights
-    name: str  # of the matrix, in full
+    name: str  # full name of the matrix
     num_rows: int  # of the whole matrix
     num_columns: int
-    rows: range  # what this rank takes
+    rows: range  # this rank's rows
     columns: range
 
     @classmethod
     def locate(cls, w: Weights, part: LinearPart) -> StoredPart:
-        """Find a part, which may be a band of a merged matrix."""
+        """Find a part's stored matrix, which may be a merged one."""
         projection = w.projection(part.name, part.out_features)
         first_row = projection.first_output + (part.rank * part.outputs if part.dim == 0 else 0)
         first_column = part.rank * part.inputs if part.dim == 1 else 0
@@ -57,11 +57,11 @@ class StoredPart:
         )
 
     def find(self, *names: str) -> str | None:
-        """The first of these tensors that the checkpoint has."""
+        """Return the first of these tensor names that the checkpoint has, or None."""
         return next((name for name in names if self.w.shape_of(name) is not None), None)
 
     def need(self, *names: str) -> str:
-        """The first of these tensors that the checkpoint has. Raises ModelError naming the first if it has none."""
+        """Return the first of these tensor names that the checkpoint has. Raises ModelError naming the first."""
         found = self.find(*names)
         if found is None:
             try:
@@ -71,27 +71,27 @@ class StoredPart:
         return found or names[0]
 
     def matrix(self, name: str, dtypes: tuple[torch.dtype, ...]) -> torch.Tensor:
-        """[outputs, inputs] of this rank, of a tensor that has a value per weight."""
+        """Read this rank's [outputs, inputs] of a tensor with one value per weight."""
         return self.band(name, (self.num_rows, self.num_columns), self.rows, self.columns, dtypes)
 
     def band(
         self, name: str, shape: tuple[int, int], rows: range, columns: range, dtypes: tuple[torch.dtype, ...]
     ) -> torch.Tensor:
-        """[rows, columns] of a tensor of this shape, reading from the file only what one of them cuts."""
+        """Read [rows, columns] of a tensor of this shape; one of the two ranges is cut while reading the file."""
         if len(rows) < shape[0]:
             part = self.w.stored(name, shape, dtypes, dim=0, start=rows.start, stop=rows.stop)
             return part if len(columns) == shape[1] else part[:, columns.start : columns.stop].contiguous()
         return self.w.stored(name, shape, dtypes, dim=1, start=columns.start, stop=columns.stop)
 
     def per_row(self, name: str, dtypes: tuple[torch.dtype, ...] = SCALE_DTYPES) -> torch.Tensor:
-        """[outputs of this rank] fp32, of a tensor [out] or [out, 1]."""
+        """Read [outputs of this rank] fp32 from a tensor [out] or [out, 1]."""
         shape = self.w.shape_of(name)
         stored = shape if shape == (self.num_rows, 1) else (self.num_rows,)
         values = self.w.stored(name, stored, dtypes, start=self.rows.start, stop=self.rows.stop)
         return values.float().flatten()
 
     def scalar(self, name: str, dtypes: tuple[torch.dtype, ...] = SCALE_DTYPES) -> torch.Tensor:
-        """[] fp32, of a tensor of one value, which must be a positive number. Waits for the device."""
+        """Read one positive number as [] fp32. Waits for the device."""
         shape = self.w.shape_of(name)
         stored = shape if shape is not None and all(size == 1 for size in shape) else ()
         value = self.w.stored(name, stored, dtypes).float().reshape(())

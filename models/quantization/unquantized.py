@@ -1,4 +1,4 @@
-"""Weights as the checkpoint has them, in the model's dtype."""
+"""Unquantized: the LinearMethod of weights in the model's dtype."""
 
 from __future__ import annotations
 

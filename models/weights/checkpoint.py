@@ -1,6 +1,6 @@
-"""Readers behind Weights: safetensors files, and random tensors where no checkpoint is wanted.
+"""TensorReaders behind Weights: SafetensorsReader for a model folder, RandomReader for dummy weights.
 
-How many weights a folder has, and of which types, by the headers of its safetensors files; no tensor is read.
+folder_stats counts a folder's parameters and dtypes from the headers of its safetensors files, without reading tensors.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Progress = Callable[[int, int], None]  # (bytes_done, bytes_total)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_INNER = "model."  # before the names of all tensors but the head's; a model saved without its head leaves it out
-# Buffers that old checkpoints carry and every model recomputes
+_INNER = "model."  # prefix of all tensors but the head's; a model saved without its head omits it
+# Buffers in old checkpoints that every model recomputes
 HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 MAX_NAMES_IN_ERROR = 8
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 class SafetensorsReader:
-    """Reads slices of the safetensors files of a model folder. Files stay mapped from __init__ to finish()."""
+    """Reads slices of a model folder's safetensors files. Files stay mapped from __init__ to finish()."""
 
     is_random = False
 
@@ -47,7 +47,7 @@ class SafetensorsReader:
         self._progress = progress
         self._files: dict[Path, safe_open] = {}
         self._path_of = self._index()
-        self._added_prefix = ""  # of every name, for the file does not have it
+        self._added_prefix = ""  # for names that the file stores without "model."
         if "embed_tokens.weight" in self._path_of:
             self._added_prefix = _INNER
             self._path_of = {_INNER + name: path for name, path in self._path_of.items()}
@@ -85,7 +85,7 @@ class SafetensorsReader:
             wanted = " or ".join(_name(dtype) for dtype in stored) if stored else "a float of 16 bits or more"
             raise ModelError(f"{path}: tensor {name} is {_name(part.dtype)}, but config.json means {wanted}")
         self._record(name, math.prod(shape) * part.element_size())
-        # copy: a tensor that stays mapped onto the file would change, or fault, when the file does
+        # copy: a tensor still mapped onto the file would change, or fault, when the file does
         return part.to(self.device, part.dtype if stored else self.dtype, copy=True)
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
@@ -101,7 +101,7 @@ class SafetensorsReader:
         return name.removeprefix(self._added_prefix)
 
     def optional(self, name: str) -> torch.Tensor | None:
-        """Read all of a tensor, if it is there; see TensorReader.optional."""
+        """Read a whole tensor, None if it is missing; see TensorReader.optional."""
         if name not in self._path_of:
             return None
         path = self._path_of[name]
@@ -172,9 +172,9 @@ class SafetensorsReader:
 
 
 class RandomReader:
-    """Makes normal(0, std) weights from a seed and the tensor's name; norms are ones, biases are small like the rest.
+    """Draws normal(0, std) weights from a seed and the tensor's name. Norms are ones; biases are drawn like weights.
 
-    The whole tensor is drawn before it is sliced, so every split over ranks is a split of one model.
+    The whole tensor is drawn before it is sliced, so that ranks hold slices of the same model for every split.
     """
 
     is_random = True
@@ -195,7 +195,7 @@ class RandomReader:
         stop: int,
         stored: tuple[torch.dtype, ...] = (),
     ) -> torch.Tensor:
-        """Draw [start, stop) along dim; see TensorReader.read. Integers are uniform over all that their dtype has."""
+        """Draw [start, stop) along dim; see TensorReader.read. Integers are uniform over their dtype's range."""
         whole = self._draw(name, shape, stored[0] if stored else self.dtype)
         if not shape:
             return whole
@@ -203,7 +203,7 @@ class RandomReader:
         return part if part.shape == whole.shape else part.contiguous().clone()
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
-        """Nothing is stored."""
+        """Return None: nothing is stored."""
         return None
 
     def projection(self, name: str) -> tuple[str, int, int | None]:
@@ -211,7 +211,7 @@ class RandomReader:
         return name, 0, None
 
     def optional(self, name: str) -> torch.Tensor | None:
-        """Nothing optional is there."""
+        """Return None: there are no optional tensors."""
         return None
 
     def _draw(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -227,7 +227,7 @@ class RandomReader:
         return drawn.normal_(0.0, self._std, generator=generator).to(dtype)
 
     def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
-        """Nothing is open, and nothing can be left over."""
+        """Do nothing: no file is open, and no tensor can be unread."""
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -239,7 +239,7 @@ _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 @dataclass(frozen=True)
 class FolderStats:
-    """Counts over all tensors that a model would read."""
+    """Counts over all tensors that a model reads."""
 
     num_parameters: int
     num_bytes: int
@@ -249,9 +249,9 @@ class FolderStats:
 def folder_stats(
     folder: Path, *, needs_head: bool = True, ignored_prefixes: tuple[str, ...] = ()
 ) -> FolderStats | None:
-    """Count a folder's weights; None if it has none. Raises ModelError for files that are missing or broken.
+    """Count a folder's weights; None if it has none. Raises ModelError for missing or broken files.
 
-    needs_head: the model has a head of its own; ignored_prefixes: prefixes of tensors that it does not read.
+    needs_head: the model has its own head; ignored_prefixes: prefixes of tensors that it does not read.
     """
     num_parameters = 0
     num_bytes: Counter[str] = Counter()
@@ -285,7 +285,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, str, list[int], int]]:
-    """Yield name, dtype, shape and bytes of each tensor: 8 bytes of length, then JSON, is how each file begins."""
+    """Yield each tensor's name, dtype, shape and bytes. A file begins with 8 bytes of header length, then JSON."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
