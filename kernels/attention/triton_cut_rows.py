@@ -23,13 +23,15 @@ def cut_rows(seq_lens: torch.Tensor, *, num_pieces: int, query_start_loc: torch.
 
     seq_lens: [R] int32; query_start_loc: [R + 1] int32, for ragged rows: rows of another length get no piece.
     num_pieces: pieces that run at once; a few rows get no more, so that none runs alone at the end.
-    Returns [R + num_pieces, 4] int32: row, first key, end, (split << 16) + splits of the row; 0 splits: no piece. Rows
-    of several pieces come first, since theirs are the longest; a row of seq_len 0 has one, empty.
+    Returns [N, 4] int32: row, first key, end, (split << 16) + splits of the row; 0 splits: no piece. N is num_pieces
+    for few rows, else R + num_pieces. Rows of several pieces come first, since theirs are the longest; a row of
+    seq_len 0 has one, empty.
     """
     num_rows = seq_lens.shape[0]
-    pieces = torch.empty(num_rows + num_pieces, 4, dtype=torch.int32, device=seq_lens.device)
+    room = num_pieces if 2 * num_rows <= num_pieces else num_rows + num_pieces
+    pieces = torch.empty(room, 4, dtype=torch.int32, device=seq_lens.device)
     _cut_rows_kernel[(1,)](
-        seq_lens, query_start_loc, pieces, num_rows, num_pieces,
+        seq_lens, query_start_loc, pieces, num_rows, num_pieces, room,
         UNIT=_UNIT, MIN_UNITS=_MIN_UNITS, MAX_SPLITS=MAX_SPLITS, ROWS_PAD=_rows_pad(num_rows),
         REFINEMENTS=_NUM_REFINEMENTS, num_warps=8,
     )  # fmt: skip
@@ -41,15 +43,16 @@ def _rows_pad(num_rows: int) -> int:
     return _MIN_ROWS_PAD if num_rows <= _MIN_ROWS_PAD else max(512, triton.next_power_of_2(num_rows))
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_pieces"])
+@triton.jit(do_not_specialize=["num_rows", "num_pieces", "room"])
 def _cut_rows_kernel(
-    seq_lens_ptr, query_start_ptr, pieces_ptr, num_rows, num_pieces,
+    seq_lens_ptr, query_start_ptr, pieces_ptr, num_rows, num_pieces, room,
     UNIT: tl.constexpr, MIN_UNITS: tl.constexpr, MAX_SPLITS: tl.constexpr, ROWS_PAD: tl.constexpr,
     REFINEMENTS: tl.constexpr,
 ):  # fmt: skip
     """All rows in one program. A piece has at most `most` units, initially all rows' units / num_pieces.
 
-    That gives up to one more piece per row. If rows are few, `most` grows until there are about num_pieces.
+    That gives up to one more piece per row. If rows are few, `most` grows until there are at most num_pieces: first by
+    the surplus, finally to the length at which one more piece per row still fits.
     """
     rows = tl.arange(0, ROWS_PAD)
     seq_lens = tl.load(seq_lens_ptr + rows, mask=rows < num_rows, other=0)
@@ -59,14 +62,19 @@ def _cut_rows_kernel(
         is_cut = is_cut & (tl.load(query_start_ptr + rows + 1, mask=is_cut, other=0) - starts == 1)
     units = tl.where(is_cut, tl.cdiv(seq_lens, UNIT), 0)
     least = tl.maximum(tl.cdiv(tl.max(units, 0), MAX_SPLITS), MIN_UNITS)
-    is_few = tl.sum(is_cut.to(tl.int32), 0) * 2 <= num_pieces
-    most = tl.maximum(tl.cdiv(tl.sum(units, 0), num_pieces), least)
+    num_cut = tl.sum(is_cut.to(tl.int32), 0)
+    is_few = num_cut * 2 <= num_pieces
+    num_units = tl.sum(units, 0)
+    most = tl.maximum(tl.cdiv(num_units, num_pieces), least)
     splits = tl.where(is_cut, tl.maximum(tl.cdiv(units, most), 1), 0)
     for _ in tl.static_range(REFINEMENTS):
         count = tl.sum(splits, 0)
         grown = tl.maximum(tl.cdiv(most * count, num_pieces), most + 1)
         most = tl.where(is_few & (count > num_pieces), grown, most)
         splits = tl.where(is_cut, tl.maximum(tl.cdiv(units, most), 1), 0)
+    enough = tl.maximum(tl.cdiv(num_units, tl.maximum(num_pieces - num_cut, 1)), least)
+    most = tl.where(is_few & (tl.sum(splits, 0) > num_pieces), enough, most)
+    splits = tl.where(is_cut, tl.maximum(tl.cdiv(units, most), 1), 0)
     several = tl.where(splits > 1, splits, 0)
     single = splits - several
     num_several = tl.sum(several, 0)
@@ -79,7 +87,6 @@ def _cut_rows_kernel(
         tl.store(piece_ptrs + 1, split * share, mask=exists)
         tl.store(piece_ptrs + 2, tl.minimum((split + 1) * share, seq_lens), mask=exists)
         tl.store(piece_ptrs + 3, (split << 16) + splits, mask=exists)
-    last = num_rows + num_pieces
-    for start in range(num_several + tl.sum(single, 0), last, ROWS_PAD):
-        tl.store(pieces_ptr + (start + rows) * 4, 0, mask=start + rows < last)  # a row that exists
-        tl.store(pieces_ptr + (start + rows) * 4 + 3, 0, mask=start + rows < last)
+    for start in range(num_several + tl.sum(single, 0), room, ROWS_PAD):
+        tl.store(pieces_ptr + (start + rows) * 4, 0, mask=start + rows < room)  # a row that exists
+        tl.store(pieces_ptr + (start + rows) * 4 + 3, 0, mask=start + rows < room)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -89,6 +90,18 @@ def test_pieces_cover_each_row_once_and_are_about_equal(seq_lens, num_pieces):
     assert split_rows == sorted(split_rows, reverse=True)
     assert sum(split_rows) < 2 * num_pieces or not any(split_rows)
     assert len(pieces) <= num_pieces or not is_few
+
+
+def test_few_rows_never_get_more_pieces_than_wanted():
+    draw = random.Random(0)
+    for _ in range(60):
+        num_pieces = draw.randint(2, 60)
+        lengths = [draw.choice([0, 1, 64, 65, 129, draw.randint(0, 40_000)]) for _ in range(num_pieces // 2)]
+        pieces = _cut(lengths, num_pieces=num_pieces)
+        assert len(pieces) == num_pieces  # of which those that no row needs are none
+        keys = [end - start for _, start, end, splits in pieces if splits]
+        assert sum(keys) == sum(lengths)
+        assert {row for row, _, _, splits in pieces if splits} == set(range(len(lengths)))
 
 
 def test_only_rows_of_one_token_are_cut():
