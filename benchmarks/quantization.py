@@ -34,7 +34,7 @@ from engine.startup.device_choice import resolve_device, resolve_dtype
 from models.config.model_config import ModelConfig
 from models.layers.linear import make_linear_method
 from models.quantization.linear_method import LinearPart
-from models.quantization.unquantized import Unquantized
+from models.quantization.schemes import Unquantized
 from models.weights.weights import Weights
 from server.config.model_source import DEMO_FOLDER
 

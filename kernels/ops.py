@@ -23,7 +23,7 @@ if HAS_TRITON:
     from kernels.lora import triton as triton_lora
     from kernels.lora.triton import LoraTiles
     from kernels.moe import triton as triton_moe
-    from kernels.sampling import triton_draw, triton_logits
+    from kernels.sampling import triton_draw
     from kernels.sampling.triton_draw import SamplingScratch
     from kernels.sampling.triton_truncation import SamplingState
 
@@ -35,8 +35,8 @@ fused_moe = op(moe.fused_moe, lambda: triton_moe.fused_moe)
 gather_decode_inputs = op(
     batch_inputs.gather_decode_inputs, lambda: triton_batch_inputs.gather_decode_inputs, takes_pdl=False
 )
-penalize = op(sampling.penalize, lambda: triton_logits.penalize, takes_pdl=False)
-allow_only = op(sampling.allow_only, lambda: triton_logits.allow_only, takes_pdl=False)
+penalize = op(sampling.penalize, lambda: triton_draw.penalize, takes_pdl=False)
+allow_only = op(sampling.allow_only, lambda: triton_draw.allow_only, takes_pdl=False)
 
 
 def _norm_rope_write_kv(

@@ -26,10 +26,9 @@ from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig
 from engine.interface.control import Stage
 from engine.interface.errors import StartupError
-from engine.startup.adapters import open_adapters
 from engine.startup.device_choice import describe_device, resolve_device, resolve_dtype, resolve_kv_dtype
 from engine.startup.precompile import precompile
-from engine.startup.setup import LoadedEngine, Setup, choose_limits
+from engine.startup.setup import LoadedEngine, Setup, choose_limits, open_adapters
 from engine.tensor_parallel.process_group import least, leave_ranks, unconnected_one_shot_all_reduce
 from engine.tensor_parallel.ranks import RankConfig, RankHost, Ranks
 from kernels.attention.base import AttentionBackend, select_backend

@@ -3,6 +3,10 @@
 Life of a Setup: engine/startup/load.py makes it → plan_pool() → with_max_model_len() → after_join(), with several ranks
 → assemble(), with the loaded model → LoadedEngine. choose_limits() sets the defaults of max_num_seqs and
 max_num_batched_tokens.
+
+Adapters: opens the LoRA adapters of --lora and checks them against the model. Imports torch.
+
+This happens before the model's weights are read.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import torch
@@ -22,20 +27,58 @@ from engine.core.outbox import Transport
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import make_drafter
 from engine.device.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache, smallest_pool_bytes
-from engine.device.memory import GIB, DeviceMemory, check_memory, measure_memory
+from engine.device.memory import GIB, DeviceMemory, check_memory, format_size, measure_memory
 from engine.device.model_runner import ModelRunner
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from engine.interface.errors import StartupError
 from engine.interface.metrics import Metrics
-from engine.startup.adapters import Adapters
 from engine.tensor_parallel.process_group import join_ranks, least, leave_ranks
 from engine.tensor_parallel.ranks import NeverRaised, RankedExecutor, Ranks
 from kernels.attention.base import AttentionBackend
+from kernels.ops import LoraTokens
 from models.build import Model
 from models.config.model_config import ModelConfig
 from models.config.size import mlp_values_per_token
+from models.lora.adapter import Adapter
+from models.lora.linear import AdapterStack, check_adapters
 from models.parallel import ALONE, TensorParallel
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """The opened adapters, in the order of EngineConfig.loras: the first has lora_index 1. Keeps their files mapped."""
+
+    opened: tuple[Adapter, ...]
+    num_bytes: int  # on the device
+    tokens: LoraTokens = field(repr=False)  # shared by the model and its InputBatchBuilder
+
+    def stack(self, *, is_partial: bool = False) -> AdapterStack:
+        """Return the source of adapter weights for building a model. is_partial: the model lacks layers."""
+        return AdapterStack(self.opened, self.tokens, is_partial=is_partial)
+
+    def describe(self) -> str:
+        """Return names and size as text."""
+        return f"{', '.join(adapter.name for adapter in self.opened)} ({format_size(self.num_bytes)})"
+
+
+def open_adapters(
+    config: EngineConfig,
+    model: ModelConfig,
+    *,
+    max_step_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    tp: TensorParallel,
+) -> Adapters | None:
+    """Open the adapters of the config; None if it has none. Raises ModelError for one that cannot be served."""
+    if not config.loras:
+        return None
+    opened = tuple(Adapter(source.name, Path(source.folder)) for source in config.loras)
+    num_bytes = check_adapters(opened, model, dtype=dtype, tp=tp)
+    tokens = LoraTokens(num_adapters=len(opened), max_tokens=max_step_tokens, device=device)
+    return Adapters(opened, num_bytes, tokens)
+
 
 _MANY_SAMPLES = 256  # positions of a step
 # Target for the longest step with decode rows and prompt chunks: a pause that readers of a stream do not notice

@@ -15,8 +15,7 @@ from models.config.model_config import ModelConfig
 from models.lora.linear import with_adapters
 from models.parallel import LayerOutput, TensorParallel
 from models.quantization.linear_method import LinearMethod, LinearPart
-from models.quantization.schemes import PerLayer
-from models.quantization.unquantized import Unquantized
+from models.quantization.schemes import PerLayer, Unquantized
 from models.weights.weights import Weights
 
 

@@ -18,7 +18,7 @@ from models.layers.linear import ColumnLinear
 from models.layers.mlp import GatedMLP
 from models.parallel import LayerOutput, TensorParallel
 from models.quantization.linear_method import LinearMethod, LinearPart
-from models.quantization.unquantized import Unquantized
+from models.quantization.schemes import Unquantized
 from models.weights.weights import Weights
 
 

@@ -3,6 +3,8 @@
 parse_quantization reads a config.json's quantization_config; choose_quantization applies the flag --quantization;
 PerLayer is the LinearMethod of a whole model. A new checkpoint format is one file and one row of FORMATS; a new format
 for quantising on load is one row of ON_LOAD.
+
+Unquantized: the LinearMethod of weights in the model's dtype.
 """
 
 from __future__ import annotations
@@ -13,13 +15,30 @@ from typing import Any
 
 import torch
 
+from kernels.linear.ops import DenseLinear
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq
 from models.quantization.config import QuantizationConfig, Scheme, check_share
 from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
-from models.quantization.unquantized import Unquantized
+from models.quantization.shards import read_dense
 from models.weights.weights import Weights
+
+
+class Unquantized:
+    """LinearMethod: one dense [out, in] matrix."""
+
+    def __init__(self) -> None:
+        self._linear = DenseLinear()
+
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> dict[str, torch.Tensor]:
+        """Read each `<name>.weight`; see LinearMethod.load."""
+        shards = [read_dense(w, part) for part in parts]
+        return {"weight": shards[0] if len(shards) == 1 else torch.cat(shards)}
+
+    def apply(self, params: dict[str, torch.Tensor], x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See LinearMethod.apply."""
+        return self._linear(x, params["weight"], bias)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ engine.interface.errors.
 
 Life of a key: flag, file or environment → read_key_hashes (launcher) → ServerConfig.api_key_hashes → KeyRing
 (worker), which finds the key of a request → cache_salt_of, so that requests of two keys never share cached
-prefixes. SIGHUP reads the file again (server/launcher/key_reload.py).
+prefixes. SIGHUP reads the file again (server/launcher/control_server.py).
 """
 
 import hmac

@@ -4,17 +4,23 @@ One connection per child. The server sends State to the workers, merges every Me
 and answers Scrape; it passes other messages to the launcher's `on_message`. A child that breaks the protocol loses
 its connection and therefore ends. fetch_engine_limits() reads the first message that the engine sends on a new
 connection. Imports engine.interface and server.launcher.metrics_registry.
+
+KeyReloader: reads the key file again on SIGHUP and sends the keys to every HTTP worker.
+
+Signals are handled one after another. If the file is wrong, the keys stay as they are and the log has the reason.
+Imports engine.interface.config and server.config.api_keys.
 """
 
 import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from engine.interface.config import LaunchConfig
 from engine.interface.control import (
     Cancel,
     Cancelled,
@@ -30,9 +36,11 @@ from engine.interface.control import (
     State,
     ToLauncher,
 )
+from engine.interface.errors import StartupError
 from engine.interface.metrics import MetricsDelta
 from engine.interface.protocol import EngineReady, FromEngine
 from engine.interface.transport import encode_frame, read_messages
+from server.config.api_keys import read_file_hashes
 from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.processes import Tasks
 
@@ -233,3 +241,31 @@ async def fetch_engine_limits(engine_socket: str) -> EngineReady | None:
 
 def _source(hello: Hello) -> str:
     return f"{hello.role}-{hello.index}"
+
+
+class KeyReloader:
+    """Holds the hashes of the current keys. set_keys: sends them to the workers."""
+
+    def __init__(self, config: LaunchConfig, hashes: Sequence[str], set_keys: Callable[[list[str]], None]) -> None:
+        self._config = config
+        self._hashes = list(hashes)
+        self._set_keys = set_keys
+        self._lock = asyncio.Lock()
+
+    async def reload(self) -> None:
+        """Read the file, in a thread: it may lie on a disk that hangs. Keys of flags and the environment stay."""
+        file = self._config.api_key_file
+        if file is None:
+            logger.warning("SIGHUP has no effect without --api-key-file")
+            return
+        async with self._lock:
+            try:
+                from_file = await asyncio.to_thread(read_file_hashes, file)
+            except StartupError as error:
+                logger.error("api keys not reloaded, the old ones stay valid: %s", error.message)
+                return
+            old, new = self._hashes, list(dict.fromkeys([*self._config.given_key_hashes, *from_file]))
+            added, removed = len(set(new) - set(old)), len(set(old) - set(new))
+            self._hashes = new
+            self._set_keys(new)
+            logger.info("api keys reloaded file=%s keys=%d added=%d removed=%d", file, len(new), added, removed)

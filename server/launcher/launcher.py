@@ -24,9 +24,8 @@ from engine.interface.errors import StartupError
 from engine.interface.logs import configure_logging
 from server.config.version import package_version
 from server.launcher.console import make_console
-from server.launcher.control_server import ControlServer, fetch_engine_limits
+from server.launcher.control_server import ControlServer, KeyReloader, fetch_engine_limits
 from server.launcher.engine_health import EngineDowntime, StepWatchdog
-from server.launcher.key_reload import KeyReloader
 from server.launcher.listener import owned_socket_file, probe_url
 from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.process_metrics import LauncherStats

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.interface.protocol import GrammarSpec
-from server.text.parsers import granite, hermes, mistral, qwen_xml
+from server.text.parsers import formats, qwen_xml
 from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat
 from server.text.parsers.reasoning import ReasoningPlace, ReasoningTags
@@ -28,17 +28,17 @@ def tool_grammar(
         case "llama3":  # whose template takes one call at a time
             rules += ["calls: function", *_json_rules(tools, "parameters")]
         case "mistral" | "granite":
-            start = tag(mistral.START if chat_format.tools == "mistral" else granite.START)
+            start = tag(formats.MISTRAL_START if chat_format.tools == "mistral" else formats.GRANITE_START)
             more = ' (", " function)*' if is_parallel else ""
             rules += [f'calls: {start} " "? "[" function{more} "]"', *_json_rules(tools, "arguments")]
         case "mistral_args":
-            rules += ["calls: call+" if is_parallel else "calls: call", f"call: {tag(mistral.START)} function"]
+            rules += ["calls: call+" if is_parallel else "calls: call", f"call: {tag(formats.MISTRAL_START)} function"]
             for i, tool in enumerate(tools):
-                rules.append(f"function_{i}: {_text(tool.name)} {tag(mistral.ARGS)} arguments_{i}")
+                rules.append(f"function_{i}: {_text(tool.name)} {tag(formats.MISTRAL_ARGS)} arguments_{i}")
             rules += _argument_rules(tools)
         case _:
             rules.append('calls: call ("\\n" call)*' if is_parallel else "calls: call")
-            rules.append(f'call: {tag(hermes.START)} "\\n" function "\\n" {tag(hermes.END)}')
+            rules.append(f'call: {tag(formats.HERMES_START)} "\\n" function "\\n" {tag(formats.HERMES_END)}')
             rules += _xml_rules(tools) if chat_format.tools == "qwen_xml" else _json_rules(tools, "arguments")
     return GrammarSpec("\n".join(rules) + "\n")
 

@@ -125,7 +125,7 @@ def test_gathered_inputs_equal_the_specification():
 @pytest.mark.parametrize("vocab_size", [1000, 151_936])
 def test_penalties_and_bitmasks_equal_the_specification(vocab_size):
     from kernels.sampling import reference as sampling
-    from kernels.sampling import triton_logits
+    from kernels.sampling import triton_draw as triton_logits
 
     logits, rows, req_index, state = penalty_problem(vocab_size, device="cuda")
     expected, result = logits.clone(), logits.clone()

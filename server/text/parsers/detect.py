@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from server.text.parsers import granite, hermes, llama3, mistral, qwen_xml
+from server.text.parsers import formats, qwen_xml
 from server.text.parsers.base import PartsParser, ToolSpec
 from server.text.parsers.reasoning import AnswerParser, PlainText, ReasoningParser, ReasoningTags
 
@@ -18,12 +18,12 @@ ToolForm = Literal["hermes", "qwen_xml", "llama3", "mistral", "mistral_args", "g
 _REASONING_TAGS = (ReasoningTags("<think>", "</think>"), ReasoningTags("[THINK]", "[/THINK]"))
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 _TAGS: dict[ToolForm, tuple[str, ...]] = {
-    "hermes": hermes.TAGS,
+    "hermes": formats.HERMES_TAGS,
     "qwen_xml": qwen_xml.TAGS,
-    "llama3": llama3.TAGS,
-    "mistral": mistral.TAGS,
-    "mistral_args": mistral.TAGS,
-    "granite": granite.TAGS,
+    "llama3": formats.LLAMA3_TAGS,
+    "mistral": formats.MISTRAL_TAGS,
+    "mistral_args": formats.MISTRAL_TAGS,
+    "granite": formats.GRANITE_TAGS,
 }
 
 
@@ -63,26 +63,26 @@ def make_parser(chat_format: ChatFormat, *, tools: Sequence[ToolSpec], is_reason
     if tools:
         match chat_format.tools:
             case "hermes":
-                answer = hermes.hermes_parser()
+                answer = formats.hermes_parser()
             case "qwen_xml":
                 answer = qwen_xml.qwen_xml_parser({tool.name: tool.parameters for tool in tools})
             case "llama3":
-                answer = llama3.llama3_parser({tool.name for tool in tools})
+                answer = formats.llama3_parser({tool.name for tool in tools})
             case "mistral" | "mistral_args":
-                answer = mistral.mistral_parser()
+                answer = formats.mistral_parser()
             case "granite":
-                answer = granite.granite_parser()
+                answer = formats.granite_parser()
     return ReasoningParser(chat_format.reasoning, is_open=is_reasoning, answer=answer)
 
 
 def _tool_form(source: str) -> ToolForm | None:
-    if hermes.START in source:
+    if formats.HERMES_START in source:
         return "qwen_xml" if "<function=" in source else "hermes"
-    if mistral.START in source:
-        return "mistral_args" if mistral.ARGS in source else "mistral"
-    if granite.START in source:
+    if formats.MISTRAL_START in source:
+        return "mistral_args" if formats.MISTRAL_ARGS in source else "mistral"
+    if formats.GRANITE_START in source:
         return "granite"
-    if llama3.START in source or ('"name": ' in source and '"parameters": ' in source):
+    if formats.LLAMA3_START in source or ('"name": ' in source and '"parameters": ' in source):
         return "llama3"
     return None
 

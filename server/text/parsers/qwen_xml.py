@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from server.text.parsers.base import PartSink
-from server.text.parsers.hermes import END, START, read_end
+from server.text.parsers.formats import HERMES_END, HERMES_START, read_end
 from server.text.parsers.tool_calls import CallParser, Malformed, Reading, copy_until, skip_space
 
-TAGS = (START, END)
+TAGS = (HERMES_START, HERMES_END)
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
 _MAX_NAME_CHARS = 256
@@ -34,7 +34,7 @@ def qwen_xml_parser(schemas: Mapping[str, Schema]) -> CallParser:
     """Return a parser for one choice. `schemas`: the parameters of each tool of the request."""
 
     def read_call(sink: PartSink, tag: str) -> Reading[str]:
-        if tag == START:
+        if tag == HERMES_START:
             yield from _read_exactly(_FUNCTION)
         name = yield from _read_name()
         properties = schemas.get(name, {}).get("properties")
@@ -42,9 +42,9 @@ def qwen_xml_parser(schemas: Mapping[str, Schema]) -> CallParser:
         sink.arguments("{")
         rest = yield from _read_parameters(sink, properties if isinstance(properties, Mapping) else {})
         sink.arguments("}")
-        return rest or ((yield from read_end(END, "")) if tag == START else "")
+        return rest or ((yield from read_end(HERMES_END, "")) if tag == HERMES_START else "")
 
-    return CallParser((START, _FUNCTION), read_call, ends=(_END_FUNCTION, END))
+    return CallParser((HERMES_START, _FUNCTION), read_call, ends=(_END_FUNCTION, HERMES_END))
 
 
 def _read_parameters(sink: PartSink, properties: Schema) -> Reading[str]:

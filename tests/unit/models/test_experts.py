@@ -11,7 +11,7 @@ from models.build import build
 from models.config.model_config import ModelConfig, ModelError
 from models.layers.moe import SparseMLP
 from models.parallel import TensorParallel
-from models.quantization.unquantized import Unquantized
+from models.quantization.schemes import Unquantized
 from models.weights.weights import Weights
 from tests.support.checkpoints import make_configs
 from tests.support.models_harness import CPU, PagedRunner, load

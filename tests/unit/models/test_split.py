@@ -13,7 +13,7 @@ from models.config.size import quantized_matrices
 from models.errors import ModelError
 from models.parallel import TensorParallel
 from models.quantization.config import QuantizationConfig
-from models.quantization.unquantized import Unquantized
+from models.quantization.schemes import Unquantized
 from models.weights.weights import Weights
 from tests.support.checkpoints import make_configs
 from tests.support.int_checkpoints import packed_config

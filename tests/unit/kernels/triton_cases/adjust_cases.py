@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernels.sampling import reference as sampling
-from kernels.sampling import triton_logits
+from kernels.sampling import triton_draw as triton_logits
 from tests.unit.kernels.triton_cases.adjust_problem import bitmask_problem, penalty_problem
 
 

@@ -11,8 +11,7 @@ from engine.interface.control import Stage, State
 from engine.interface.metrics import Metrics
 from server.config.api_keys import KeyRing, read_file_hashes, read_key_hashes
 from server.http.launcher_link import LauncherLink
-from server.launcher.control_server import ControlServer
-from server.launcher.key_reload import KeyReloader
+from server.launcher.control_server import ControlServer, KeyReloader
 from server.launcher.metrics_registry import MetricsRegistry
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.text.parsers.base import Arguments, CallStart
-from server.text.parsers.hermes import hermes_parser
+from server.text.parsers.formats import hermes_parser
 from tests.support.parsing import Answer, cut, parse
 
 PLACES = st.lists(st.integers(0, 400), max_size=12)
