@@ -1,7 +1,7 @@
 """Decoder layers of Gemma 2 and of Gemma 3's text model.
 
 Gemma 2 (arXiv:2408.00118) has norms before and after attention and MLP, capped logits, and a sliding window in every
-other layer. Its caps and multipliers are in ModelConfig.scales, its windows in ModelConfig.sliding_windows.
+other layer. Its caps and multipliers are in ModelConfig.multipliers, its windows in ModelConfig.sliding_windows.
 
 Gemma 3 (arXiv:2503.19786) has no caps, a norm on each query and key head, and two ropes: of every six layers, five have
 a sliding window and a small rope base; the sixth has full attention and a large base (ModelConfig.sliding_windows and

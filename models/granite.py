@@ -1,4 +1,4 @@
-"""Granite 3 (IBM, dense): Llama with constant multipliers (ModelConfig.scales)."""
+"""Granite 3 (IBM, dense): Llama with constant multipliers (ModelConfig.multipliers)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from models.layers.decoder import DecoderLayer, Scaled
 
 def make_layer(parts: LayerParts) -> nn.Module:
     """Return one layer; see models.layers.causal_lm."""
-    factor = parts.config.scales.residual
+    factor = parts.config.multipliers.residual
     self_attn = Scaled(parts.self_attention(parts.attention()), factor)
     return DecoderLayer(parts.config, parts.w, self_attn, Scaled(parts.gated_mlp(), factor))
 

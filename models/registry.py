@@ -31,7 +31,7 @@ class Architecture:
     # "legacy_gelu_tanh": the name "gelu" means the tanh approximation too
     activation: Literal["silu", "gelu_tanh", "legacy_gelu_tanh"] = "silu"
     # models/config/layers.py: the constants in the config
-    scales: Literal["llama", "granite", "gemma", "gemma2", "gemma3"] = "llama"
+    multipliers: Literal["llama", "granite", "gemma", "gemma2", "gemma3"] = "llama"
     # models/config/layers.py: no layer slides, all do, those in layer_types do, or those by a rule
     sliding_layers: Literal[
         "none", "every", "every_if_used", "max_window_layers", "odd_until_max", "nope", "alternating", "pattern"
@@ -83,7 +83,7 @@ _GEMMA3 = Architecture(
     norm="gemma",
     num_layer_norms=4,
     activation="gelu_tanh",
-    scales="gemma3",
+    multipliers="gemma3",
     sliding_layers="pattern",
     rope="gemma3",
     defaults=_GEMMA3_DEFAULTS,
@@ -152,7 +152,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
     ),
     "GraniteForCausalLM": Architecture(
-        "models.granite:Granite", qkv_bias="config", has_output_bias=True, has_mlp_bias=True, scales="granite"
+        "models.granite:Granite", qkv_bias="config", has_output_bias=True, has_mlp_bias=True, multipliers="granite"
     ),
     "Olmo2ForCausalLM": Architecture(
         "models.olmo2:Olmo2", qkv_bias="config", has_output_bias=True, qk_norm="width", norm="olmo2"
@@ -163,7 +163,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         has_output_bias=True,
         norm="gemma",
         activation="legacy_gelu_tanh",
-        scales="gemma",
+        multipliers="gemma",
         defaults={"head_dim": 256, "tie_word_embeddings": True},
     ),
     "Gemma2ForCausalLM": Architecture(
@@ -173,7 +173,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm="gemma",
         num_layer_norms=4,
         activation="gelu_tanh",
-        scales="gemma2",
+        multipliers="gemma2",
         sliding_layers="alternating",
         defaults={
             "head_dim": 256,

@@ -1,8 +1,8 @@
 """Layer patterns, constant multipliers and mixture-of-experts fields of a config.json.
 
 find_rope_layers, find_sliding_layers and find_windows return one entry per layer: rotary positions or none, sliding
-window or full attention, and the window's length. Scales holds the constants that some architectures multiply or cap
-activations with. ExpertsConfig describes the mixture of experts that replaces the MLP in some layers.
+window or full attention, and the window's length. Multipliers holds the constants by which some architectures multiply or
+cap activations. ExpertsConfig describes the mixture of experts that replaces the MLP in some layers.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _read_layer_types(layer_types: object, num_layers: int, where: str) -> tuple
 
 
 @dataclass(frozen=True)
-class Scales:
+class Multipliers:
     """Constants of an architecture. The default 1 (for a cap: 0) leaves values unchanged."""
 
     attention: float  # multiplies the products of queries and keys
@@ -94,27 +94,27 @@ class Scales:
     logits_softcap: float = 0.0
 
 
-def parse_scales(config: Fields, architecture: Architecture, *, hidden_size: int, head_dim: int) -> Scales:
+def parse_multipliers(config: Fields, architecture: Architecture, *, hidden_size: int, head_dim: int) -> Multipliers:
     """Read the constants that this architecture has. Raises ModelError."""
-    kind = architecture.scales
+    kind = architecture.multipliers
     if kind == "granite":
-        return Scales(
+        return Multipliers(
             attention=config.positive("attention_multiplier", default=1.0),
             embedding=config.positive("embedding_multiplier", default=1.0),
             residual=config.positive("residual_multiplier", default=1.0),
             logits_divisor=config.positive("logits_scaling", default=1.0),
         )
     if kind == "gemma":
-        return Scales(attention=head_dim**-0.5, embedding=hidden_size**0.5)
+        return Multipliers(attention=head_dim**-0.5, embedding=hidden_size**0.5)
     if kind in ("gemma2", "gemma3"):
-        return Scales(
+        return Multipliers(
             attention=config.positive("query_pre_attn_scalar") ** -0.5,
             embedding=hidden_size**0.5,
             # transformers' Gemma 3 config has the field too, but its model does not apply it
             attention_softcap=config.number("attn_logit_softcapping", default=0.0) if kind == "gemma2" else 0.0,
             logits_softcap=config.number("final_logit_softcapping", default=0.0),
         )
-    return Scales(attention=head_dim**-0.5)
+    return Multipliers(attention=head_dim**-0.5)
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ import torch
 from kernels.attention.base import AttentionSpec
 from models.config.layers import (
     ExpertsConfig,
-    Scales,
+    Multipliers,
     find_rope_layers,
     find_sliding_layers,
     find_windows,
     parse_experts,
-    parse_scales,
+    parse_multipliers,
 )
 from models.config.rope import RopeConfig, find_context_len, parse_ropes
 from models.config.size import check_split, count_parameters, saved_bytes
@@ -72,7 +72,7 @@ class ModelConfig:
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: no positions
     experts: ExpertsConfig | None
     sparse_layers: tuple[bool, ...]  # per layer: True if its MLP is a mixture of experts
-    scales: Scales
+    multipliers: Multipliers
     dtype: str  # dtype of the checkpoint, one of DTYPES
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -138,7 +138,7 @@ class ModelConfig:
             ropes=ropes,
             experts=experts,
             sparse_layers=sparse_layers,
-            scales=parse_scales(config, architecture, hidden_size=hidden_size, head_dim=head_dim),
+            multipliers=parse_multipliers(config, architecture, hidden_size=hidden_size, head_dim=head_dim),
             dtype=_dtype(config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
             eos_token_ids=config.token_ids("eos_token_id"),

@@ -49,8 +49,8 @@ class Attention(nn.Module):
         self.num_heads = config.num_heads // tp.size
         self.num_kv_heads = config.num_kv_heads_per_rank(tp.size)
         self.head_dim = config.head_dim
-        self.scale = config.scales.attention
-        self.softcap = config.scales.attention_softcap
+        self.scale = config.multipliers.attention
+        self.softcap = config.multipliers.attention_softcap
         self.eps = config.rms_norm_eps
         self.sliding_window = config.sliding_windows[layer_index]
         self.cos_sin_cache = cos_sin_cache

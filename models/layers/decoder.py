@@ -138,9 +138,9 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        inner, scales = w / "model", config.scales
+        inner, multipliers = w / "model", config.multipliers
         self.embed_tokens = VocabEmbedding(
-            inner / "embed_tokens", vocab_size=vocab_size, hidden_size=hidden_size, tp=tp, scale=scales.embedding
+            inner / "embed_tokens", vocab_size=vocab_size, hidden_size=hidden_size, tp=tp, scale=multipliers.embedding
         )
         self.layers = nn.ModuleList(
             make_layer(layer_index, inner / f"layers.{layer_index}") for layer_index in range(config.num_layers)
@@ -154,7 +154,7 @@ class Decoder(nn.Module):
         else:
             head = load_vocab_rows(w / "lm_head", vocab_size=vocab_size, hidden_size=hidden_size, tp=tp)
         self.lm_head = LMHead(
-            head, vocab_size=vocab_size, tp=tp, divisor=scales.logits_divisor, softcap=scales.logits_softcap
+            head, vocab_size=vocab_size, tp=tp, divisor=multipliers.logits_divisor, softcap=multipliers.logits_softcap
         )
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:

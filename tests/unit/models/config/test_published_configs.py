@@ -197,16 +197,16 @@ def test_phi_3_calls_longrope_by_several_names(name):
 
 def test_granite_constants():
     fields = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0}
-    scales = read("Granite", (100, 32, 32, 2, 4, 4, 64), attention_multiplier=0.015625, **fields).scales
-    assert (scales.attention, scales.embedding, scales.residual, scales.logits_divisor) == (0.015625, 12.0, 0.22, 8.0)
+    found = read("Granite", (100, 32, 32, 2, 4, 4, 64), attention_multiplier=0.015625, **fields).multipliers
+    assert (found.attention, found.embedding, found.residual, found.logits_divisor) == (0.015625, 12.0, 0.22, 8.0)
 
 
 def test_gemma_constants_and_layers():
     one, two, three = (PUBLISHED[name][0] for name in ("gemma-2b", "gemma-2-2b", "gemma-3-1b"))
-    assert [config.scales.embedding for config in (one, two, three)] == [2048**0.5, 2304**0.5, 1152**0.5]
-    assert [config.scales.attention for config in (one, two, three)] == [1 / 16] * 3
-    assert [config.scales.attention_softcap for config in (one, two, three)] == [0, 50, 0]
-    assert [config.scales.logits_softcap for config in (one, two, three)] == [0, 30, 0]
+    assert [config.multipliers.embedding for config in (one, two, three)] == [2048**0.5, 2304**0.5, 1152**0.5]
+    assert [config.multipliers.attention for config in (one, two, three)] == [1 / 16] * 3
+    assert [config.multipliers.attention_softcap for config in (one, two, three)] == [0, 50, 0]
+    assert [config.multipliers.logits_softcap for config in (one, two, three)] == [0, 30, 0]
     assert {config.activation for config in (one, two, three)} == {"gelu_tanh"}
     assert all(config.tie_word_embeddings for config in (one, two, three))
     assert two.sliding_windows == (4096, None) * 13
