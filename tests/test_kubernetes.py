@@ -48,7 +48,7 @@ def test_the_base_keeps_the_rules() -> None:
 
 def test_probes_ask_routes_that_need_no_key() -> None:
     class Nobody:
-        supervisor = client = None
+        launcher = client = None
 
     paths = {route.path for route in health_routes(Nobody()) if route.is_public}
     assert paths >= ENGINE_FREE_PATHS

@@ -145,7 +145,7 @@ ToLauncher = (
 FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys
 
 
-class Supervisor(Protocol):
+class LauncherChannel(Protocol):
     """A worker's interface to the launcher: server/http/launcher_link.py, or the fake in tests/support/fakes.py."""
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.interface.client import QUEUE_IS_FULL, EngineClient
 from engine.interface.config import ServerConfig
-from engine.interface.control import Supervisor
+from engine.interface.control import LauncherChannel
 from engine.interface.errors import InvalidParameter, Overloaded, RequestError, ServiceError, UnsupportedFeature
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import EngineReady
@@ -29,7 +29,7 @@ class AppState:
 
     config: ServerConfig
     client: EngineClient
-    supervisor: Supervisor
+    launcher: LauncherChannel
     metrics: Metrics
     tokenizer: Tokenizer
     defaults: GenerationDefaults
@@ -39,7 +39,7 @@ class AppState:
 
     def limits(self) -> EngineReady:
         """Return the engine's limits. Raises Draining or NotReady: nothing new is taken then."""
-        state, ready = self.supervisor.state, self.client.ready
+        state, ready = self.launcher.state, self.client.ready
         if state.is_draining:
             raise Draining("The server is shutting down; send the request to another one.")
         if state.stage.name != "ready" or ready is None:
@@ -127,7 +127,7 @@ class AppState:
 
 
 def make_app_state(
-    config: ServerConfig, *, client: EngineClient, supervisor: Supervisor, metrics: Metrics, created: int
+    config: ServerConfig, *, client: EngineClient, launcher: LauncherChannel, metrics: Metrics, created: int
 ) -> AppState:
     """Load the text side of the model. Raises StartupError."""
     folder = Path(config.model)
@@ -135,4 +135,4 @@ def make_app_state(
     defaults = load_generation_defaults(folder, tokenizer_eos_id=tokenizer.eos_id)
     embedding = load_embedding_model(folder, pooling=config.pooling)
     grammars = GrammarChecker(folder)
-    return AppState(config, client, supervisor, metrics, tokenizer, defaults, created, grammars, embedding)
+    return AppState(config, client, launcher, metrics, tokenizer, defaults, created, grammars, embedding)

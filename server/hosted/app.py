@@ -60,10 +60,10 @@ class HostedApp:
             return "it was not started"
         if self._process.poll() is not None:
             return f"its launcher {describe_exit(self._process.returncode)}"
-        state = self._worker.supervisor.state
+        state = self._worker.launcher.state
         if state.fault:
             return "the engine makes no progress" if state.fault == "stalled" else "the engine has died"
-        if not self._worker.supervisor.is_connected:
+        if not self._worker.launcher.is_connected:
             return "the connection to its launcher is lost"
         if state.stage.name != "ready":
             return f"the engine is not ready: {state.stage.name}"
@@ -74,13 +74,13 @@ class HostedApp:
         """False if the host should replace the daemon, by the rule of GET /health; True while it loads."""
         if self._worker is None or self._process is None or self._process.poll() is not None:
             return False
-        supervisor = self._worker.supervisor
-        return supervisor.is_connected and supervisor.state.is_alive
+        launcher = self._worker.launcher
+        return launcher.is_connected and launcher.state.is_alive
 
     async def metrics_page(self) -> bytes:
         """Return the page of GET /metrics. Raises EngineError when the launcher does not answer in time."""
         assert self._worker is not None, "start() first"
-        return await self._worker.supervisor.scrape()
+        return await self._worker.launcher.scrape()
 
     async def aclose(self) -> None:
         """End open requests with an error event, then the daemon."""

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from engine.interface.client import EngineClient
 from engine.interface.config import ServerConfig
-from engine.interface.control import Supervisor
+from engine.interface.control import LauncherChannel
 from engine.interface.errors import ServiceError
 from engine.interface.metrics import Metrics
 from server.api.app_state import AppState, make_app_state
@@ -44,14 +44,14 @@ def create_app(
     config: ServerConfig,
     *,
     client: EngineClient,
-    supervisor: Supervisor,
+    launcher: LauncherChannel,
     metrics: Metrics,
     open_requests: OpenRequests,
     http_metrics: HttpMetrics,
     tracer: RequestTracer | None = None,
 ) -> FastAPI:
     """Load the model's text side and return the app. Raises StartupError."""
-    app_state = make_app_state(config, client=client, supervisor=supervisor, metrics=metrics, created=int(time.time()))
+    app_state = make_app_state(config, client=client, launcher=launcher, metrics=metrics, created=int(time.time()))
     # No slash redirects: they would be built from the client's Host header.
     # No pages of FastAPI's: they load their scripts from a public host.
     app = FastAPI(
@@ -70,7 +70,7 @@ def create_app(
     _handle_errors(app, app_state)
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key_hashes:
-        keys = KeyRing(config.api_key_hashes, newer=lambda: supervisor.key_hashes)
+        keys = KeyRing(config.api_key_hashes, newer=lambda: launcher.key_hashes)
         app.add_middleware(KeyGuard, keys=keys, public=public.routes, on_refusal=app_state.count_rejected)
     if config.cors_origins:
         app.add_middleware(

@@ -1,4 +1,4 @@
-"""LauncherLink: a worker's connection to the launcher, the real engine.interface.control.Supervisor. Never torch.
+"""LauncherLink: a worker's connection to the launcher, the real engine.interface.control.LauncherChannel. Never torch.
 
 Life: start (connect, Hello) → keeps State, answers Flush, sends its counts every second, scrapes → drain, or the
 connection's end, which means that the launcher has ended → aclose. Imports engine only.
@@ -47,7 +47,7 @@ class CancelHere(Protocol):
 
 
 class LauncherLink:
-    """Supervisor over the control socket at `path`. Use inside one event loop."""
+    """LauncherChannel over the control socket at `path`. Use inside one event loop."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class LauncherLink:
 
     @property
     def key_hashes(self) -> list[str]:
-        """See Supervisor.key_hashes."""
+        """See LauncherChannel.key_hashes."""
         return self._key_hashes
 
     @property
@@ -118,7 +118,7 @@ class LauncherLink:
             self._pages.pop(number, None)
 
     async def cancel(self, request_id: str, *, key_hash: str) -> bool:
-        """See Supervisor.cancel. Raises EngineError when the launcher or a worker does not answer in time."""
+        """See LauncherChannel.cancel. Raises EngineError when the launcher or a worker does not answer in time."""
         number = next(self._numbers)
         answer = self._cancels[number] = asyncio.get_running_loop().create_future()
         self._send(Cancel(number, request_id, key_hash))

@@ -50,17 +50,17 @@ async def serve(config: WorkerConfig) -> int:
         await worker.connect()
     except OSError:
         return 1  # the launcher is gone already
-    supervisor = worker.supervisor
+    launcher = worker.launcher
     try:
         app = worker.make_app()
     except StartupError as error:
-        return await _fail(supervisor, error.message, error.exit_code)
+        return await _fail(launcher, error.message, error.exit_code)
     except Exception as error:
         if config.debug:
             traceback.print_exc()
-        return await _fail(supervisor, f"HTTP worker: {type(error).__name__}: {sentence(_first_line(error))}", 3)
+        return await _fail(launcher, f"HTTP worker: {type(error).__name__}: {sentence(_first_line(error))}", 3)
     if (
-        supervisor.state.stage.name == "ready"
+        launcher.state.stage.name == "ready"
     ):  # a restarted worker must know the engine's limits before its first request
         await worker.client.wait_ready(timeout_s=_GREETING_S)
     server = _Server(_uvicorn_config(app, config))
@@ -68,15 +68,13 @@ async def serve(config: WorkerConfig) -> int:
     serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=config.listen_fd)]))
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
-    told = asyncio.create_task(supervisor.wait_end())
+    told = asyncio.create_task(launcher.wait_end())
     terminating = asyncio.create_task(terminated.wait())
     await asyncio.wait([serving, told, terminating], return_when=asyncio.FIRST_COMPLETED)
     is_failed = serving.done()
     if not is_failed:
         timeout_s = told.result() if told.done() else 0.0
-        await _wait_idle(
-            server, timeout_s=timeout_s, must_end=lambda: terminated.is_set() or not supervisor.is_connected
-        )
+        await _wait_idle(server, timeout_s=timeout_s, must_end=lambda: terminated.is_set() or not launcher.is_connected)
     await worker.disconnect_engine()
     await _wait_idle(server, timeout_s=_LAST_WORDS_S)
     told.cancel()
@@ -112,9 +110,9 @@ async def _wait_idle(server: uvicorn.Server, *, timeout_s: float, must_end: Call
         await asyncio.sleep(_POLL_S)
 
 
-async def _fail(supervisor: LauncherLink, message: str, exit_code: int) -> int:
-    supervisor.fail(message, exit_code)
-    await supervisor.aclose()
+async def _fail(launcher: LauncherLink, message: str, exit_code: int) -> int:
+    launcher.fail(message, exit_code)
+    await launcher.aclose()
     return exit_code
 
 

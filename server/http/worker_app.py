@@ -33,7 +33,7 @@ class WorkerApp:
         self._tracer: Tracer | None = None
         self._lag: asyncio.Task[None] | None = None
         self.http_metrics = HttpMetrics(self._metrics, num_requests=lambda: len(self._open_requests))
-        self.supervisor = LauncherLink(
+        self.launcher = LauncherLink(
             config.control_socket,
             worker_index=config.worker_index,
             metrics=self._metrics,
@@ -44,7 +44,7 @@ class WorkerApp:
 
     async def connect(self) -> None:
         """Connect to the launcher, and to the engine once it listens. Raises OSError without a launcher."""
-        await self.supervisor.start()
+        await self.launcher.start()
         await self.client.start()
 
     def make_app(self) -> FastAPI:
@@ -61,7 +61,7 @@ class WorkerApp:
         app = create_app(
             self._config,
             client=self.client,
-            supervisor=self.supervisor,
+            launcher=self.launcher,
             metrics=self._metrics,
             open_requests=self._open_requests,
             http_metrics=self.http_metrics,
@@ -79,6 +79,6 @@ class WorkerApp:
         await self.disconnect_engine()
         if self._lag is not None:
             self._lag.cancel()
-        await self.supervisor.aclose()
+        await self.launcher.aclose()
         if self._tracer is not None:
             self._tracer.close()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.browser.large_pool import NUM_REQUESTS, LargePoolClient
 from tests.support.daemon import Daemon, wait_for
-from tests.support.fakes import FakeSupervisor
+from tests.support.fakes import FakeLauncherChannel
 from tests.unit.server.conftest import Harness, serving, write_model_folder
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -210,7 +210,7 @@ def test_it_fits_a_phone_and_a_finger(daemon, generate, open_page):
 def large(tmp_path_factory):
     """Serve 40,000 blocks and 500 requests that change four times a second."""
     client = LargePoolClient()
-    app = Harness(write_model_folder(tmp_path_factory.mktemp("model")), client, FakeSupervisor())
+    app = Harness(write_model_folder(tmp_path_factory.mktemp("model")), client, FakeLauncherChannel())
     with serving(app.app) as url:
         yield url, client
 

@@ -14,7 +14,7 @@ from server.api.schemas import ChatBody, CompletionBody, TokenizeBody
 from server.api.strict_json import parse_json
 from server.errors import MalformedBody
 from tests.fuzz.conftest import seeds
-from tests.support.fakes import FakeEngineClient, FakeSupervisor
+from tests.support.fakes import FakeEngineClient, FakeLauncherChannel
 from tests.unit.server.conftest import CHAT, COMPLETIONS, Harness, stream_chunks, write_model_folder
 
 SEEDS = [path.read_bytes() for path in seeds("bodies")]
@@ -29,7 +29,7 @@ CODES += ("deadline_exceeded", "invalid_grammar")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Harness:
     folder = write_model_folder(tmp_path_factory.mktemp("model"))
     client = FakeEngineClient(script=[*range(50, 70)], tokens_per_delta=3)
-    return Harness(folder, client, FakeSupervisor(), pooling="mean")
+    return Harness(folder, client, FakeLauncherChannel(), pooling="mean")
 
 
 def check(reply) -> None:

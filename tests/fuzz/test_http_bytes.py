@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.conftest import seeds
 from tests.support.daemon import Daemon, wait_for
-from tests.support.fakes import FakeEngineClient, FakeSupervisor
+from tests.support.fakes import FakeEngineClient, FakeLauncherChannel
 from tests.unit.server.conftest import Harness, serving, write_model_folder
 
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
@@ -38,7 +38,7 @@ PARTS = [
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     folder = write_model_folder(tmp_path_factory.mktemp("model"))
-    app = Harness(folder, FakeEngineClient(script=[50] * 5), FakeSupervisor()).app
+    app = Harness(folder, FakeEngineClient(script=[50] * 5), FakeLauncherChannel()).app
     with serving(app) as url:
         parts = urlparse(url)
         yield parts.hostname or "", parts.port or 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from server.config.model_source import resolve_model
 from tests.fuzz.conftest import seeds
-from tests.support.fakes import READY, FakeEngineClient, FakeSupervisor
+from tests.support.fakes import READY, FakeEngineClient, FakeLauncherChannel
 from tests.unit.server.conftest import Harness, chat_text, stream_chunks, write_model_folder
 
 TEXTS = [path.read_bytes().decode() for path in seeds("texts")]
@@ -23,7 +23,9 @@ TEMPLATE = Path(resolve_model(None).folder) / "chat_template.jinja"  # of a mode
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Harness:
     folder = write_model_folder(tmp_path_factory.mktemp("model"), chat_template=TEMPLATE.read_text(encoding="utf-8"))
-    return Harness(folder, FakeEngineClient(ready=msgspec.structs.replace(READY, max_model_len=4096)), FakeSupervisor())
+    return Harness(
+        folder, FakeEngineClient(ready=msgspec.structs.replace(READY, max_model_len=4096)), FakeLauncherChannel()
+    )
 
 
 def answers(app: Harness, ids: list[int], size: int, **fields: object) -> tuple[dict, list[dict]]:

@@ -1,7 +1,7 @@
 """Test doubles for the seams. Real behaviour, no mocks: each implements its Protocol in full.
 
 FakeEngineClient   engine.interface.client.EngineClient without processes: answers with scripted token ids
-FakeSupervisor     engine.interface.control.Supervisor without a launcher
+FakeLauncherChannel     engine.interface.control.LauncherChannel without a launcher
 FakeExecutor       engine.core.executor.Executor by arithmetic; expected_tokens() says what it must lead to
 FakeProposer       engine.core.speculative.Proposer that knows that arithmetic, and errs now and then
 """
@@ -176,7 +176,7 @@ def fake_embedding(request: AddRequest) -> np.ndarray:
     return np.array([*head, *range(READY.hidden_size - len(head))], dtype=np.float32)
 
 
-class FakeSupervisor:
+class FakeLauncherChannel:
     """A launcher that says what the test wants."""
 
     def __init__(self, stage: str = "ready", *, is_draining: bool = False, page: bytes = b"quire_up 1\n") -> None:

@@ -43,7 +43,7 @@ def health_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def health() -> Response:
         # An engine that is missing after "ready" has ended, whoever notices first.
-        state = app_state.supervisor.state
+        state = app_state.launcher.state
         is_lost = state.stage.name == "ready" and app_state.client.ready is None
         fault = state.fault or ("restarting" if is_lost else "")
         if not fault:
@@ -52,7 +52,7 @@ def health_routes(app_state: AppState) -> list[ApiRoute]:
         return JSONResponse(answer, status_code=200 if state.is_alive else 503)
 
     async def ready() -> Response:
-        state = app_state.supervisor.state
+        state = app_state.launcher.state
         is_ready = state.stage.name == "ready" and app_state.client.ready is not None and not state.is_draining
         stage = "draining" if state.is_draining else state.stage.name
         if stage == "ready" and not is_ready:
@@ -97,7 +97,7 @@ def metrics_routes(app_state: AppState) -> list[ApiRoute]:
     """Return the route, bound to one worker's state."""
 
     async def metrics() -> Response:
-        return Response(await app_state.supervisor.scrape(), media_type=_PROMETHEUS_TEXT)
+        return Response(await app_state.launcher.scrape(), media_type=_PROMETHEUS_TEXT)
 
     return [
         ApiRoute(

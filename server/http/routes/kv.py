@@ -69,7 +69,7 @@ def kv_routes(app_state: AppState) -> list[ApiRoute]:
 async def _events(app_state: AppState, feed: KvFeed) -> AsyncGenerator[bytes, None]:
     """Yield snapshots, four a second at most, until the server drains."""
     revision, told = 0, ""
-    while not app_state.supervisor.state.is_draining:
+    while not app_state.launcher.state.is_draining:
         try:
             shown = await feed.next()
         except ShuttingDown:
@@ -88,7 +88,7 @@ async def _events(app_state: AppState, feed: KvFeed) -> AsyncGenerator[bytes, No
             else b"event: snapshot\ndata: " + shown.body + b"\n\n"
         )
         revision = shown.revision
-        while (rest_s := shown.next_s - time.monotonic()) > 0 and not app_state.supervisor.state.is_draining:
+        while (rest_s := shown.next_s - time.monotonic()) > 0 and not app_state.launcher.state.is_draining:
             await asyncio.sleep(min(rest_s, INTERVAL_S))
     yield _named(End("The server is shutting down."))
 
@@ -97,7 +97,7 @@ def _stage(app_state: AppState, error: ServiceError) -> str:
     """Name why there is no snapshot."""
     if not isinstance(error, EngineDead):
         return "busy"
-    stage = app_state.supervisor.state.stage.name
+    stage = app_state.launcher.state.stage.name
     return "restarting" if stage == "ready" else stage
 
 

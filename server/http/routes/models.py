@@ -61,7 +61,7 @@ def requests_routes(app_state: AppState, open_requests: OpenRequests) -> list[Ap
     async def cancel_request(request_id: str, request: Request) -> Response:
         key_hash = record_of(request.scope).key_hash
         is_here = open_requests.cancel(request_id, key_hash=key_hash)
-        is_elsewhere = await app_state.supervisor.cancel(request_id, key_hash=key_hash)
+        is_elsewhere = await app_state.launcher.cancel(request_id, key_hash=key_hash)
         if not is_here and not is_elsewhere:
             raise RequestNotFound(f"No request with the id {request_id[:200]!r} is running.")
         body = msgspec.json.encode(CancelledRequest(request_id))

@@ -21,7 +21,7 @@ from server.http.app import create_app
 from server.http.h11_protocol import HttpProtocol
 from server.http.metrics import HttpMetrics
 from server.text.chat_template import ChatTemplate
-from tests.support.fakes import FakeEngineClient, FakeSupervisor
+from tests.support.fakes import FakeEngineClient, FakeLauncherChannel
 from tests.support.templates import CHATML
 
 SENTENCES = [
@@ -110,19 +110,19 @@ class Harness:
         self,
         folder: Path,
         client: FakeEngineClient,
-        supervisor: FakeSupervisor,
+        launcher: FakeLauncherChannel,
         *,
         tracer: RequestTracer | None = None,
         **config: object,
     ) -> None:
         self.client = client
-        self.supervisor = supervisor
+        self.launcher = launcher
         self.metrics = Metrics()
         server_config = ServerConfig(model=str(folder), served_model_names=["tiny", "alias/tiny"], **config)
         self.app = create_app(
             server_config,
             client=client,
-            supervisor=supervisor,
+            launcher=launcher,
             metrics=self.metrics,
             open_requests=OpenRequests(),
             http_metrics=HttpMetrics(self.metrics, num_requests=lambda: 0),
@@ -209,12 +209,12 @@ def harness(model_folder: Path):
     """Make a Harness; `text` is what the engine answers with."""
 
     def make(
-        text: str = "Hello, world!", *, folder: Path = model_folder, supervisor: FakeSupervisor | None = None,
+        text: str = "Hello, world!", *, folder: Path = model_folder, launcher: FakeLauncherChannel | None = None,
         engine: dict | None = None, **config: object,
     ) -> Harness:  # fmt: skip
         script = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
         client = FakeEngineClient(**{"script": script, **(engine or {})})
-        return Harness(folder, client, supervisor or FakeSupervisor(), **config)
+        return Harness(folder, client, launcher or FakeLauncherChannel(), **config)
 
     return make
 

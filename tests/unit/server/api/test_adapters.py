@@ -139,7 +139,7 @@ def test_nothing_is_stored(harness, method, path):
 
 # rule: Errors: Every path answers errors in OpenAI's form as JSON; Anthropic's paths in Anthropic's
 def test_errors_have_the_form_of_the_path(harness):
-    app = harness(max_body_bytes=1000, supervisor=None)
+    app = harness(max_body_bytes=1000, launcher=None)
     check_anthropic_error(message(app, model="claude"), 404, "not_found_error")
     check_anthropic_error(message(app, max_tokens=0), 400, "invalid_request_error")
     check_anthropic_error(app.post(MESSAGES, content=b"{}"), 415, "invalid_request_error")
@@ -150,7 +150,7 @@ def test_errors_have_the_form_of_the_path(harness):
     check_error(respond(app, model="gpt"), 404, "model_not_found")
     check_error(respond(app, background=True), 400, "unsupported_feature")
     check_error(app.post("/v1/messages_of_others", {}), 404, "not_found")
-    app.supervisor.state = State(Stage("weights"), False)
+    app.launcher.state = State(Stage("weights"), False)
     check_anthropic_error(message(app), 503, "overloaded_error")
     check_error(respond(app), 503, "not_ready")
 

@@ -15,7 +15,7 @@ from engine.interface.errors import InvalidParameter
 from server.api.chat.request import encode_chat
 from server.api.schemas import ChatBody, parse_body
 from server.text.tokenizer import load_tokenizer
-from tests.support.fakes import READY, FakeSupervisor
+from tests.support.fakes import READY, FakeLauncherChannel
 from tests.unit.server.conftest import (
     COMPLETIONS,
     chat_text,
@@ -205,12 +205,12 @@ def test_every_served_name_is_a_model(harness):
 
 
 def test_rejections_are_counted_by_reason(harness):
-    app = harness(supervisor=(supervisor := FakeSupervisor()))
+    app = harness(launcher=(launcher := FakeLauncherChannel()))
     app.chat(n=0)
     app.post("/nothing", {})
-    supervisor.state = State(Stage("ready"), True)
+    launcher.state = State(Stage("ready"), True)
     app.chat()
-    supervisor.state = State(Stage("weights"), False)
+    launcher.state = State(Stage("weights"), False)
     app.chat()
     counters = app.metrics.drain().counters
     assert counters["requests_rejected_total", "invalid"] == 2

@@ -9,7 +9,7 @@ from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, OutOfMemory, Overloaded
 from engine.interface.metrics import Metrics
 from server.http.metrics import HttpMetrics
-from tests.support.fakes import FakeSupervisor
+from tests.support.fakes import FakeLauncherChannel
 from tests.unit.server.conftest import CHAT
 
 
@@ -68,8 +68,8 @@ def test_a_deadline_is_a_failure_of_ours(harness):
 
 
 def test_what_is_refused_while_the_model_loads_is_no_failure(harness):
-    app = harness(supervisor=(supervisor := FakeSupervisor()))
-    supervisor.state = State(Stage("weights"), False)
+    app = harness(launcher=(launcher := FakeLauncherChannel()))
+    launcher.state = State(Stage("weights"), False)
     app.chat()
     assert counted(app, "requests_failed_total") == {}
 

@@ -65,10 +65,10 @@ class Daemon:
             self.cancelled.append((index, request_id, key_hash))
             return request_id in self.served[index]
 
-        supervisor = LauncherLink(self.path, worker_index=index, metrics=metrics, on_cancel=cancel_here)
-        await supervisor.start()
+        launcher = LauncherLink(self.path, worker_index=index, metrics=metrics, on_cancel=cancel_here)
+        await launcher.start()
         await until(lambda: any(hello.role == "worker" and hello.index == index for hello, _ in self.messages))
-        return supervisor, metrics
+        return launcher, metrics
 
 
 @asynccontextmanager
@@ -106,15 +106,15 @@ async def test_a_scrape_at_any_worker_counts_what_all_counted_up_to_now(tmp_path
         for round_ in range(1, 4):
             for _, metrics in workers:
                 metrics.count("http_disconnects_total", 10)
-            for supervisor, _ in workers:
+            for launcher, _ in workers:
                 assert (
                     f'quire_http_disconnects_total{{model_name="tiny"}} {round_ * 30}.0'
-                    in (await supervisor.scrape()).decode()
+                    in (await launcher.scrape()).decode()
                 )
-        pages = await asyncio.gather(*(supervisor.scrape() for supervisor, _ in workers for _ in range(5)))
+        pages = await asyncio.gather(*(launcher.scrape() for launcher, _ in workers for _ in range(5)))
         assert len(set(pages)) == 1
-        for supervisor, _ in workers:
-            await supervisor.aclose()
+        for launcher, _ in workers:
+            await launcher.aclose()
 
 
 @in_loop

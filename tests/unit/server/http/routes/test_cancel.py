@@ -95,7 +95,7 @@ def test_nobody_cancels_the_requests_of_another_key(harness):
 
 def test_a_request_of_another_worker_counts_as_found(harness):
     app = harness()
-    app.supervisor.elsewhere = ["cmpl-elsewhere"]
+    app.launcher.elsewhere = ["cmpl-elsewhere"]
     assert app.get("/v1/requests/cmpl-elsewhere", "DELETE").json() == {"id": "cmpl-elsewhere", "cancelled": True}
     check_error(app.get("/v1/requests/nobody", "DELETE"), 404, "request_not_found")
 

@@ -3,15 +3,15 @@
 import pytest
 
 from engine.interface.control import Stage, State
-from tests.support.fakes import FakeSupervisor
+from tests.support.fakes import FakeLauncherChannel
 from tests.unit.server.conftest import CHAT, COMPLETIONS, check_error
 
 
 # rule: Endpoints: `/ready` is 503 with stage and progress until the self-test has given its first token
 def test_ready_follows_the_launcher(harness):
-    supervisor = FakeSupervisor("weights")
-    supervisor.state = State(Stage("weights", done=1, total=4, unit="bytes"), False)
-    app = harness(supervisor=supervisor)
+    launcher = FakeLauncherChannel("weights")
+    launcher.state = State(Stage("weights", done=1, total=4, unit="bytes"), False)
+    app = harness(launcher=launcher)
     ready, app.client.ready = app.client.ready, None
     assert (app.get("/ready").status_code, app.get("/ready").json()) == (503, {"stage": "weights", "done": 0.25})
     assert app.get("/health").status_code == 200
@@ -19,13 +19,13 @@ def test_ready_follows_the_launcher(harness):
         reply = app.post(path, {})
         assert "weights" in check_error(reply, 503, "not_ready")["message"]
         assert reply.headers["retry-after"]
-    supervisor.state = State(Stage("ready"), False)
+    launcher.state = State(Stage("ready"), False)
     assert app.get("/ready").status_code == 503
     assert (app.get("/health").status_code, app.get("/health").json()["status"]) == (200, "engine restarting")
     app.client.ready = ready
     assert (app.get("/ready").status_code, app.get("/health").status_code) == (200, 200)
     assert app.get("/ready", "HEAD").status_code == 200
-    supervisor.state = State(Stage("ready"), True)
+    launcher.state = State(Stage("ready"), True)
     assert app.get("/ready").json()["stage"] == "draining"
     reply = app.chat()
     check_error(reply, 503, "draining")
@@ -36,19 +36,19 @@ def test_ready_follows_the_launcher(harness):
 # rule: Endpoints: `/health` is 503 only if the engine makes no progress or does not come back
 def test_health_is_bad_only_while_somebody_else_should_act(harness):
     """Not while it is not ready: a load is healthy, also one after a crash, as long as it goes on."""
-    supervisor = FakeSupervisor()
-    app = harness(supervisor=supervisor)
+    launcher = FakeLauncherChannel()
+    app = harness(launcher=launcher)
     for stage, fault, status in (
         ("weights", "", 200), ("ready", "", 200), ("ready", "stalled", 503), ("ready", "", 200),
         ("restarting", "restarting", 200), ("weights", "restarting", 200), ("weights", "stalled", 503),
         ("restarting", "dead", 503), ("weights", "dead", 503), ("ready", "", 200),
     ):  # fmt: skip
-        supervisor.state = State(Stage(stage), False, fault)
+        launcher.state = State(Stage(stage), False, fault)
         reply = app.get("/health")
         assert reply.status_code == status
         assert reply.json()["status"] == (f"engine {fault}" if fault else "ok")
         assert ("detail" in reply.json()) == bool(fault)
-    supervisor.state = State(Stage("ready"), False, "stalled")
+    launcher.state = State(Stage("ready"), False, "stalled")
     assert "10 s" in app.get("/health").json()["detail"]
 
 

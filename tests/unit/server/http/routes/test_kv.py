@@ -140,7 +140,7 @@ def test_before_the_first_lookup_there_is_no_hit_rate(app):
 
 def test_without_an_engine_the_answer_is_what_ready_says(app):
     app.client.ready = None
-    app.supervisor.state = State(Stage("weights", 1, 4), False)
+    app.launcher.state = State(Stage("weights", 1, 4), False)
     assert "weights" in check_error(app.get("/kv/snapshot"), 503, "not_ready")["message"]
 
 
@@ -209,7 +209,7 @@ def test_nothing_is_asked_while_nobody_looks(app):
 def test_a_stream_ends_when_the_server_drains(app):
     with serving(app.app) as url:
         viewer = Viewer(url).wait("same")
-        app.supervisor.state = State(Stage("ready"), True)
+        app.launcher.state = State(Stage("ready"), True)
         viewer.wait_end()
         assert viewer.names()[-1] == "end"
         late = Viewer(url)
@@ -222,7 +222,7 @@ def test_a_dead_engine_is_told_once_and_the_next_one_shown(app):
         viewer = Viewer(url).wait("same")
         snapshot, app.client.kv = app.client.kv, EngineDead("The engine stopped.")
         viewer.wait("state")
-        app.supervisor.state = State(Stage("weights"), False)
+        app.launcher.state = State(Stage("weights"), False)
         viewer.wait("state", 2)
         app.client.kv = snapshot
         viewer.wait("snapshot", 2)
