@@ -1,8 +1,8 @@
 """Layer patterns, constant multipliers and mixture-of-experts fields of a config.json.
 
 find_rope_layers, find_sliding_layers and find_windows return one entry per layer: rotary positions or none, sliding
-window or full attention, and the window's length. Multipliers holds the constants by which some architectures multiply or
-cap activations. ExpertsConfig describes the mixture of experts that replaces the MLP in some layers.
+window or full attention, and the window's length. Multipliers holds the constants by which some architectures multiply
+or cap activations. ExpertsConfig describes the mixture of experts that replaces the MLP in some layers.
 """
 
 from __future__ import annotations
