@@ -140,7 +140,7 @@ def _with_limits(times: StepTimes, arguments: argparse.Namespace) -> StepTimes:
     given = {
         "max_num_seqs": arguments.max_num_seqs,
         "max_num_batched_tokens": arguments.max_num_batched_tokens,
-        "max_num_mixed_tokens": arguments.max_decode_step_tokens,
+        "max_decode_step_tokens": arguments.max_decode_step_tokens,
         "num_blocks": arguments.kv_tokens and arguments.kv_tokens // times.scheduler.block_size + 1,
     }
     scheduler = msgspec.structs.replace(times.scheduler, **{name: value for name, value in given.items() if value})

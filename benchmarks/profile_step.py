@@ -70,7 +70,7 @@ def _decode(loaded: LoadedEngine, batch: int, context: int) -> dict:
 def _mixed(loaded: LoadedEngine, num_tokens: int, batch: int, context: int) -> dict:
     """Steps of num_tokens: `batch` decoding requests and, for the rest, prompts of 512 tokens that end at once."""
     scheduler_config = msgspec.structs.replace(
-        loaded.scheduler_config, min_num_mixed_tokens=num_tokens, max_num_mixed_tokens=num_tokens
+        loaded.scheduler_config, min_decode_step_tokens=num_tokens, max_decode_step_tokens=num_tokens
     )
     offline = _decoding(replace(loaded, scheduler_config=scheduler_config), batch, context)
     for i in range(num_tokens * (_STEPS * 2 + 8) // _MIXED_PROMPT_LEN):

@@ -166,7 +166,7 @@ def _decode(loaded: LoadedEngine, num_rows: int, context: int, num_steps: int) -
 def _prompt_s(loaded: LoadedEngine, num_tokens: int, num_steps: int) -> float:
     """Measure a step of one decoding row and one whole prompt."""
     _say(f"prompt tokens beside a decoding row: {num_tokens} …")
-    limits = {"min_num_mixed_tokens": num_tokens + 1, "max_num_mixed_tokens": num_tokens + 1, "step_sizes": []}
+    limits = {"min_decode_step_tokens": num_tokens + 1, "max_decode_step_tokens": num_tokens + 1, "step_sizes": []}
     config = msgspec.structs.replace(loaded.scheduler_config, **limits)
     offline = OfflineEngine(replace(loaded, scheduler_config=config))
     _add(offline, "d", 1, max_tokens=_NUM_WARM_UP + 4 * num_steps)

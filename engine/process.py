@@ -117,7 +117,7 @@ class EngineProcess:
             num_blocks=sizes.num_blocks,
             block_size=sizes.block_size,
             vocab_size=loaded.vocab_size,
-            max_waiting=limits.max_waiting,
+            max_queued_requests=limits.max_queued_requests,
             hidden_size=loaded.hidden_size,
             max_queued_tokens=most_tokens,
             can_generate=loaded.has_lm_head,
@@ -125,7 +125,9 @@ class EngineProcess:
         transport = SocketTransport(
             self._config.engine_socket, ready, control=self._control, on_control=self._on_control
         )
-        engine = loaded.engine(transport, self._metrics, max_waiting=limits.max_waiting, max_queued_tokens=most_tokens)
+        engine = loaded.engine(
+            transport, self._metrics, max_queued_requests=limits.max_queued_requests, max_queued_tokens=most_tokens
+        )
         self._measure_memory = loaded.measure_gpu_memory
         self._metrics.gauge("kv_cache_bytes", loaded.kv_cache_bytes)
         self._control.send(EngineInfo(loaded.facts, loaded.build))

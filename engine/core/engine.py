@@ -52,7 +52,7 @@ class EngineParts:
     clock: Callable[[], float]  # seconds
     vocab_size: int
     overlap_depth: int = 2  # steps in flight: 2 overlaps host and device, 1 does not
-    max_waiting: int = 2048  # requests
+    max_queued_requests: int = 2048  # requests
     max_queued_tokens: int | None = None  # None: any number
     # the executor raises it if the device has too little memory for a step
     memory_error: type[Exception] = MemoryError
@@ -132,7 +132,7 @@ class Engine:
         self.scheduler = parts.scheduler
         self.clock = parts.clock
         self.overlap_depth = parts.overlap_depth
-        self.max_waiting = parts.max_waiting
+        self.max_queued_requests = parts.max_queued_requests
         self.max_queued_tokens = parts.max_queued_tokens
         self._is_full = False  # the state in the last QueueState
         self.is_draining = False  # set by the process: new requests are refused, running ones are finished
@@ -252,8 +252,9 @@ class Engine:
         if self._find(message.request_id) is not None:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
         # requests for free rows are not counted: a burst into an idle engine starts at once and is no queue
-        if len(self.scheduler.waiting) + len(self._grammars.pending) >= self.max_waiting + self.scheduler.num_free_rows:
-            raise Overloaded(f"The queue is full: {self.max_waiting} requests are waiting.")
+        num_waiting = len(self.scheduler.waiting) + len(self._grammars.pending)
+        if num_waiting >= self.max_queued_requests + self.scheduler.num_free_rows:
+            raise Overloaded(f"The queue is full: {self.max_queued_requests} requests are waiting.")
         self._check_queued_tokens(len(message.prompt_token_ids))
         request = self._request_factory.make(message, client_id=client_id)
         if message.grammar is None:
@@ -315,7 +316,7 @@ class Engine:
         """Send QueueState when the queue becomes full or has room again, so that workers can refuse requests."""
         num_queued, limit = self._num_queued_tokens, self.max_queued_tokens
         num_waiting = len(self.scheduler.waiting) + len(self._grammars.pending)
-        is_full = num_waiting >= self.max_waiting + self.scheduler.num_free_rows
+        is_full = num_waiting >= self.max_queued_requests + self.scheduler.num_free_rows
         is_full = is_full or (limit is not None and num_queued > 0 and num_queued >= limit)
         if is_full != self._is_full:
             self._is_full = is_full

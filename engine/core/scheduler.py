@@ -41,8 +41,8 @@ def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending:
     num_pending: prompt tokens of the requests that could start now, and of those whose prompt is partly computed.
     context: the longest context of the latter. The limit is one of time, and a token takes longer after more context.
     """
-    most = config.max_num_mixed_tokens or config.max_num_batched_tokens
-    least = config.min_num_mixed_tokens or most
+    most = config.max_decode_step_tokens or config.max_num_batched_tokens
+    least = config.min_decode_step_tokens or most
     if config.costly_context and config.max_mixed_cost:
         fitting = config.max_mixed_cost / (1 + context / config.costly_context)
         sizes = [size for size in config.step_sizes if size <= most] or [most]

@@ -40,7 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # tokens
     max_num_seqs: int | None = None  # requests running at once
     max_num_batched_tokens: int | None = None  # tokens computed per step
-    max_num_mixed_tokens: int | None = None  # tokens per step that also has decode rows: they wait for all of it
+    max_decode_step_tokens: int | None = None  # tokens per step that also has decode rows: they wait for all of it
     is_offline: bool = False  # no client waits for single tokens: steps with decode rows may have full size, too
     block_size: int | None = None  # tokens per KV block
     kv_cache_memory_bytes: int | None = None
@@ -49,7 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # no CUDA graphs: for debugging
     overlap_depth: int | None = None  # steps in flight: 2 overlaps host and device (default on cuda), 1 does not
-    max_waiting: int = 2048  # queued requests at which new ones are refused
+    max_queued_requests: int = 2048  # queued requests at which new ones are refused
     max_queued_tokens: int | None = None  # queued prompt tokens at which new requests are refused
     speculative: SpeculativeConfig | None = None  # None: one token per request and step
 
@@ -63,8 +63,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     # Bounds of the tokens of a step with decode rows (engine/core/scheduler.py). None: min equals max; max equals
     # max_num_batched_tokens
-    min_num_mixed_tokens: int | None = None
-    max_num_mixed_tokens: int | None = None
+    min_decode_step_tokens: int | None = None
+    max_decode_step_tokens: int | None = None
     step_sizes: list[int] = []  # ascending: token counts to which such steps are filled up, since padding costs as much
     # Maximum time of such a step, given as the number of tokens without context that take this time; and the context
     # length at which attention costs a token as much as everything else. None: unknown

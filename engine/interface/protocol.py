@@ -117,7 +117,7 @@ class EngineReady(msgspec.Struct, tag=True):
     num_blocks: int
     block_size: int  # tokens
     vocab_size: int
-    max_waiting: int  # requests
+    max_queued_requests: int  # requests
     hidden_size: int  # length of an embedding
     max_queued_tokens: int  # limit of all waiting prompts together; an empty queue accepts any prompt
     can_generate: bool = True  # False: the model has no language-model head and only computes embeddings

@@ -102,7 +102,7 @@ def choose_limits(config: EngineConfig, *, is_cuda: bool) -> Limits:
     batched = config.max_num_batched_tokens or max(8192 if is_cuda else 512, num_seqs)
     for flag, tokens in (
         ("--max-num-batched-tokens", batched),
-        ("--max-decode-step-tokens", config.max_num_mixed_tokens or batched),
+        ("--max-decode-step-tokens", config.max_decode_step_tokens or batched),
     ):
         if tokens < num_seqs:
             raise StartupError(
@@ -141,7 +141,7 @@ class LoadedEngine:
         metrics: Metrics,
         *,
         overlap_depth: int | None = None,
-        max_waiting: int = 2048,
+        max_queued_requests: int = 2048,
         max_queued_tokens: int | None = None,
     ) -> Engine:
         """Return an engine over the runner, with its own scheduler and prefix cache."""
@@ -153,7 +153,7 @@ class LoadedEngine:
             clock=time.monotonic,
             vocab_size=self.vocab_size,
             overlap_depth=overlap_depth or self.overlap_depth,
-            max_waiting=max_waiting,
+            max_queued_requests=max_queued_requests,
             max_queued_tokens=max_queued_tokens,
             # several ranks cannot drop a step that one of them has begun
             memory_error=torch.OutOfMemoryError if self.ranks is None else NeverRaised,
@@ -315,10 +315,10 @@ class Setup:
             block_size=plan.block_size,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
-            min_num_mixed_tokens=least,
-            max_num_mixed_tokens=longest,
+            min_decode_step_tokens=least,
+            max_decode_step_tokens=longest,
             step_sizes=runner.padded_tokens,
-            max_mixed_cost=config.max_num_mixed_tokens or runner.tokens_at_best_rate(_LONG_STEP_S),
+            max_mixed_cost=config.max_decode_step_tokens or runner.tokens_at_best_rate(_LONG_STEP_S),
             costly_context=_costly_context(self.model_config),
             max_model_len=plan.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
@@ -348,8 +348,8 @@ class Setup:
 
 def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> int:
     """Return the maximum tokens of a step with decode rows: the user's setting, else as measured here."""
-    if config.max_num_mixed_tokens:
-        return config.max_num_mixed_tokens
+    if config.max_decode_step_tokens:
+        return config.max_decode_step_tokens
     fitting = None if config.is_offline else runner.fitting_tokens(_LONG_STEP_S)
     fitting = fitting or limits.max_num_batched_tokens
     return min(max(fitting, 2 * limits.max_num_seqs), limits.max_num_batched_tokens)

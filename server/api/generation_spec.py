@@ -159,11 +159,11 @@ def completion_spec(
 
 
 def _check_choices(num_choices: int, limits: EngineReady) -> None:
-    most = limits.max_num_seqs + limits.max_waiting
+    most = limits.max_num_seqs + limits.max_queued_requests
     if num_choices > most:
         raise InvalidParameter(
             f"{num_choices} choices are more than this server holds: {limits.max_num_seqs} at once and "
-            f"{limits.max_waiting} in its queue.",
+            f"{limits.max_queued_requests} in its queue.",
             param="n",
         )
 

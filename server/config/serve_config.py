@@ -103,7 +103,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
-        max_num_mixed_tokens=arguments.max_decode_step_tokens,
+        max_decode_step_tokens=arguments.max_decode_step_tokens,
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory,
         kv_cache_dtype=arguments.kv_cache_dtype,
@@ -111,7 +111,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         enable_prefix_caching=not arguments.no_prefix_caching,
         enforce_eager=arguments.enforce_eager,
         overlap_depth=num_steps_in_flight(arguments.overlap),
-        max_waiting=arguments.max_queued_requests,
+        max_queued_requests=arguments.max_queued_requests,
         max_queued_tokens=arguments.max_queued_tokens,
         speculative=speculative_of(arguments),
     )

@@ -28,7 +28,7 @@ READY = EngineReady(
     num_blocks=64,
     block_size=16,
     vocab_size=512,
-    max_waiting=2048,
+    max_queued_requests=2048,
     hidden_size=8,
     max_queued_tokens=64 * 256,
 )

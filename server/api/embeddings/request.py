@@ -53,7 +53,7 @@ async def prepare_embeddings(app_state: AppState, body: EmbeddingBody, request: 
         inputs=inputs,
         pooling=embedding.pooling,
         dimensions=dimensions,
-        max_inputs_at_once=limits.max_num_seqs + min(limits.max_num_seqs, limits.max_waiting),
+        max_inputs_at_once=limits.max_num_seqs + min(limits.max_num_seqs, limits.max_queued_requests),
         max_tokens_at_once=limits.max_queued_tokens,
         cache_salt=cache_salt_of(context.key_hash, body.cache_salt or ""),
         priority=body.priority or 0,

@@ -10,7 +10,7 @@ from tests.support.fakes import expected_tokens
 
 @pytest.fixture
 def harness():
-    harness = Harness(max_waiting=3)
+    harness = Harness(max_queued_requests=3)
     del harness.transport.send  # this client reads the transport itself
     return harness
 

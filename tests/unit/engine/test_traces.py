@@ -42,10 +42,10 @@ class EngineTraces(RuleBasedStateMachine):
             "num_blocks": num_blocks,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": budget,
-            "max_num_mixed_tokens": mixed_budget,
+            "max_decode_step_tokens": mixed_budget,
             "max_model_len": max_model_len,
             "enable_prefix_caching": caching,
-            "max_waiting": 12,
+            "max_queued_requests": 12,
             "max_num_samples": max_num_samples,
         }
         self.depth = depth

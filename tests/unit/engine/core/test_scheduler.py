@@ -36,7 +36,7 @@ def test_decode_rows_come_first_and_a_chunk_fills_the_rest_of_the_budget():
 
 
 def test_prompts_get_the_smaller_budget_while_others_decode():
-    scheduler = make_scheduler(max_num_mixed_tokens=6)
+    scheduler = make_scheduler(max_decode_step_tokens=6)
     add(scheduler, "decoding", range(14))
     assert step(scheduler).num_tokens == 14  # alone: the whole budget
     add(scheduler, "long", range(20, 60))
@@ -48,7 +48,7 @@ def test_prompts_get_the_smaller_budget_while_others_decode():
 @pytest.mark.parametrize(("num_decodes", "num_tokens"), [(1, 12), (2, 20), (3, 28), (4, 28)])
 def test_prompts_get_more_the_more_decode_up_to_a_padded_size(num_decodes, num_tokens):
     """8 tokens per decoding request: at least 10, at most 28, rounded up to what costs as much."""
-    sizes = {"min_num_mixed_tokens": 10, "max_num_mixed_tokens": 28, "step_sizes": [12, 20, 28, 40]}
+    sizes = {"min_decode_step_tokens": 10, "max_decode_step_tokens": 28, "step_sizes": [12, 20, 28, 40]}
     scheduler = make_scheduler(max_num_batched_tokens=64, max_num_seqs=8, **sizes)
     for i in range(num_decodes):
         add(scheduler, str(i), range(4))
@@ -58,7 +58,7 @@ def test_prompts_get_more_the_more_decode_up_to_a_padded_size(num_decodes, num_t
 
 
 def test_a_long_prompt_gets_a_part_of_its_whole_length_in_each_step_beside_others():
-    sizes = {"min_num_mixed_tokens": 4, "max_num_mixed_tokens": 40, "step_sizes": [4, 8, 12, 16, 40]}
+    sizes = {"min_decode_step_tokens": 4, "max_decode_step_tokens": 40, "step_sizes": [4, 8, 12, 16, 40]}
     scheduler = make_scheduler(max_num_batched_tokens=64, num_blocks=100, max_model_len=320, **sizes)
     add(scheduler, "decoding", range(3), max_tokens=30)
     step(scheduler)
@@ -67,7 +67,7 @@ def test_a_long_prompt_gets_a_part_of_its_whole_length_in_each_step_beside_other
 
 
 def test_prompts_get_the_less_beside_others_the_longer_the_context_before_them():
-    sizes = {"min_num_mixed_tokens": 4, "max_num_mixed_tokens": 40, "step_sizes": [4, 8, 12, 16, 40]}
+    sizes = {"min_decode_step_tokens": 4, "max_decode_step_tokens": 40, "step_sizes": [4, 8, 12, 16, 40]}
     costs = {"max_mixed_cost": 16, "costly_context": 20}
     scheduler = make_scheduler(
         max_num_batched_tokens=64, max_num_seqs=4, num_blocks=400, max_model_len=1500, **sizes, **costs

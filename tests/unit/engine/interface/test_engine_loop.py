@@ -113,7 +113,7 @@ def test_a_client_that_leaves_takes_its_requests_along_and_hears_nothing():
 
 
 def test_a_full_queue_refuses_and_serves_on():
-    harness = Harness(max_waiting=2, max_num_seqs=3)
+    harness = Harness(max_queued_requests=2, max_num_seqs=3)
     for i in range(6):  # three start at once, two wait, one is too many
         harness.add(f"r{i}", [1])
     harness.drain()
@@ -139,7 +139,7 @@ def test_a_queue_is_full_by_its_tokens_too():
 
 
 def test_clients_hear_when_the_queue_is_full_and_when_it_is_not():
-    harness = Harness(max_waiting=2, max_num_seqs=1)
+    harness = Harness(max_queued_requests=2, max_num_seqs=1)
     harness.add("a", [1], 30)
     harness.turn()
     for name in ("b", "c"):

@@ -213,7 +213,7 @@ def test_who_waits_at_the_gate_is_seen_there():
 
 
 def test_a_long_queue_is_cut_and_the_rest_counted():
-    harness = Harness(max_num_seqs=1, max_waiting=2000)
+    harness = Harness(max_num_seqs=1, max_queued_requests=2000)
     for number in range(MAX_LISTED + 40):
         harness.add(f"r{number}", [1, 2, 3], max_tokens=30)
     harness.turn()

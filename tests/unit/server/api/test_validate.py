@@ -298,7 +298,7 @@ def test_any_json_is_a_spec_or_a_request_error(fields):
 
 
 def test_more_choices_than_the_server_holds_are_refused_for_good():
-    few = msgspec.structs.replace(READY, max_num_seqs=2, max_waiting=4)
+    few = msgspec.structs.replace(READY, max_num_seqs=2, max_queued_requests=4)
     body = parse_body(ChatBody, {"messages": HI, "n": 7})
     with pytest.raises(InvalidParameter, match=r"7 choices .* 2 at once and 4 in its queue") as caught:
         chat_spec(body, [5] * 10, model=MODEL._replace(limits=few), context=CONTEXT)
