@@ -38,7 +38,7 @@ from engine.interface.protocol import (
 
 logger = logging.getLogger(__name__)
 
-_GATE_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles
+_PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ class Engine:
     def run_once(self, idle_timeout_s: float | None = None) -> None:
         """Run one iteration of the loop. Blocks for messages only while idle, otherwise only for the previous step."""
         is_only_compiling = bool(self._grammars.pending) and self._in_flight is None and not self.scheduler.has_work
-        patience_s = idle_timeout_s if self.is_idle else _GATE_POLL_S if is_only_compiling else 0
+        patience_s = idle_timeout_s if self.is_idle else _PENDING_POLL_S if is_only_compiling else 0
         for client_id, message in self._transport.receive(patience_s):
             self._handle(client_id, message)
         self._queue_compiled()

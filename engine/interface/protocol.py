@@ -219,8 +219,8 @@ class KvSnapshot(msgspec.Struct, tag=True):
     num_used: int
     num_shared: int  # used blocks with at least two holders
     num_cached: int  # free blocks that are still in the prefix cache
-    requests: list[KvRequest]  # all that hold blocks; those at the gate and in the queue up to a limit
-    num_unlisted: int  # requests at the gate and in the queue beyond this limit
+    requests: list[KvRequest]  # all that hold blocks; the pending and the queued ones up to a limit
+    num_unlisted: int  # pending and queued requests beyond this limit
     runs: bytes
     cached_runs: bytes
     num_queried_tokens: int  # this and the next three: since the engine's start

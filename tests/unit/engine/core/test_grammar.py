@@ -207,7 +207,7 @@ class Closed:
 
 
 @DEPTHS
-def test_who_waits_at_the_gate_holds_nobody_up_and_can_leave(depth):
+def test_a_pending_request_delays_no_other_and_can_be_aborted(depth):
     closed = Closed()
     harness = Harness(depth=depth, get_compiler=closed)
     spec = choice_grammar(["ab"])
@@ -231,7 +231,7 @@ def test_who_waits_at_the_gate_holds_nobody_up_and_can_leave(depth):
     assert answer(harness, "waiting") == "ab"
 
 
-def test_the_tokens_of_who_waits_at_the_gate_are_queued_tokens():
+def test_the_tokens_of_a_pending_request_are_queued_tokens():
     closed = Closed()
     harness = Harness(get_compiler=closed, max_queued_tokens=20)
     spec = choice_grammar(["ab"])
@@ -256,7 +256,7 @@ def test_the_tokens_of_who_waits_at_the_gate_are_queued_tokens():
     assert harness.engine._grammars.num_pending_prompt_tokens == 0
 
 
-def test_the_gate_has_a_deadline():
+def test_a_pending_request_has_a_deadline():
     closed = Closed()
     harness = Harness(get_compiler=closed)
     harness.add("a", [1], grammar=choice_grammar(["ab"]))
@@ -297,7 +297,7 @@ def test_an_abort_in_mid_answer_frees_it():
     assert not harness.engine._grammars._live
 
 
-def test_the_same_id_twice_is_refused_also_at_the_gate():
+def test_the_id_of_a_pending_request_is_refused_a_second_time():
     closed = Closed()
     harness = Harness(get_compiler=closed)
     harness.add("a", [1], grammar=choice_grammar(["ab"]))

@@ -195,7 +195,7 @@ def test_what_waits_has_a_row_without_blocks():
     harness.drain()
 
 
-def test_who_waits_at_the_gate_is_seen_there():
+def test_a_pending_request_has_the_state_gate():
     is_open = threading.Event()
 
     def get_compiler():
