@@ -77,7 +77,7 @@ def time_calls(
     return _time_launches(calls, repeats=5), "launches"
 
 
-def compile_ahead(jobs: Sequence[Callable[[], object]], *, processes: int = 14) -> list[str]:
+def precompile(jobs: Sequence[Callable[[], object]], *, processes: int = 14) -> list[str]:
     """Run each job once in forked processes, which fills Triton's cache on disk. Call before CUDA starts here.
 
     Returns the jobs' errors: the caller skips configurations that do not fit the device.

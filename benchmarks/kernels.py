@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import kernels_attention, kernels_int, kernels_layers, kernels_linear, kernels_lora
-from benchmarks.kernel_timing import compile_ahead, machine_facts
+from benchmarks.kernel_timing import machine_facts, precompile
 from benchmarks.report import Report
 
 PARTS = ("elementwise", "decode", "prefill", "gemv", "int4", "layers", "lora")
@@ -33,7 +33,7 @@ def main() -> None:
         jobs += kernels_linear.compile_jobs(sweep=options.sweep)
     if "int4" in parts:
         jobs += kernels_int.compile_jobs(sweep=options.sweep)
-    for error in compile_ahead(jobs):
+    for error in precompile(jobs):
         print(error, flush=True)
     results = []
     for part in parts:

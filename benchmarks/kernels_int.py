@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
-from kernels.linear import triton_int as triton_int_dequantize
+from kernels.linear import triton_int
 from kernels.linear.reference import IntWeight, dequantize_int, make_int_weight
 from kernels.linear.triton_int import (
     MAX_ROWS,
@@ -115,7 +115,7 @@ def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
 
 
 def _through_dense(x: torch.Tensor, weight: IntWeight) -> torch.Tensor:
-    return functional.linear(x, triton_int_dequantize.dequantize(weight, x.dtype))
+    return functional.linear(x, triton_int.dequantize(weight, x.dtype))
 
 
 def _random_weights(n: int, k: int) -> list[IntWeight]:

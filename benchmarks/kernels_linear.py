@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
 from kernels.elementwise import reference as elementwise
-from kernels.elementwise import triton as triton_elementwise
+from kernels.elementwise import triton as elementwise_triton
 from kernels.linear.triton_gemv import MAX_ROWS, GemvConfig, allocate_scratch, gemv, gemv_config
 from kernels.linear.triton_split_k import SplitKScratch
 
@@ -145,7 +145,7 @@ def _elementwise_cases(
     slots = torch.randperm(512 * 16, device="cuda")[:tokens]
 
     def fused(qkv: torch.Tensor) -> torch.Tensor:
-        return triton_elementwise.norm_rope_write_kv(
+        return elementwise_triton.norm_rope_write_kv(
             qkv, head_weight, head_weight, 1e-6, positions, angles, *caches, slots, num_heads=heads, pdl=True
         )
 
@@ -162,7 +162,7 @@ def _elementwise_cases(
         return [functools.partial(function, *row, **options) for row in zip(*columns, strict=True)]
 
     weights, eps = [weight] * copies, [1e-6] * copies
-    twin = triton_elementwise
+    twin = elementwise_triton
     return [
         ("add_rms_norm", tokens * hidden * 8, calls(twin.add_rms_norm, xs, residuals, weights, eps, pdl=True),
          calls(elementwise.add_rms_norm, xs, residuals, weights, eps)),

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kernel_timing import compile_ahead, machine_facts, num_copies, time_graph
-from kernels.inputs import reference as batch_inputs
-from kernels.inputs import triton as triton_batch_inputs
+from benchmarks.kernel_timing import machine_facts, num_copies, precompile, time_graph
+from kernels.inputs import reference as inputs
+from kernels.inputs import triton as inputs_triton
 from kernels.sampling.triton_draw import SamplingConfig, SamplingScratch, sample
 from kernels.sampling.triton_truncation import SamplingState, find_cuts
 
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="time other cuts of the batch too")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     options = parser.parse_args()
-    for error in compile_ahead(_compile_jobs(sweep=options.sweep)):
+    for error in precompile(_compile_jobs(sweep=options.sweep)):
         print(error, flush=True)
     jobs = [functools.partial(_bench, *case) for case in itertools.product(ROWS, SIZES, CASES)]
     jobs += [functools.partial(_bench_cuts, *case) for case in itertools.product(ROWS, list(CASES)[2:])]
@@ -89,12 +89,12 @@ def _bench_gathering(num_rows: int) -> dict[str, object]:
         "num_computed": torch.full((257,), 1000, device="cuda"),
         "block_table": torch.zeros(257, 2560, dtype=torch.int32, device="cuda"),
     }
-    out = batch_inputs.DecodeInputs.allocate(max_rows=256, max_blocks=2560, device=torch.device("cuda"))
+    out = inputs.DecodeInputs.allocate(max_rows=256, max_blocks=2560, device=torch.device("cuda"))
     options = {"block_size": 16, "padding_row": 256, "out": out}
     req_index = torch.arange(num_rows, device="cuda")
     ours, spec = (
         functools.partial(module.gather_decode_inputs, req_index, **state, **options)
-        for module in (triton_batch_inputs, batch_inputs)
+        for module in (inputs_triton, inputs)
     )
     return {"case": f"gather inputs S{num_rows}", "us": time_graph([ours] * 8), "torch_us": time_graph([spec] * 8)}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kernel_timing import BF16_CUDA, compile_ahead, machine_facts, time_calls, time_graph
+from benchmarks.kernel_timing import BF16_CUDA, machine_facts, precompile, time_calls, time_graph
 from benchmarks.moe_problem import (
     H100_TB_S,
     H100_TFLOP_S,
@@ -53,7 +53,7 @@ def main() -> None:
     if options.sweep:
         from benchmarks.moe_sweep import compile_jobs  # here, since it needs triton
 
-        for error in compile_ahead(compile_jobs(options.shapes)):
+        for error in precompile(compile_jobs(options.shapes)):
             print(error, flush=True)
     if not torch.cuda.is_available():
         sys.exit("benchmarks.moe needs a CUDA device.")

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from benchmarks.kernel_timing import compile_ahead, machine_facts, num_copies, time_graph
+from benchmarks.kernel_timing import machine_facts, num_copies, precompile, time_graph
 from benchmarks.report import Report, format_table
 from kernels.linear.lut4_configs import Lut4GemmConfig, lut4_gemm_config, num_splits
 from kernels.linear.reference import BLOCK, NF4_TABLE, Lut4Weight, dequantize_lut4, lut4_weight_bytes, make_lut4_weight
@@ -57,7 +57,7 @@ def main() -> None:
     options = parser.parse_args()
     cases = [(name, num_rows) for name in SHAPES for num_rows in ROWS]
     jobs = [functools.partial(_run_once, name, rows, config) for name, rows in cases for config in _configs(name, rows)]
-    errors = compile_ahead(jobs)
+    errors = precompile(jobs)
     if not torch.cuda.is_available():
         sys.exit("benchmarks.nf4_sweep needs a CUDA device.")
     print(f"{len(jobs)} cuts compiled, of which {len(errors)} do not fit", flush=True)

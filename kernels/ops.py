@@ -11,30 +11,28 @@ import torch
 from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
 from kernels.elementwise import reference as elementwise
 from kernels.elementwise.reference import UNSCALED, KVScales, write_kv
-from kernels.inputs import reference as batch_inputs
+from kernels.inputs import reference as inputs
 from kernels.inputs.reference import MixedInputs, PackedInputs
 from kernels.lora.reference import LoraWeights, add_lora, gather_loras
 from kernels.moe import reference as moe
 from kernels.sampling import reference as sampling
 
 if HAS_TRITON:
-    from kernels.elementwise import triton as triton_elementwise
-    from kernels.inputs import triton as triton_batch_inputs
-    from kernels.lora import triton as triton_lora
+    from kernels.elementwise import triton as elementwise_triton
+    from kernels.inputs import triton as inputs_triton
+    from kernels.lora import triton as lora_triton
     from kernels.lora.triton import LoraTiles
-    from kernels.moe import triton as triton_moe
+    from kernels.moe import triton as moe_triton
     from kernels.sampling import triton_draw
     from kernels.sampling.triton_draw import SamplingScratch
     from kernels.sampling.triton_truncation import SamplingState
 
-rms_norm = op(elementwise.rms_norm, lambda: triton_elementwise.rms_norm)
-add_rms_norm = op(elementwise.add_rms_norm, lambda: triton_elementwise.add_rms_norm)
-silu_and_mul = op(elementwise.silu_and_mul, lambda: triton_elementwise.silu_and_mul)
-gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: triton_elementwise.gelu_tanh_and_mul)
-fused_moe = op(moe.fused_moe, lambda: triton_moe.fused_moe)
-gather_decode_inputs = op(
-    batch_inputs.gather_decode_inputs, lambda: triton_batch_inputs.gather_decode_inputs, takes_pdl=False
-)
+rms_norm = op(elementwise.rms_norm, lambda: elementwise_triton.rms_norm)
+add_rms_norm = op(elementwise.add_rms_norm, lambda: elementwise_triton.add_rms_norm)
+silu_and_mul = op(elementwise.silu_and_mul, lambda: elementwise_triton.silu_and_mul)
+gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: elementwise_triton.gelu_tanh_and_mul)
+fused_moe = op(moe.fused_moe, lambda: moe_triton.fused_moe)
+gather_decode_inputs = op(inputs.gather_decode_inputs, lambda: inputs_triton.gather_decode_inputs, takes_pdl=False)
 penalize = op(sampling.penalize, lambda: triton_draw.penalize, takes_pdl=False)
 allow_only = op(sampling.allow_only, lambda: triton_draw.allow_only, takes_pdl=False)
 
@@ -68,7 +66,7 @@ def _norm_rope_write_kv(
     return q
 
 
-norm_rope_write_kv = op(_norm_rope_write_kv, lambda: triton_elementwise.norm_rope_write_kv)
+norm_rope_write_kv = op(_norm_rope_write_kv, lambda: elementwise_triton.norm_rope_write_kv)
 
 
 def gather_mixed_inputs(
@@ -81,7 +79,7 @@ def gather_mixed_inputs(
     out: MixedInputs,
 ) -> None:
     """See kernels.inputs.reference.gather_mixed_inputs."""
-    gather = triton_batch_inputs if on_triton(last_token) else batch_inputs
+    gather = inputs_triton if on_triton(last_token) else inputs
     gather.gather_mixed_inputs(
         plan,
         last_token=last_token,
@@ -144,13 +142,13 @@ class LoraTokens:
     ) -> None:
         """Set the adapters of the next step's tokens; see kernels.lora.reference.gather_loras."""
         if self._tiles is not None:
-            triton_lora.group_tokens(lora_indices, req_index, token_rows, self._tiles)
+            lora_triton.group_tokens(lora_indices, req_index, token_rows, self._tiles)
         else:
             gather_loras(lora_indices, req_index, token_rows, self._loras)
 
     def add(self, out: torch.Tensor, x: torch.Tensor, weights: LoraWeights) -> None:
         """Add the adapters' products of x, all tokens gathered last, to out; see kernels.lora.reference.add_lora."""
         if self._tiles is not None:
-            triton_lora.add_lora(out, x, weights, self._tiles, pdl=has_pdl(x.device))
+            lora_triton.add_lora(out, x, weights, self._tiles, pdl=has_pdl(x.device))
         else:
             add_lora(out, x, weights, self._loras[: x.shape[0]])

@@ -60,11 +60,11 @@ MAY_IMPORT = {
     "engine.grammar_check_process": "engine.grammar engine.interface",
     "engine.offline": "engine.core engine.interface engine.startup engine.tensor_parallel",
     "engine.startup": """engine.core engine.device engine.grammar engine.interface engine.tensor_parallel
-        kernels.attention kernels.elementwise kernels.ops kernels.precompile models.build models.config models.errors
-        models.layers models.lora models.parallel models.registry models.weights""",
-    "engine.device": """engine.core engine.interface engine.tensor_parallel kernels.attention kernels.inputs kernels.ops
-        kernels.sampling models.build models.config models.context models.parallel""",
-    "engine.tensor_parallel": "engine.core engine.interface kernels.all_reduce kernels.ops models.parallel",
+        kernels.attention kernels.dispatch kernels.elementwise kernels.ops kernels.precompile models.build models.config
+        models.errors models.layers models.lora models.parallel models.registry models.weights""",
+    "engine.device": """engine.core engine.interface engine.tensor_parallel kernels.attention kernels.dispatch
+        kernels.inputs kernels.ops kernels.sampling models.build models.config models.context models.parallel""",
+    "engine.tensor_parallel": "engine.core engine.interface kernels.all_reduce kernels.dispatch models.parallel",
     "engine.core": "engine.grammar engine.interface",
     "engine.grammar": "engine.interface",
     "engine.interface": "",
@@ -89,7 +89,7 @@ MAY_IMPORT = {
     "kernels.sampling": "kernels.attention",
     "kernels.linear": "kernels.attention kernels.dispatch",
     "kernels.moe": "kernels.elementwise",
-    "kernels.attention": "kernels.elementwise",
+    "kernels.attention": "kernels.dispatch kernels.elementwise",
     "kernels.all_reduce": "kernels.elementwise",
     "kernels.inputs": "",
     "kernels.lora": "",

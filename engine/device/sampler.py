@@ -18,7 +18,8 @@ from engine.core.step import RequestInit, RowPlan, TokenMasks
 from engine.device.device_state import DeviceState
 from engine.device.input_batch import SamplingMetadata
 from engine.interface.protocol import TokenLogprobs
-from kernels.ops import HAS_TRITON, TokenSampler, allow_only, penalize
+from kernels.dispatch import HAS_TRITON
+from kernels.ops import TokenSampler, allow_only, penalize
 from kernels.sampling.reference import Truncation, add_bias, sample, top_logprobs
 from models.parallel import ALONE, TensorParallel
 

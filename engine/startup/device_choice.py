@@ -9,8 +9,8 @@ import torch
 
 from engine.interface.errors import StartupError
 from engine.interface.units import GIB
+from kernels.dispatch import HAS_TRITON
 from kernels.elementwise.reference import FP8
-from kernels.ops import HAS_TRITON
 from models.config.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)

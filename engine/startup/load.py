@@ -35,8 +35,8 @@ from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.flash import FlashAttention
 from kernels.attention.torch_ref import TorchAttention
 from kernels.attention.triton_backend import TritonAttention
+from kernels.dispatch import HAS_TRITON
 from kernels.elementwise.reference import FP8, UNSCALED
-from kernels.ops import HAS_TRITON
 from models.build import Model, build
 from models.config.model_config import ModelConfig
 from models.errors import ModelError

@@ -18,7 +18,7 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
-from kernels.ops import HAS_TRITON, has_pdl
+from kernels.dispatch import HAS_TRITON, has_pdl
 from models.parallel import OneShotAllReduce, TensorParallel
 
 if HAS_TRITON:

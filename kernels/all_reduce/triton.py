@@ -171,7 +171,7 @@ def _one_shot_kernel(
         for source in tl.static_range(NUM_RANKS):
             tl.store(parts + source * MAX_ROWS * WIDTH, tl.full([BLOCK], _EMPTY, tl.int16), mask=mask)
         x = total.to(out_ptr.dtype.element_ty)
-        if HAS_NORM:  # as triton_elementwise.add_rms_norm
+        if HAS_NORM:  # as kernels.elementwise.triton.add_rms_norm
             x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
             tl.store(sum_ptr + row * SIZE + columns, x, mask=mask)
             x_fp32 = x.to(tl.float32)

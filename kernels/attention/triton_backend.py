@@ -7,16 +7,13 @@ import logging
 import torch
 
 from kernels.attention.base import AttentionMetadata, AttentionSpec
+from kernels.dispatch import HAS_TRITON
 from kernels.elementwise.reference import UNSCALED, KVScales
 
-try:
+if HAS_TRITON:
     from kernels.attention.triton_cut_rows import cut_rows
     from kernels.attention.triton_decode import DecodeScratch, decode_attention
     from kernels.attention.triton_prefill import prefill_attention
-
-    HAS_TRITON = True
-except ImportError:
-    HAS_TRITON = False
 try:
     from kernels.attention.gluon_prefill import hopper_prefill_attention, new_tickets, takes
 

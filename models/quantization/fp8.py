@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from kernels.linear import ops as fp8_ops
+from kernels.linear import ops as linear_ops
 from kernels.linear.reference import FP8, quantize_blocks, quantize_rows
 from models.errors import ModelError
 from models.fields import Fields
@@ -90,8 +90,8 @@ class Fp8BlockLinear:
     def apply(self, params: Fp8BlockParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
         columns = self._scheme.columns
-        quantized, x_scales = fp8_ops.quantize_groups(x, columns)
-        return fp8_ops.blocks_linear(
+        quantized, x_scales = linear_ops.quantize_groups(x, columns)
+        return linear_ops.blocks_linear(
             quantized, x_scales, params.weight, params.scales, bias, x.dtype, rows=params.rows, columns=columns
         )
 
@@ -171,10 +171,10 @@ class Fp8Linear:
     def apply(self, params: Fp8Params, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
         if params.input_scale is not None:
-            quantized, x_scales = fp8_ops.quantize_by(x, params.input_scale)
+            quantized, x_scales = linear_ops.quantize_by(x, params.input_scale)
         else:
-            quantized, x_scales = fp8_ops.quantize_rows(x)
-        return fp8_ops.rows_linear(quantized, x_scales, params.weight, params.scales, bias, x.dtype)
+            quantized, x_scales = linear_ops.quantize_rows(x)
+        return linear_ops.rows_linear(quantized, x_scales, params.weight, params.scales, bias, x.dtype)
 
     def _read_scales(self, part: StoredPart) -> torch.Tensor:
         """Read the scales: [outputs of this rank]."""

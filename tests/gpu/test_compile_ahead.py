@@ -71,13 +71,13 @@ def _start_cold(model: Path, fresh_cache: Path, **settings: bool | str) -> None:
 
 
 def test_a_skipped_launch_writes_nothing_and_new_tensors_are_zeros() -> None:
-    from kernels.elementwise import triton as triton_elementwise
+    from kernels.elementwise import triton as elementwise_triton
 
     x = torch.ones(4, 192, device="cuda")
     with collect_kernels() as kernels:
-        out = triton_elementwise.rms_norm(x, x[0], 1e-6)
-        again = triton_elementwise.rms_norm(x, x[0], 1e-6)
+        out = elementwise_triton.rms_norm(x, x[0], 1e-6)
+        again = elementwise_triton.rms_norm(x, x[0], 1e-6)
     assert len(kernels) == 1
     assert not out.any()
     assert not again.any()
-    assert triton_elementwise.rms_norm(x, x[0], 1e-6).any()
+    assert elementwise_triton.rms_norm(x, x[0], 1e-6).any()

@@ -73,14 +73,14 @@ def test_activations_become_e4m3_as_specified(num_rows, k, dtype):
 @pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_e4m3_products_scaled_by_row(n, k, num_rows, dtype):
-    from kernels.linear import ops as fp8_ops
+    from kernels.linear import ops as linear_ops
 
-    x, w = fp8_ops.quantize_rows(_randn(num_rows, k, dtype=dtype)), reference.quantize_rows(_randn(n, k))
+    x, w = linear_ops.quantize_rows(_randn(num_rows, k, dtype=dtype)), reference.quantize_rows(_randn(n, k))
     wide = (x[0].double() * x[1][:, None].double(), w[0].double() * w[1][:, None].double())
     # torch's product sums in fewer bits, and gives bf16
     tolerance = TOLERANCE[dtype] if num_rows <= 16 else 6e-3
     for bias in (None, _randn(n, dtype=dtype)):
-        out = fp8_ops.rows_linear(*x, *w, bias, dtype)
+        out = linear_ops.rows_linear(*x, *w, bias, dtype)
         assert out.dtype == dtype
         assert relative_error(out, _reference(*wide, bias)) < tolerance
 
@@ -90,14 +90,14 @@ def test_e4m3_products_scaled_by_row(n, k, num_rows, dtype):
 @pytest.mark.parametrize("rows", [128, 64])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_e4m3_products_scaled_by_block(n, k, rows, num_rows, dtype):
-    from kernels.linear import ops as fp8_ops
+    from kernels.linear import ops as linear_ops
 
-    x = fp8_ops.quantize_groups(_randn(num_rows, k, dtype=dtype), 128)
+    x = linear_ops.quantize_groups(_randn(num_rows, k, dtype=dtype), 128)
     w = reference.quantize_blocks(_randn(n, k) * torch.rand(n, 1, device="cuda"), rows, 128)
     wide_x = x[0].double() * x[1].double().repeat_interleave(128, 1)[:, :k]
     wide_w = reference.dequantize_blocks(*w, rows, 128)
     for bias in (None, _randn(n, dtype=dtype)):
-        out = fp8_ops.blocks_linear(*x, *w, bias, dtype, rows=rows, columns=128)
+        out = linear_ops.blocks_linear(*x, *w, bias, dtype, rows=rows, columns=128)
         assert relative_error(out, _reference(wide_x, wide_w, bias)) < 2 * TOLERANCE[dtype]
 
 
@@ -122,7 +122,7 @@ def test_8bit_matrices_unpack_as_specified(dtype):
 
 @pytest.mark.parametrize("num_rows", [1, 16, 64, 300])
 def test_products_are_captured_in_graphs(num_rows):
-    from kernels.linear import ops as fp8_ops
+    from kernels.linear import ops as linear_ops
 
     n, k = 1024, 2048
     x, w, table = _randn(num_rows, k).bfloat16(), _randn(n, k), torch.tensor(reference.NF4_TABLE, device="cuda")
@@ -130,10 +130,10 @@ def test_products_are_captured_in_graphs(num_rows):
     codes, integers = make_lut4_weight(*reference.quantize_nf4(w), table, x.dtype), reference.quantize_int8(w)
     linear_4bit = Linear4Bit()
     products = [
-        lambda: fp8_ops.rows_linear(*fp8_ops.quantize_rows(x), *by_row, None, x.dtype),
-        lambda: fp8_ops.rows_linear(*fp8_ops.quantize_by(x, scale), *by_row, None, x.dtype),
-        lambda: fp8_ops.blocks_linear(
-            *fp8_ops.quantize_groups(x, 128), *by_block, None, x.dtype, rows=128, columns=128
+        lambda: linear_ops.rows_linear(*linear_ops.quantize_rows(x), *by_row, None, x.dtype),
+        lambda: linear_ops.rows_linear(*linear_ops.quantize_by(x, scale), *by_row, None, x.dtype),
+        lambda: linear_ops.blocks_linear(
+            *linear_ops.quantize_groups(x, 128), *by_block, None, x.dtype, rows=128, columns=128
         ),
         lambda: linear_4bit(x, codes, None),
         lambda: linear_int8(x, *integers, None),

@@ -21,7 +21,7 @@ def _randn(*shape, dtype=torch.float32):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "size"), [(1, 1024), (3, 4096), (300, 2560), (17, 8192)])
 def test_norms_equal_their_specifications(tokens, size, dtype):
-    from kernels.elementwise import triton as triton_elementwise
+    from kernels.elementwise import triton as elementwise_triton
 
     x, residual, weight = (
         _randn(tokens, size, dtype=dtype),
@@ -30,10 +30,10 @@ def test_norms_equal_their_specifications(tokens, size, dtype):
     )
     for pdl, norm_dtype in ((False, dtype), (True, dtype), (True, torch.float32)):
         weight = weight.to(norm_dtype)
-        normed = triton_elementwise.rms_norm(x, weight, 1e-6, pdl=pdl)
+        normed = elementwise_triton.rms_norm(x, weight, 1e-6, pdl=pdl)
         assert relative_error(normed, elementwise.rms_norm(x, weight, 1e-6).double()) < TOLERANCE[dtype]
         pairs = zip(
-            triton_elementwise.add_rms_norm(x, residual, weight, 1e-6, pdl=pdl),
+            elementwise_triton.add_rms_norm(x, residual, weight, 1e-6, pdl=pdl),
             elementwise.add_rms_norm(x, residual, weight, 1e-6),
             strict=True,
         )

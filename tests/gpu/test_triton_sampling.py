@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from kernels.inputs import reference as batch_inputs
+from kernels.inputs import reference as inputs
 from tests.unit.kernels.triton_cases.adjust_problem import bitmask_problem, penalty_problem
 from tests.unit.kernels.triton_cases.sampling_problem import (
     Parameters,
@@ -109,8 +109,8 @@ def test_gathered_inputs_equal_the_specification():
     state = {"last_token": torch.randint(0, 150_000, (rows,), device="cuda"), "block_table": table}
     req_index = torch.cat((torch.randperm(256, device="cuda")[:200], torch.full((56,), 256, device="cuda")))
     results = []
-    for gather in (batch_inputs.gather_decode_inputs, gather_decode_inputs):
-        out = batch_inputs.DecodeInputs.allocate(max_rows=256, max_blocks=max_blocks, device=torch.device("cuda"))
+    for gather in (inputs.gather_decode_inputs, gather_decode_inputs):
+        out = inputs.DecodeInputs.allocate(max_rows=256, max_blocks=max_blocks, device=torch.device("cuda"))
         advanced = lengths.clone()
         gather(req_index, num_computed=advanced, block_size=block_size, padding_row=256, out=out, **state)
         results.append((out, advanced))

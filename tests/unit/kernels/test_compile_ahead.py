@@ -26,13 +26,13 @@ driver.set_active(
     )
 )
 
-from kernels.elementwise import triton as triton_elementwise
+from kernels.elementwise import triton as elementwise_triton
 from kernels.precompile import Compilation, collect_kernels
 
 
 def launch(size, *, pdl=False):
     x = torch.ones(3, size, dtype=torch.bfloat16)
-    return triton_elementwise.rms_norm(x, x[0], 1e-6, pdl=pdl)
+    return elementwise_triton.rms_norm(x, x[0], 1e-6, pdl=pdl)
 
 
 with collect_kernels() as kernels:

@@ -29,7 +29,7 @@ driver.set_active(
     )
 )
 
-from kernels.moe import triton as triton_moe
+from kernels.moe import triton as moe_triton
 from kernels.precompile import collect_kernels
 from kernels.moe.configs import fitting, grouped_configs, pairs_config
 
@@ -44,7 +44,7 @@ def zeros(*shape):
 
 with collect_kernels() as kernels:
     for config in configs:
-        triton_moe.fused_moe(
+        moe_triton.fused_moe(
             zeros(20, HIDDEN), zeros(20, EXPERTS + 1), zeros(EXPERTS, 2 * INTER, HIDDEN), zeros(EXPERTS, HIDDEN, INTER),
             top_k=2, renormalize=True, round_weights=True, shared=zeros(20, HIDDEN), config=config,
             pdl=capability >= 90,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.elementwise import reference as elementwise
-from kernels.elementwise import triton as triton_elementwise
+from kernels.elementwise import triton as elementwise_triton
 from kernels.elementwise.reference import write_kv
 
 # The interpreter truncates to bf16 instead of rounding: half precision stands for it here, bf16 is tested on the GPU
@@ -23,7 +23,7 @@ def _close(out, expected):
 @pytest.mark.parametrize("shape", [(3, 48), (2, 2, 100)])
 def test_rms_norm_equals_its_specification(shape, dtype):
     x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
-    _close(triton_elementwise.rms_norm(x, weight, 1e-6), elementwise.rms_norm(x, weight, 1e-6))
+    _close(elementwise_triton.rms_norm(x, weight, 1e-6), elementwise.rms_norm(x, weight, 1e-6))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -31,7 +31,7 @@ def test_add_rms_norm_equals_its_specification_and_keeps_its_inputs(dtype):
     x, residual, weight = torch.randn(3, 100).to(dtype), torch.randn(3, 100).to(dtype), torch.randn(100).to(dtype)
     kept = x.clone(), residual.clone()
     for out, expected in zip(
-        triton_elementwise.add_rms_norm(x, residual, weight, 1e-6),
+        elementwise_triton.add_rms_norm(x, residual, weight, 1e-6),
         elementwise.add_rms_norm(x, residual, weight, 1e-6),
         strict=True,
     ):
@@ -42,9 +42,9 @@ def test_add_rms_norm_equals_its_specification_and_keeps_its_inputs(dtype):
 
 def test_norms_with_an_fp32_weight_equal_their_specifications():
     x, residual, weight = torch.randn(3, 100).half(), torch.randn(3, 100).half(), torch.randn(100)
-    _close(triton_elementwise.rms_norm(x, weight, 1e-6), elementwise.rms_norm(x, weight, 1e-6))
+    _close(elementwise_triton.rms_norm(x, weight, 1e-6), elementwise.rms_norm(x, weight, 1e-6))
     pairs = zip(
-        triton_elementwise.add_rms_norm(x, residual, weight, 1e-6),
+        elementwise_triton.add_rms_norm(x, residual, weight, 1e-6),
         elementwise.add_rms_norm(x, residual, weight, 1e-6),
         strict=True,
     )
@@ -57,14 +57,14 @@ def test_norms_with_an_fp32_weight_equal_their_specifications():
 def test_gelu_tanh_and_mul_equals_its_specification(size, dtype):
     x = (torch.randn(3, 2 * size) * 4).to(dtype)
     x[0, :4] = torch.tensor([-60000.0, -40.0, 0.0, 300.0]).to(dtype)
-    _close(triton_elementwise.gelu_tanh_and_mul(x), elementwise.gelu_tanh_and_mul(x))
+    _close(elementwise_triton.gelu_tanh_and_mul(x), elementwise.gelu_tanh_and_mul(x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [40, 1100])
 def test_silu_and_mul_equals_its_specification(size, dtype):
     x = (torch.randn(3, 2 * size) * 4).to(dtype)
-    _close(triton_elementwise.silu_and_mul(x), elementwise.silu_and_mul(x))
+    _close(elementwise_triton.silu_and_mul(x), elementwise.silu_and_mul(x))
 
 
 def _fused_by_specification(qkv, weights, positions, cos_sin_cache, k_cache, v_cache, slots, num_heads):
@@ -110,7 +110,7 @@ def _assert_fused_equals(num_tokens, num_heads, num_kv_heads, head_dim, rotary_d
     slots = torch.randperm(8 * 16)[:num_tokens]
     mine = [torch.full((8, 16, num_kv_heads, head_dim), 7.0, dtype=dtype) for _ in range(2)]
     theirs = [cache.clone() for cache in mine]
-    q = triton_elementwise.norm_rope_write_kv(
+    q = elementwise_triton.norm_rope_write_kv(
         qkv, *weights, 1e-6, positions, cos_sin_cache, *mine, slots, num_heads=num_heads
     )
     _close(q, _fused_by_specification(qkv, weights, positions, cos_sin_cache, *theirs, slots, num_heads))

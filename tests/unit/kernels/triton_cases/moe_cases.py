@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.moe import reference as moe
-from kernels.moe import triton as triton_moe
+from kernels.moe import triton as moe_triton
 from kernels.moe.configs import GroupedConfig, PairsConfig, PairTile, Tile
 from kernels.moe.triton_route import lay_out, max_tiles, route
 from models.build import build
@@ -136,7 +136,7 @@ def test_mixtures_equal_their_specification(
         renormalize=num_experts != 6,
         round_weights=num_experts != 8,
     )
-    out = problem.call(triton_moe.fused_moe, config=config)
+    out = problem.call(moe_triton.fused_moe, config=config)
     expected = problem.call(moe.fused_moe)
     assert out.dtype == expected.dtype == dtype
     torch.testing.assert_close(out, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
@@ -153,13 +153,13 @@ def test_a_token_gives_the_same_in_any_batch_of_one_path():
         dtype=torch.float16,
         has_shared=True,
     )
-    whole = problem.call(triton_moe.fused_moe, config=SMALL)
+    whole = problem.call(moe_triton.fused_moe, config=SMALL)
     order = torch.randperm(21)
     moved = type(problem)(
         problem.x[order], problem.logits[order], problem.gate_up, problem.down, problem.shared[order],
         problem.top_k, problem.renormalize, problem.round_weights,
     )  # fmt: skip
-    assert torch.equal(moved.call(triton_moe.fused_moe, config=SMALL), whole[order])
+    assert torch.equal(moved.call(moe_triton.fused_moe, config=SMALL), whole[order])
 
 
 def test_a_model_with_them_gives_the_logits_of_one_without():
@@ -170,7 +170,7 @@ def test_a_model_with_them_gives_the_logits_of_one_without():
     config = ModelConfig.from_json(raw)
     model = build(config, Weights.dummy(device=CPU, dtype=torch.float32), TensorParallel())
     logits = []
-    for fused_moe in (moe.fused_moe, triton_moe.fused_moe):
+    for fused_moe in (moe.fused_moe, moe_triton.fused_moe):
         runner = PagedRunner(model, config)
         row = runner.add_row()
         with mock.patch.object(moe_layer, "fused_moe", fused_moe):

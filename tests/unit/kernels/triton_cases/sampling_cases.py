@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.inputs import reference as batch_inputs
-from kernels.inputs import triton as triton_batch_inputs
+from kernels.inputs import reference as inputs
+from kernels.inputs import triton as inputs_triton
 from kernels.sampling.triton_draw import SamplingConfig
 from tests.unit.kernels.triton_cases.sampling_problem import (
     Parameters,
@@ -76,8 +76,8 @@ def test_gathered_inputs_equal_the_specification():
     state = {"last_token": torch.arange(100, 100 + rows), "block_table": table, "block_size": block_size}
     req_index = torch.tensor([7, 2, 6, 0, 8, 3, 8])
     results = []
-    for gather in (batch_inputs.gather_decode_inputs, triton_batch_inputs.gather_decode_inputs):
-        out = batch_inputs.DecodeInputs.allocate(max_rows=9, max_blocks=max_blocks, device=torch.device("cpu"))
+    for gather in (inputs.gather_decode_inputs, inputs_triton.gather_decode_inputs):
+        out = inputs.DecodeInputs.allocate(max_rows=9, max_blocks=max_blocks, device=torch.device("cpu"))
         advanced = lengths.clone()
         gather(req_index, num_computed=advanced, padding_row=8, out=out, **state)
         results.append((out, advanced))
@@ -93,8 +93,8 @@ def test_gathered_inputs_equal_the_specification():
 
 def test_gathering_advances_like_the_decode_batch():
     lengths = torch.tensor([4, 31, 0])
-    out = batch_inputs.DecodeInputs.allocate(max_rows=2, max_blocks=4, device=torch.device("cpu"))
-    batch_inputs.gather_decode_inputs(
+    out = inputs.DecodeInputs.allocate(max_rows=2, max_blocks=4, device=torch.device("cpu"))
+    inputs.gather_decode_inputs(
         torch.tensor([1, 2]), last_token=torch.tensor([7, 8, 9]), num_computed=lengths,
         block_table=torch.tensor([[0, 0], [5, 6], [0, 0]], dtype=torch.int32).repeat(1, 2), block_size=16,
         padding_row=2, out=out,
@@ -109,8 +109,8 @@ def test_gathered_mixed_inputs_equal_the_specification():
     """A row of padding, a chunk with context, a whole prompt, decode rows, and rows that are none."""
     lengths, seq_lens, requests = [6, 300, 40, 1, 1, 0, 0], [0, 520, 40, 77, 1, 0, 0], [4, 2, 0, 3, 1, 4, 4]
     num_tokens, num_rows, max_blocks = sum(lengths), len(lengths), 40
-    packed = torch.zeros(batch_inputs.PackedInputs.num_values(num_tokens, num_rows) + 3, dtype=torch.int32)
-    plan = batch_inputs.PackedInputs.view(packed, num_tokens, num_rows)
+    packed = torch.zeros(inputs.PackedInputs.num_values(num_tokens, num_rows) + 3, dtype=torch.int32)
+    plan = inputs.PackedInputs.view(packed, num_tokens, num_rows)
     plan.token_ids[:346] = torch.arange(346)
     plan.token_ids[346:] = -1
     plan.token_rows.copy_(torch.repeat_interleave(torch.arange(num_rows), torch.tensor(lengths)))
@@ -123,10 +123,8 @@ def test_gathered_mixed_inputs_equal_the_specification():
     table = torch.arange(5 * max_blocks, dtype=torch.int32).view(5, max_blocks)
     table[4] = 0
     results = []
-    for gather in (batch_inputs.gather_mixed_inputs, triton_batch_inputs.gather_mixed_inputs):
-        out = batch_inputs.MixedInputs.allocate(
-            max_tokens=400, max_rows=9, max_blocks=max_blocks, device=torch.device("cpu")
-        )
+    for gather in (inputs.gather_mixed_inputs, inputs_triton.gather_mixed_inputs):
+        out = inputs.MixedInputs.allocate(max_tokens=400, max_rows=9, max_blocks=max_blocks, device=torch.device("cpu"))
         advanced = torch.tensor([0, 0, 220, 76, 0])
         gather(plan, last_token=torch.arange(70, 75), num_computed=advanced, block_table=table, block_size=16, out=out)
         results.append((out, advanced))
