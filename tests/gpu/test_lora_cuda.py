@@ -188,7 +188,7 @@ def test_in_bf16_a_mixed_batch_gives_what_each_request_gives_alone(model: tuple[
         assert generation.logprobs[0].logprob == pytest.approx(alone.logprobs[0].logprob, abs=0.1)
 
 
-def test_a_cold_start_with_adapters_compiles_nothing_outside_the_rehearsal(
+def test_a_cold_start_with_adapters_compiles_nothing_after_precompile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     triton = pytest.importorskip("triton")

@@ -19,7 +19,7 @@ from server.commands.doctor import run as doctor
 from server.commands.doctor.report import to_text
 from server.config.model_source import DEMO_FOLDER
 from tests.support.embedding_folder import write_embedding_files
-from tests.unit.engine.interface.test_doctor import LLAMA_3_1_8B, PARAMETERS
+from tests.unit.engine.startup.test_fit import LLAMA_3_1_8B, PARAMETERS
 
 ROOT = Path(__file__).parents[5]
 

@@ -4,7 +4,7 @@ import pytest
 
 from engine.interface.control import Stage
 from server.launcher.engine_health import LoadWatchdog
-from tests.unit.server.launcher.test_heartbeat import Clock
+from tests.unit.server.launcher.test_step_watchdog import Clock
 
 
 class Started:

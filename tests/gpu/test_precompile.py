@@ -1,4 +1,4 @@
-"""Kernels compiled ahead are those that serving launches: after precompile() nothing compiles any more."""
+"""Precompiled kernels are those that serving launches: after precompile() nothing compiles any more."""
 
 import json
 from collections.abc import Iterator
@@ -30,18 +30,16 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 @pytest.mark.parametrize(
     ("shape", "kv_cache_dtype"), [("qwen3-0.6b", "auto"), ("llama-3.1-8b", "auto"), ("qwen3-0.6b", "fp8")]
 )
-def test_a_cold_start_compiles_nothing_outside_the_rehearsal(
-    shape: str, kv_cache_dtype: str, fresh_cache: Path
-) -> None:
+def test_a_cold_start_compiles_nothing_after_precompile(shape: str, kv_cache_dtype: str, fresh_cache: Path) -> None:
     _start_cold(SHAPES / shape, fresh_cache, kv_cache_dtype=kv_cache_dtype)
 
 
-def test_a_cold_start_with_4bit_matrices_does_neither(fresh_cache: Path) -> None:
+def test_a_cold_start_with_4bit_matrices_compiles_nothing_after_precompile(fresh_cache: Path) -> None:
     _start_cold(SHAPES / "qwen3-0.6b", fresh_cache, quantization="bitsandbytes-nf4")
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
-def test_a_cold_start_with_dense_and_sparse_layers_does_neither(
+def test_a_cold_start_with_dense_and_sparse_layers_compiles_nothing_after_precompile(
     enforce_eager: bool, fresh_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("model")
