@@ -10,6 +10,7 @@ Bodies of /tokenize and /detokenize, strict as in server/api/schemas.py. Imports
 The names are vLLM's; `content`, `add_special` and `with_pieces` are llama.cpp's.
 """
 
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -254,6 +255,9 @@ class CompletionBody(_CommonBody):
 Body = TypeVar("Body", bound=BaseModel)
 
 
+_LIST_LIMIT = re.compile(r"list should have at (?P<bound>least|most) (?P<number>\d+) items? after validation")
+
+
 def parse_body(model: type[Body], value: Any, *, at: str = "") -> Body:
     """Check a decoded JSON object against a schema. Raises InvalidParameter for its first fault.
 
@@ -275,7 +279,12 @@ def _invalid(loc: tuple[int | str, ...], *, at: str, kind: str, message: str, va
         return InvalidParameter(f"{field} is required.", param=field)
     message = message.removeprefix("Value error, ").removeprefix("Input ")
     message = message[:1].lower() + message[1:]
-    return InvalidParameter(f"{field} {message}{_shown(value)}.", param=field)
+    if kind in ("too_short", "too_long") and (limit := _LIST_LIMIT.match(message)) is not None:
+        noun = ("id" if field.endswith("_ids") else "item") + ("" if limit["number"] == "1" else "s")
+        message = f"must have at {limit['bound']} {limit['number']} {noun}"
+    # The messages of our own checks of an object name the faulty entry
+    shown = "" if kind == "value_error" and isinstance(value, dict) else _shown(value)
+    return InvalidParameter(f"{field} {message}{shown}.", param=field)
 
 
 def _shown(value: Any) -> str:
