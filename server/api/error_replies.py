@@ -107,7 +107,7 @@ def anthropic_body(error: ServiceError, *, request_id: str) -> AnthropicBody:
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Tell whether the clients of a path expect Anthropic's errors."""
+    """Return whether the clients of a path expect Anthropic's errors."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 

@@ -1,4 +1,4 @@
-"""prepare_chat: from a parsed chat body to a PreparedChat: checks, template, token ids, spec. Imports server only.
+"""prepare_chat: checks and encodes a parsed chat body: features, template, token ids, spec. Imports server only.
 
 The chat route and the routes of other APIs, which translate their bodies to a ChatBody, call prepare_chat.
 """

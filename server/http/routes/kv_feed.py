@@ -64,7 +64,7 @@ class KvHolder(msgspec.Struct):
 
 
 class KvState(msgspec.Struct):
-    """What GET /kv/snapshot answers. time: Unix seconds; cached_runs: free blocks whose content can still be found."""
+    """The answer of GET /kv/snapshot. time: Unix seconds; cached_runs: free blocks whose content can still be found."""
 
     model: str
     time: float
@@ -86,7 +86,7 @@ class Shown(msgspec.Struct):
 
 
 class KvFeed:
-    """One per worker. Uses no task, no timer and no memory but the last snapshot while nobody asks."""
+    """One per worker. Uses no task, no timer and no memory but the last snapshot while it has no viewers."""
 
     def __init__(
         self, client: EngineClient, *, model: str, interval_s: float = INTERVAL_S, wall: Callable[[], float] = time.time
