@@ -41,7 +41,6 @@ from server.config.value_types import seconds, text, workers
 if TYPE_CHECKING:
     from engine.interface.config import LaunchConfig
 
-EXIT_USAGE = 2
 EXIT_START_FAILED = 3
 EXIT_OUTPUT_GONE = 128 + 13  # as if by SIGPIPE
 _SEEN_KEY = "--api-key: other users of this machine can see the key in ps; use --api-key-file or QUIRE_API_KEY"

@@ -166,7 +166,7 @@ class Grammars:
             elif matcher is None or may_end[row]:
                 outcomes.append(Outcome(request, None))
             else:
-                outcomes.append(Outcome(request, GrammarError("The answer cannot go on: no token fits its grammar.")))
+                outcomes.append(Outcome(request, GrammarError(_dead_end_message(request.params))))
         if not free_rows:
             return None, outcomes
         req_indices = [requests[row].req_index for row in free_rows]
@@ -259,6 +259,14 @@ class Grammars:
 def no_compiler() -> GrammarCompiler:
     """Replace get_compiler in an engine without a tokenizer. Raises UnsupportedFeature."""
     raise UnsupportedFeature("This engine runs without a tokenizer, so it does not do structured output.")
+
+
+def _dead_end_message(params: SamplingParams) -> str:
+    """Return the error of a request whose masks leave no token before its grammar may end."""
+    fields = " and ".join(name for name in ("allowed_token_ids", "bad_words") if getattr(params, name))
+    if not fields:
+        return "The answer cannot go on: no token fits its grammar."
+    return f"The answer cannot go on: {fields} leave no token that fits its grammar."
 
 
 def _apply_stop_tokens(mask: np.ndarray, request: Request, *, may_end: bool) -> None:

@@ -1,4 +1,4 @@
-"""AppState: what the routes of one HTTP worker share, and the checks at the start of a request. Never torch."""
+"""AppState: the state shared by the routes of one HTTP worker, and the first checks of a request. Never torch."""
 
 import re
 import secrets
@@ -35,10 +35,10 @@ class AppState:
     defaults: GenerationDefaults
     created: int  # Unix time of the start, seconds
     grammars: GrammarChecker
-    embedding: EmbeddingModel | None = None  # None: no embeddings are made
+    embedding: EmbeddingModel | None = None  # None: the model makes no embeddings
 
     def limits(self) -> EngineReady:
-        """Return the engine's limits. Raises Draining or NotReady: nothing new is taken then."""
+        """Return the engine's limits. Raises Draining or NotReady while no new request is accepted."""
         state, ready = self.launcher.state, self.client.ready
         if state.is_draining:
             raise Draining("The server is shutting down; send the request to another one.")
@@ -50,9 +50,9 @@ class AppState:
         return ready
 
     def check_room(self) -> None:
-        """Refuse what would generate before any work is done for it.
+        """Refuse a generating request before any work is done for it.
 
-        Raises Draining, NotReady, Overloaded, or UnsupportedFeature where nothing can be generated.
+        Raises Draining, NotReady, Overloaded, or UnsupportedFeature if the model does not generate.
         """
         if not self.limits().can_generate:
             raise UnsupportedFeature(
@@ -63,13 +63,13 @@ class AppState:
         self.check_queue()
 
     def check_queue(self) -> None:
-        """Refuse what would wait too long. Raises Draining, NotReady or Overloaded."""
+        """Refuse a request that would wait too long in the queue. Raises Draining, NotReady or Overloaded."""
         self.limits()
         if self.client.is_full:
             raise Overloaded(QUEUE_IS_FULL)
 
     def embedding_model(self) -> EmbeddingModel:
-        """Return how embeddings are made. Raises UnsupportedFeature where they are not."""
+        """Return the embedding settings of the model. Raises UnsupportedFeature if it makes no embeddings."""
         if self.embedding is None:
             raise UnsupportedFeature(
                 f"{self.config.served_model_names[0]} is not an embedding model (it has no modules.json): start the"
@@ -90,7 +90,7 @@ class AppState:
         return asked
 
     def lora_index(self, name: str) -> int:
-        """Return the adapter behind a name that model_name gave, for AddRequest; 0: it is the model's own."""
+        """Return the adapter index for AddRequest of a name that model_name() returned; 0: the base model."""
         loras = self.config.lora_names
         return loras.index(name) + 1 if name in loras else 0
 
@@ -109,7 +109,7 @@ class AppState:
         return RequestContext(record.arrival_s, self.config.request_timeout_s, secrets.randbits(63), record.key_hash)
 
     def count_rejected(self, error: ServiceError) -> None:
-        """Count a request that was refused. What fails later is counted by HttpMetrics."""
+        """Count a refused request. HttpMetrics counts requests that fail later."""
         match error:
             case DeadlineExceeded():
                 return

@@ -1,9 +1,9 @@
-"""ChatEquivalent: a request of /v1/responses or /v1/messages as a chat request, and parts that both adapters use.
+"""ChatEquivalent: a /v1/responses or /v1/messages request as a chat request, and helpers of both translations.
 
     ResponsesBody, MessagesBody ─→ ChatEquivalent(ChatBody, ignored, field_names) ─→ prepare_chat ─→ their writers
 
-Errors in the chat request name fields of the client's request: `field_names` maps a path in the one to a path in the
-other.
+Errors in the chat request name fields of the client's request: `field_names` maps a path in the chat request to a path
+in the client's request. Imports server.api and engine.interface.
 """
 
 import base64
@@ -19,11 +19,11 @@ from server.api.schemas import ChatBody, parse_body
 
 _PATH = re.compile(r"(?<![\w.\]])[a-z]\w*(?:\[\d+\]|\.\w+)*")
 _PATH_ENDS = re.compile(r"[.\[]")
-_SEAL = "quire1."  # the form's version: what other servers sealed is not opened
+_SEAL = "quire1."  # version of the format; a text sealed by another server is not opened
 
 
 class ChatEquivalent(msgspec.Struct, frozen=True):
-    """A chat request that another API's request stands for."""
+    """A request of another API, translated to a chat request."""
 
     body: ChatBody
     ignored: list[str]  # fields of the client's request that have no effect
@@ -31,14 +31,14 @@ class ChatEquivalent(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, kw_only=True):
-    """One message of the chat request while it is put together. `at`: where the client's request has its beginning."""
+    """One message of the chat request while it is built. `at`: path in the client's request where it begins."""
 
     role: str
     at: str
     parts: list[dict[str, str]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
-    call_id: str | None = None  # whose result this is
+    call_id: str | None = None  # of the call that this is the result of
 
     def message(self) -> dict[str, Any]:
         """Return the message."""
@@ -55,19 +55,19 @@ class Turn(msgspec.Struct, kw_only=True):
 
 
 def field_names_of(turns: Sequence[Turn]) -> dict[str, str]:
-    """Return which part of the client's request each message stands for."""
+    """Return the path in the client's request of each message."""
     return {f"messages[{i}]": turn.at for i, turn in enumerate(turns)}
 
 
 def chat_body(fields: Mapping[str, Any], *, field_names: Mapping[str, str]) -> ChatBody:
-    """Return a ChatBody of the fields that are not None. Raises RequestErrors in the client's words."""
+    """Return a ChatBody of the fields that are not None. Raises RequestErrors that name the client's fields."""
     with errors_in_client_fields(field_names):
         return parse_body(ChatBody, {name: value for name, value in fields.items() if value is not None})
 
 
 @contextmanager
 def errors_in_client_fields(field_names: Mapping[str, str]) -> Iterator[None]:
-    """Rename the fields that a RequestError raised in here names: in its param, and where its message has them."""
+    """Rename the fields in the param and the message of a RequestError raised inside the block."""
     try:
         yield
     except RequestError as error:
@@ -78,7 +78,7 @@ def errors_in_client_fields(field_names: Mapping[str, str]) -> Iterator[None]:
 
 
 def rename_fields(text: str, field_names: Mapping[str, str]) -> str:
-    """Return the text with each path of the chat request replaced by what it, or its longest part, stands for."""
+    """Return the text with each path of the chat request replaced by the path in the client's request."""
 
     def replace(match: re.Match[str]) -> str:
         path = match[0]
@@ -92,7 +92,7 @@ def rename_fields(text: str, field_names: Mapping[str, str]) -> str:
 
 
 def text_parts(content: Any, *, at: str, kinds: Mapping[str, str], ignored: list[str]) -> list[dict[str, str]]:
-    """Return a string or a list of text parts as the parts of a chat message, and note what of them has no effect.
+    """Return a string or a list of text parts as the parts of a chat message; add fields without effect to `ignored`.
 
     `kinds`: the types of part that are text, and the key that holds it. Raises for any other part.
     """
@@ -122,7 +122,7 @@ HARMLESS_IN_PARTS = frozenset({"annotations", "logprobs", "citations", "cache_co
 
 
 def named_extras(fields: Mapping[str, Any], *, known: set[str], at: str) -> list[str]:
-    """Return the paths of fields that ask for something and are not known."""
+    """Return the paths of unknown fields that have a value."""
     prefix = f"{at}." if at else ""
     return [f"{prefix}{name}" for name in sorted(fields.keys() - known) if fields[name]]
 
@@ -133,15 +133,15 @@ def not_text(kind: str, *, at: str, param: str) -> UnsupportedFeature:
 
 
 def seal(text: str) -> str:
-    """Return reasoning in an opaque form, for clients that keep it for the next request but not its text.
+    """Return reasoning in an opaque form, for clients that return it with the next request but do not keep its text.
 
-    It is not encrypted: whoever gets it was shown the text, or could have been.
+    It is encoded, not encrypted: its reader may see the text anyway.
     """
     return _SEAL + base64.urlsafe_b64encode(text.encode()).decode()
 
 
 def unseal(sealed: str) -> str | None:
-    """Return what seal() was given; None if this was sealed by another server, or is broken."""
+    """Return the text that seal() was given; None if it is broken or comes from another server."""
     if not sealed.startswith(_SEAL):
         return None
     try:

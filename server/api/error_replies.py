@@ -1,6 +1,6 @@
-"""Errors on their way out: the HTTP status, headers and body of every failure. Status is decided only here.
+"""Error replies: HTTP status, headers and body of every failure. Only this module decides the status.
 
-The body is OpenAI's; on the paths of Anthropic's API it is Anthropic's.
+The body has OpenAI's form; on the paths of Anthropic's API it has Anthropic's.
 """
 
 from collections.abc import Mapping
@@ -84,7 +84,7 @@ def error_status(error: ServiceError) -> int:
 
 
 def public_message(error: ServiceError, *, request_id: str) -> str:
-    """Return what a client may hear, cut and cleaned. Our own faults say no more than the request id."""
+    """Return the message for the client, shortened and cleaned. Internal faults give the request id only."""
     message = error.message
     if error_status(error) == 500 and not isinstance(error, EngineError):
         message = f"The server had an internal error; the request id is {request_id}."
@@ -92,14 +92,14 @@ def public_message(error: ServiceError, *, request_id: str) -> str:
 
 
 def error_body(error: ServiceError, *, request_id: str) -> bytes:
-    """Return the JSON of an error, as OpenAI has it."""
+    """Return the JSON of an error in OpenAI's form."""
     param = None if error.param is None else _printable(error.param, _MAX_PARAM_CHARS)
     kind, message = _error_type(error_status(error)), public_message(error, request_id=request_id)
     return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, param, error.code)))
 
 
 def anthropic_body(error: ServiceError, *, request_id: str) -> AnthropicBody:
-    """Return an error as Anthropic has it. Clients know a prompt that does not fit by the words it begins with."""
+    """Return an error in Anthropic's form. Clients recognise a prompt that is too long by the message's first words."""
     message = public_message(error, request_id=request_id)
     if isinstance(error, PromptTooLong):
         message = f"prompt is too long: {message}"
@@ -107,7 +107,7 @@ def anthropic_body(error: ServiceError, *, request_id: str) -> AnthropicBody:
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Tell whether the clients of a path expect Anthropic's errors."""
+    """Return whether the clients of a path expect Anthropic's errors."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
@@ -120,9 +120,9 @@ def error_reply(error: ServiceError, *, request_id: str, path: str = "") -> Erro
     elif isinstance(error, EngineDead | ShuttingDown | OutOfMemory):
         headers["retry-after"] = str(_DEAD_RETRY_AFTER_S)
     if status < 500 and status != 429:
-        headers["x-should-retry"] = "false"  # read by the openai clients, which else retry 408 and 409
+        headers["x-should-retry"] = "false"  # the openai clients retry 408 and 409 without it
     if speaks_anthropic(path):
-        headers["request-id"] = request_id  # what the anthropic clients read
+        headers["request-id"] = request_id  # the anthropic clients read this name
         return ErrorReply(status, msgspec.json.encode(anthropic_body(error, request_id=request_id)), headers)
     return ErrorReply(status, error_body(error, request_id=request_id), headers)
 
@@ -148,7 +148,7 @@ def _error_type(status: int) -> str:
 
 
 def _printable(text: str, max_chars: int) -> str:
-    """Cut and clean: a message can quote the client, whose text must not become an error of its own."""
+    """Return the text shortened and cleaned: a message may quote client text, which must not cause an error itself."""
     if len(text) > max_chars:
         text = text[: max_chars - 1] + "…"
     text = text.encode("utf-8", "replace").decode()

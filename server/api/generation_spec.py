@@ -1,10 +1,8 @@
-"""From a parsed body to a GenerationSpec, a type of its own: what holds one has been checked against every limit.
+"""GenerationSpec factories: check a parsed body and build a GenerationSpec within the model's limits. Pure.
 
 Order of a request: check_chat / check_completion (features), then the text side makes token ids, then
-chat_spec / completion_spec (limits of the model). Raises RequestErrors that name field, value and limit. Pure.
-The sampling parameters are declared in server/api/sampling_fields.py.
-
-GenerationSpec: a validated request, and what validation takes from outside. Imports server only.
+chat_spec / completion_spec (limits of the model). Raises RequestErrors that name field, value and limit.
+The sampling parameters are declared in server/api/sampling_fields.py. Imports engine.interface and server.
 """
 
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ from server.generation.generation import GenerationSpec
 
 
 class RequestContext(NamedTuple):
-    """The facts of a request besides its body: arrival, the server's deadline, a drawn seed, the hash of its key."""
+    """Request data besides the body: arrival, the server's deadline, a drawn seed, the hash of its key."""
 
     arrival_s: float
     timeout_s: float | None
@@ -29,7 +27,7 @@ class RequestContext(NamedTuple):
     key_hash: str = ""
 
     def timeout_of(self, timeout_s: float | None) -> float | None:
-        """Return the seconds that a request with its own `timeout_s` has from its arrival on."""
+        """Return the timeout in seconds from arrival of a request with its own `timeout_s`."""
         return min((seconds for seconds in (timeout_s, self.timeout_s) if seconds is not None), default=None)
 
 
@@ -41,7 +39,7 @@ _RESERVED_TEMPLATE_KWARGS = frozenset(
 
 
 def check_chat(body: ChatBody) -> None:
-    """Refuse what is not served yet, and fields that contradict each other."""
+    """Refuse unsupported features, and fields that contradict each other."""
     _check_common(body)
     _refuse_unless(
         body.functions in (None, []) or body.function_call == "none",
@@ -68,7 +66,7 @@ def check_chat(body: ChatBody) -> None:
 
 
 def check_completion(body: CompletionBody) -> None:
-    """Refuse what is not served yet."""
+    """Refuse unsupported features."""
     _check_common(body)
     _refuse_unless(body.suffix in (None, ""), "suffix", "fill-in-the-middle")
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
@@ -86,7 +84,7 @@ def chat_spec(
     grammar: GrammarSpec | None = None,
     shrinks_max_tokens: bool = False,
 ) -> GenerationSpec:
-    """Check a chat request against the model's limits; without max_tokens the rest of the context is its own."""
+    """Check a chat request against the model's limits; without max_tokens it may use the rest of the context."""
     limits = model.limits
     _check_choices(body.n or 1, limits)
     name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
@@ -184,7 +182,7 @@ def _refuse_unless(is_fine: bool, field: str, feature: str) -> None:
 
 
 def _fit(num_prompt: int, *, asked: int | None, asked_by: str, default: int, limits: EngineReady, param: str) -> int:
-    """Return max_tokens so that the prompt and it fit the context. `asked_by`, `param`: the fields of both."""
+    """Return max_tokens so that prompt and answer fit the context. `asked_by`, `param`: the fields of both."""
     rest = limits.max_model_len - num_prompt
     if rest < 1:
         raise PromptTooLong(

@@ -1,4 +1,4 @@
-"""Waiting for the verdict on a request's grammar, no longer than the request itself lives. Imports server only."""
+"""checked_grammar: wait for the test compilation of a request's grammar, within its deadline. Imports server only."""
 
 import asyncio
 import time
@@ -17,9 +17,9 @@ from server.structured_output.grammar_spec import ConstraintRequest
 async def checked_grammar(
     grammars: GrammarChecker, constraint: ConstraintRequest | None, request: Request, *, timeout_s: float | None
 ) -> GrammarSpec | None:
-    """Return the constraint's grammar, once it is known to compile; None without one. `timeout_s`: from arrival.
+    """Return the constraint's grammar after it has compiled; None without one. `timeout_s`: from arrival.
 
-    Raises what GrammarChecker.check() does, DeadlineExceeded, RequestAborted (by DELETE) and ClientGone.
+    Raises the errors of GrammarChecker.check(), DeadlineExceeded, RequestAborted (by DELETE) and ClientGone.
     """
     if constraint is None:
         return None

@@ -1,7 +1,6 @@
-"""Fields of a body that are taken in and change nothing, for the x-quire-ignored header. Imports server.api.schemas.
-Pure.
+"""ignored_fields: accepted fields of a body that have no effect, for the x-quire-ignored header. Pure.
 
-A field is named when it asks for something: null, empty and false values ask for nothing.
+A field is named if it has a value: null, empty and false values do not count. Imports server.api.schemas.
 """
 
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ _PART_FIELDS = frozenset({"type", "text", "refusal"})
 
 
 def ignored_fields(body: ChatBody | CompletionBody) -> list[str]:
-    """Names of fields in a checked body that have no effect, e.g. "foo", "messages[0].cache_control"."""
+    """Return the fields of a checked body that have no effect, e.g. "foo", "messages[0].cache_control"."""
     ignored = sorted(body.model_extra or {})
     if isinstance(body, ChatBody):
         ignored += _ignored_in_chat(body)
@@ -46,7 +45,7 @@ def _ignored_in_chat(body: ChatBody) -> Iterator[str]:
 
 
 def _ignored_in_tools(body: ChatBody) -> Iterator[str]:
-    if not body.tools or body.tool_choice == "none":  # then the model is not shown any, and calls none
+    if not body.tools or body.tool_choice == "none":  # then the model sees no tools and calls none
         if body.tools:
             yield "tools"
         if body.parallel_tool_calls is not None:
@@ -57,7 +56,7 @@ def _ignored_in_tools(body: ChatBody) -> Iterator[str]:
         yield from (f"tools[{i}].{name}" for name in sorted(tool.model_extra or {}))
         yield from (f"tools[{i}].function.{name}" for name in sorted(tool.function.model_extra or {}))
         if tool.function.strict and not is_forced:
-            yield f"tools[{i}].function.strict"  # a model that may call or not writes its arguments freely
+            yield f"tools[{i}].function.strict"  # arguments are unconstrained unless a call is required
 
 
 def _ignored_in_message(message: ChatMessage) -> Iterator[str]:

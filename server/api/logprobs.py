@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's legacy form, and those of prompts in vLLM's. Imports server only."""
+"""Log-probabilities: OpenAI's legacy form, and vLLM's form for prompts. Imports server only."""
 
 from collections.abc import Sequence
 
@@ -73,5 +73,5 @@ def top_entries(entry: TokenLogprobs, num_top: int) -> list[tuple[int, float]]:
 
 
 def finite_logprob(logprob: float) -> float:
-    """Return what JSON can hold."""
+    """Return a number that JSON can hold."""
     return max(logprob, _MIN_LOGPROB)

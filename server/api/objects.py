@@ -1,4 +1,4 @@
-"""The JSON of answers, as msgspec structs: the hot path, no pydantic on the way out. Field order is OpenAI's.
+"""Objects of the answers in JSON, as msgspec structs, which encode fast. Field order is OpenAI's. Imports msgspec.
 
 UNSET leaves a key out; None writes null.
 """
@@ -32,7 +32,7 @@ class Usage(msgspec.Struct):
 
 
 class Timings(msgspec.Struct):
-    """Milliseconds; null for what did not happen. itl_ms: mean time between tokens."""
+    """Durations in milliseconds; null for a phase that did not occur. itl_ms: mean time between tokens."""
 
     queue_ms: float | None
     prefill_ms: float | None
@@ -102,7 +102,7 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class ChatDelta(msgspec.Struct):
-    """What a chunk adds to the message. Clients read reasoning under either of its two names."""
+    """The part of the message in one chunk. Clients read reasoning under either of its two names."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -137,7 +137,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct):
-    """`arguments` is JSON, if the model wrote it well and was not cut off."""
+    """`arguments` is JSON unless the model wrote it wrong or was cut off."""
 
     name: str
     arguments: str

@@ -1,4 +1,4 @@
-"""What a client wants to see of an answer, from its checked body. Pure."""
+"""ReplyOptions: the optional parts of an answer that a checked body asks for. Pure."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from server.api.schemas import ChatBody, CompletionBody
 
 
 class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client wants to see of the answer."""
+    """The optional parts of the answer."""
 
     is_stream: bool = False
     include_usage: bool = False
@@ -19,7 +19,7 @@ class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reply_options(body: ChatBody | CompletionBody, params: SamplingParams) -> ReplyOptions:
-    """Return what the client wants to see."""
+    """Return the options of a checked body."""
     options = body.stream_options
     return ReplyOptions(
         is_stream=bool(body.stream),

@@ -1,16 +1,13 @@
-"""RequestRecord: the facts of one HTTP request that logs, metrics and traces read. Imports server only.
+"""RequestRecord: data of an HTTP request for logs, metrics and traces, with TraceContext and OpenRequests.
 
-AccessLog makes one per request and keeps it in the ASGI scope; routes and error handlers fill it in.
+AccessLog makes one record per request, keeps it in the ASGI scope and in OpenRequests, and removes it when the answer
+ends. Routes and error handlers fill it in. Its `cancel` is set first by server/api/grammar_wait.py, then together with
+the answer's id by server/http/routes/reply.py (generations) or server/http/routes/embeddings.py.
 
-W3C Trace Context: which trace a request belongs to. https://www.w3.org/TR/trace-context/ §3.2; imports msgspec.
-
-A client's traceparent makes its span the parent of ours. The answer says who we were in `traceresponse`, the header of
-W3C's draft of Trace Response Headers: traceparent and tracestate are defined for requests alone.
-
-Which POST requests this worker is serving, so that one can be cancelled by its id. Imports server.http.access_log.
-
-AccessLog adds a request's record when it arrives and removes it when its answer is over. How to end it is noted there
-by grammar_wait.py first; then, with the answer's id, by routes/reply.py (generations) or routes/embeddings.py.
+TraceContext follows W3C Trace Context, https://www.w3.org/TR/trace-context/ §3.2: the server's span is a child of the
+span in the client's traceparent. The answer names the server's span in `traceresponse`, the header of the W3C draft of
+Trace Response Headers, since traceparent and tracestate are defined for requests only.
+Imports msgspec, starlette and server.generation.
 """
 
 import re
@@ -49,7 +46,7 @@ class TraceContext(msgspec.Struct, frozen=True):
 
 
 def trace_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
-    """Return the context of a request with these headers; what is not valid in them is as if it were not there."""
+    """Return the context of a request with these headers. Invalid values are ignored."""
     parents, states = [], []
     for name, value in headers:
         if name == b"traceparent":
@@ -76,9 +73,9 @@ def _is_valid(match: re.Match[bytes]) -> bool:
 
 
 def _valid_state(state: str) -> str:
-    """Return a tracestate, or "" for one that is too long, has a key twice, or a member that is none.
+    """Return a tracestate, or "" if it is too long, has a duplicate key or an invalid member.
 
-    The SDK would drop it as well, but with a line in our log that has the client's text.
+    The SDK would drop it too, but would write the client's text to the log.
     """
     if len(state) > _MAX_STATE_CHARACTERS:
         return ""
@@ -99,7 +96,7 @@ RECORD_SCOPE_KEY = "quire.record"
 
 
 class RequestRecord(msgspec.Struct):
-    """What one HTTP request leaves behind. stats: asked for at the end, once a generation was begun."""
+    """Data of one HTTP request. stats: called at the end, if a generation was started."""
 
     request_id: str
     arrival_s: float  # time.monotonic()
@@ -122,13 +119,13 @@ def record_of(scope: Scope) -> RequestRecord:
 
 
 def route_of(scope: Scope) -> str:
-    """Return the path of the route that answered, as it is declared; NO_ROUTE if the request was refused before."""
+    """Return the path of the route that answered, as it is declared; NO_ROUTE if it was refused before routing."""
     route = scope.get("route")
     return route.path if isinstance(route, Route) else NO_ROUTE
 
 
 def make_request_id() -> str:
-    """Return the id of a request that brought none."""
+    """Return an id for a request without one."""
     return f"req-{secrets.token_hex(8)}"
 
 
@@ -142,17 +139,17 @@ class OpenRequests:
         return len(self._records)
 
     def add(self, record: RequestRecord) -> None:
-        """A request has arrived."""
+        """Add the record of a request that has arrived."""
         self._records[id(record)] = record
 
     def remove(self, record: RequestRecord) -> None:
-        """Its answer is over."""
+        """Remove the record of a request whose answer has ended."""
         self._records.pop(id(record), None)
 
     def cancel(self, request_id: str, *, key_hash: str) -> bool:
-        """End the requests that have this id or x-request-id and came with this API key; return if there was one.
+        """End the requests that have this id or x-request-id and came with this API key; return whether there was one.
 
-        One that generates nothing yet ends as soon as it would begin.
+        A request that is not generating yet ends when its generation would start.
         """
         found = False
         for record in self._records.values():

@@ -30,7 +30,7 @@ _SEED_BITS = 2**63 - 1
 
 
 class ModelFacts(NamedTuple):
-    """What parameters are checked against and made into the engine's with."""
+    """Data of the model for the checks and conversions of parameters."""
 
     limits: EngineReady
     defaults: GenerationDefaults
@@ -39,7 +39,7 @@ class ModelFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingField:
-    """What is known of a sampling parameter besides its name, type and bounds."""
+    """Properties of a sampling parameter besides its name, type and bounds."""
 
     documentation: str  # its line in docs/reference/api.md; neighbours with the same line share a row
     # Where the value of a request without it comes from: SamplingParams, or the field of this name in

@@ -1,15 +1,14 @@
-"""Request bodies, strict: every number bounded, every list limited, before any loop. Imports pydantic.
+"""Request bodies of chat, completions, /tokenize and /detokenize. Imports pydantic.
 
-null means absent for every optional field. Unknown fields are kept in model_extra and reported by validate.py; fields
-that are known but not served yet are here as plain JSON, and refused there. The JSON itself is parsed in body.py.
+They are strict: every number is bounded and every list is limited before any loop. null means absent for every optional
+field. Unknown fields are kept in model_extra, which server/api/ignored_fields.py reports; known but unsupported fields
+are plain JSON here, and server/api/generation_spec.py refuses them. server/api/strict_json.py parses the JSON.
 
-The tool fields of a chat body, strict. Imports pydantic.
-
-Bodies of /tokenize and /detokenize, strict as in server/api/schemas.py. Imports pydantic.
-
-The names are vLLM's; `content`, `add_special` and `with_pieces` are llama.cpp's.
+Of the fields of /tokenize and /detokenize, `content`, `add_special` and `with_pieces` have llama.cpp's names and the
+others vLLM's.
 """
 
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -49,7 +48,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 class FunctionDefinition(BaseModel):
-    """What the model is told of a function. `parameters` is a JSON schema; absent means none."""
+    """The definition of a function. `parameters` is a JSON schema; absent means none."""
 
     model_config = _STRICT
 
@@ -99,7 +98,7 @@ def _stop(value: Any) -> list[str]:
 def check_texts_or_ids(value: Any, *, noun: str, limit: int) -> list[str] | list[list[int]]:
     """Normalise a text, texts, ids or lists of ids to a list of texts or a list of id lists. Raises ValueError.
 
-    noun: what they are, of which there may be `limit`.
+    noun: name of the items in errors; limit: the most items.
     """
     if isinstance(value, str):
         return [value]
@@ -138,7 +137,7 @@ STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries beside its text."""
+    """Options of a stream."""
 
     model_config = STRICT
 
@@ -221,7 +220,7 @@ class ChatBody(_CommonBody):
     chat_template_kwargs: dict[str, Json] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    # harmless by meaning: they say something about the request, and ask nothing of the answer
+    # metadata of the request without effect on the answer
     metadata: dict[str, Json] | None = None
     store: bool | None = None
     service_tier: Label | None = None
@@ -254,6 +253,9 @@ class CompletionBody(_CommonBody):
 Body = TypeVar("Body", bound=BaseModel)
 
 
+_LIST_LIMIT = re.compile(r"list should have at (?P<bound>least|most) (?P<number>\d+) items? after validation")
+
+
 def parse_body(model: type[Body], value: Any, *, at: str = "") -> Body:
     """Check a decoded JSON object against a schema. Raises InvalidParameter for its first fault.
 
@@ -275,7 +277,12 @@ def _invalid(loc: tuple[int | str, ...], *, at: str, kind: str, message: str, va
         return InvalidParameter(f"{field} is required.", param=field)
     message = message.removeprefix("Value error, ").removeprefix("Input ")
     message = message[:1].lower() + message[1:]
-    return InvalidParameter(f"{field} {message}{_shown(value)}.", param=field)
+    if kind in ("too_short", "too_long") and (limit := _LIST_LIMIT.match(message)) is not None:
+        noun = ("id" if field.endswith("_ids") else "item") + ("" if limit["number"] == "1" else "s")
+        message = f"must have at {limit['bound']} {limit['number']} {noun}"
+    # The messages of our own checks of an object name the faulty entry
+    shown = "" if kind == "value_error" and isinstance(value, dict) else _shown(value)
+    return InvalidParameter(f"{field} {message}{shown}.", param=field)
 
 
 def _shown(value: Any) -> str:
@@ -313,7 +320,7 @@ class TokenizeBody(BaseModel):
     with_pieces: bool | None = None
 
     def chat_fields(self) -> dict[str, Json]:
-        """Return what a ChatBody is made of."""
+        """Return the fields for a ChatBody."""
         names = ("messages", "tools", "tool_choice", "chat_template_kwargs", "add_generation_prompt")
         return self.model_dump(include={"model", "continue_final_message", *names}, exclude_none=True)
 

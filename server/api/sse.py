@@ -1,11 +1,10 @@
-"""The forms that streams of server-sent events take: OpenAI's anonymous chunks, and events with names.
+"""Server-sent events: SseWriter, which each API implements, and the responses that end when their client disconnects.
 
-An SseWriter makes the bytes of one answer; http/routes/reply.py runs it.
+server/http/routes/reply.py runs the writers. Streams consist of anonymous chunks (OpenAI) or of named events.
 
-Answers that watch their client: server-sent events, and plain answers given up when nobody waits. Imports starlette.
-
-Starlette cancels neither when a client leaves, so both read receive() beside their work: the disconnect message ends
-the work, and the work's own `finally` aborts the engine requests.
+Starlette does not cancel a handler when its client disconnects, so streams and plain answers read receive() beside
+their work: the disconnect message ends the work, and the work's `finally` aborts the engine requests.
+Imports msgspec, starlette, server.api.error_replies and server.generation.events.
 """
 
 import asyncio
@@ -52,13 +51,13 @@ async def wait_or_gone(receive: Receive, task: asyncio.Task[Any], *, timeout_s: 
 
 
 async def cancel(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for its end, whatever that is."""
+    """Cancel a task and wait for its end; ignore its result."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
 class EventStreamResponse(Response):
-    """Sends events as they come, `ping` while they do not, and ends the source when the client leaves.
+    """Sends events as they arrive, `ping` while none do, and closes the source when the client disconnects.
 
     `events` yields whole events as bytes; `on_disconnect` tells of a client that left; `close` is always awaited at
     the end, also when `events` was never begun (a generator that was not has no `finally`).
@@ -140,7 +139,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class ReplyHead(msgspec.Struct, frozen=True):
-    """What every chunk of an answer repeats."""
+    """The fields that every chunk of an answer repeats."""
 
     id: str
     created: int  # Unix time, seconds
@@ -152,23 +151,23 @@ class SseWriter(Protocol):
 
     @property
     def ping(self) -> bytes:
-        """What is sent while nothing else is."""
+        """Bytes to send while there is no event."""
         ...
 
     def opening(self) -> bytes:
-        """What comes before the first event."""
+        """Bytes before the first event."""
         ...
 
     def event(self, event: Event, *, is_last: bool) -> bytes:
-        """What one event shows, b"" for nothing. `is_last`: no event of any choice comes after it."""
+        """Bytes of one event, which may be empty. `is_last`: no event of any choice comes after it."""
         ...
 
     def closing(self) -> bytes:
-        """What ends a stream that went well."""
+        """Bytes at the end of a complete stream."""
         ...
 
     def failed(self, error: ServiceError, *, request_id: str) -> bytes:
-        """What ends a stream that did not: a stream is never just closed."""
+        """Bytes at the end of a failed stream, which never ends without them."""
         ...
 
     def whole(self, events: Sequence[Event]) -> msgspec.Struct:

@@ -17,7 +17,6 @@ import msgspec
 from engine.interface.errors import StartupError
 
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {0x09: "\t", 0x0A: "\n"}
-EXIT_NO_SERVER = 3
 _MAX_ERROR_CHARACTERS = 500
 _PROBE_TIMEOUT_S = 5.0
 Handler = Callable[[int, FrameType | None], object]

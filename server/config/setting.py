@@ -5,7 +5,7 @@ Imports argparse.
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from server.config.value_types import ValueType
@@ -143,9 +143,14 @@ class Setting(NamedTuple):
         return found[1].removeprefix("default: ") if found else "none"
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Return which known name may have been meant, as the end of a sentence."""
+def nearest(name: str, known: Sequence[str] | Mapping[str, str]) -> str:
+    """Return which known name may have been meant, as the end of a sentence.
+
+    Of a mapping the keys are compared, and the value of the nearest key is returned.
+    """
     import difflib
 
     found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f": {found[0]} is the nearest" if found else ""
+    if not found:
+        return ""
+    return f": {known[found[0]] if isinstance(known, Mapping) else found[0]} is the nearest"

@@ -70,13 +70,21 @@ class SettingsParser(argparse.ArgumentParser):
             flag = next((word for word in unknown if word.startswith("-")), "").partition("=")[0]
             if not flag:
                 self.error(f"{unknown[0]!r} is one argument too many")
-            self.error(f"{flag} is no flag of {self.prog}{nearest(flag, list(self._option_string_actions))}")
+            self.error(f"{flag} is no flag of {self.prog}{self._nearest_flag(flag)}")
         if self.settings:
             try:
                 self._fill(found)
             except StartupError as error:
                 self.error(error.message.removesuffix("."))
         return found, unknown
+
+    def _nearest_flag(self, flag: str) -> str:
+        """Return the flag that may have been meant, as the end of a sentence; for an old name its current one."""
+        current = {name: name for name, action in self._option_string_actions.items()}
+        for alias in self.aliases:
+            setting = next(setting for setting in self.settings if setting.action.dest == alias.action.dest)
+            current |= dict.fromkeys(alias.action.option_strings, setting.action.option_strings[0])
+        return nearest(flag, current)
 
     def error(self, message: str) -> NoReturn:
         """Print one sentence and exit."""

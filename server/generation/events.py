@@ -14,9 +14,9 @@ TextKind = Literal["text", "reasoning"]
 
 
 class TextDelta(msgspec.Struct):
-    """New text of one choice and its tokens. The text can be "": it only carries tokens then.
+    """New text of one choice and its tokens. The text is "" if the tokens show none.
 
-    The tokens of kind "reasoning" are the reasoning tokens of the usage. Completions have kind "text" alone.
+    The tokens of kind "reasoning" are the reasoning tokens of the usage. Completions have kind "text" only.
     """
 
     index: int  # of the choice
@@ -48,7 +48,7 @@ class ChoiceFinished(msgspec.Struct):
 
     index: int
     finish_reason: str
-    stop_string: str | None = None  # the one that was found
+    stop_string: str | None = None  # the stop string that was found
 
 
 Event = TextDelta | ToolCallStart | ToolArguments | ChoiceFinished

@@ -1,10 +1,10 @@
-"""One HTTP request's generation: engine requests in, one ordered stream of text events out. Never torch.
+"""CompletionStream: the generation of one HTTP request: engine requests in, one ordered stream of text events out.
 
     GenerationSpec ─ submit prompts × n ─→ RequestOutputs per choice
         ─ detokenize, stop strings, in a chat MessageSplitter ─→ TextDelta* ChoiceFinished, merged
 
-A choice of the answer is one engine request. Whatever ends batches() early (a stop string, an error, a client that
-left, a deadline), closing it aborts every engine request that is still open.
+A choice of the answer is one engine request. An early end of batches() (a stop string, an error, a client that
+disconnects, a deadline) closes it, which aborts every engine request that is still open. Never imports torch.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ class _End:
 
 
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Yield what the sources yield, in order of arrival, until all have ended. Raises what the first one raises.
+    """Yield the items of all sources in order of arrival until all have ended. Raises the first error of a source.
 
-    All are closed at the end, also at an early one.
+    All sources are closed at the end, also at an early one.
     """
-    # Bounded, so that a slow reader slows its own sources and nothing grows here.
+    # Bounded, so that a slow reader slows its own sources and the queue does not grow.
     queue: asyncio.Queue[T | Exception | _End] = asyncio.Queue(maxsize=2 * len(sources))
 
     async def pump(source: AsyncGenerator[T, None]) -> None:
@@ -76,13 +76,13 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     visible_ids: frozenset[int] = frozenset()  # special tokens that are text nevertheless: tags to be parsed
-    continues_prompt: bool = False  # the texts join the prompts'; else each is a turn of its own
+    continues_prompt: bool = False  # the answers continue the prompts' text; else each is a turn of its own
     cache_salt: str = ""
     priority: int = 0
     lora_index: int = 0  # as in AddRequest
     grammar: GrammarSpec | None = None  # what each answer must match, checked to compile
-    grammar_param: str | None = None  # the field that asks for it, in the client's words
-    is_scoring_only: bool = False  # no answer: the one token that the engine makes at least is dropped
+    grammar_param: str | None = None  # the field of the client's request that asks for it
+    is_scoring_only: bool = False  # no answer: the single token that the engine has to make is dropped
     timeout_s: float | None = None  # from arrival
     arrival_s: float  # time.monotonic()
 
@@ -92,12 +92,12 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.timeout_s is None else self.arrival_s + self.timeout_s
 
     def text_context(self, index: int) -> tuple[int, ...]:
-        """The tokens that the text of choice `index` goes on from."""
+        """Return the prompt's tokens before the text of choice `index`."""
         return self.prompts[index // self.n] if self.continues_prompt else ()
 
 
 class Stats(msgspec.Struct, kw_only=True):
-    """What one generation cost so far; the source of usage, timings and the access log."""
+    """Tokens and times of one generation so far; the source of usage, timings and the access log."""
 
     num_prompt_tokens: int
     num_cached_tokens: int = 0
@@ -114,7 +114,7 @@ class Stats(msgspec.Struct, kw_only=True):
 class CompletionStream:
     """Runs one spec once. `request_id` is unique; the engine requests are numbered below it.
 
-    `make_splitter`: gives what splits the text of the choice with that index, or None where its text is the answer.
+    `make_splitter`: returns the splitter of the choice with that index, or None if its text is the answer.
     """
 
     def __init__(
@@ -145,11 +145,11 @@ class CompletionStream:
 
     @property
     def num_choices(self) -> int:
-        """How many ChoiceFinished events there will be."""
+        """Return the number of ChoiceFinished events of the whole stream."""
         return len(self._choices)
 
     def batches(self) -> AsyncGenerator[list[Event], None]:
-        """Yield every choice's events and its end. A list is never empty: it is what came at once for one choice.
+        """Yield every choice's events and its end. A list has one choice's events of one engine output, at least one.
 
         Raises ServiceErrors, DeadlineExceeded among them.
         """
@@ -157,18 +157,18 @@ class CompletionStream:
         return sources[0] if len(sources) == 1 else merged(sources)
 
     def cancel(self) -> None:
-        """End it from outside: batches() raises RequestAborted, at once or when it begins."""
+        """Cancel the generation: batches() raises RequestAborted, at once or when it starts."""
         self._is_cancelled = True
         for choice in self._choices:
             if not choice.finish_reason:
                 self._client.abort(choice.request_id)
 
     def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
-        """The entries of a choice's prompt from its second token on, if asked for: all are there at its first event."""
+        """The entries of a choice's prompt from its second token on, if asked for; complete at its first event."""
         return self._choices[index].prompt_logprobs
 
     def stats(self) -> Stats:
-        """Add up what the choices used until now."""
+        """Return the sums over the choices so far."""
         choices, n = self._choices, self.spec.n
         started = [choice for choice in choices if choice.first_s is not None]
         first = min(started, key=lambda choice: choice.first_s or 0.0, default=None)
@@ -194,7 +194,7 @@ class CompletionStream:
             while not choice.finish_reason:
                 try:
                     events = choice.feed(await self._next(outputs))
-                except GrammarError as error:  # of the engine, which knows no fields
+                except GrammarError as error:  # the engine does not know the request's fields
                     error.param = error.param or self.spec.grammar_param
                     raise
                 if choice.is_stopped_early:
@@ -221,7 +221,7 @@ class CompletionStream:
 
 
 class _ChoiceStream:
-    """One engine request: its text state, its counts, its clock."""
+    """The engine request of one choice: its text state, counts and times."""
 
     def __init__(
         self,
@@ -260,11 +260,11 @@ class _ChoiceStream:
 
     @property
     def is_stopped_early(self) -> bool:
-        """True once a stop string was found: the engine, which knows no text, must be told to end."""
+        """Whether a stop string was found: the engine does not see text, so its request has to be aborted."""
         return self._stop is not None and self._stop.matched is not None
 
     def add_request(self) -> AddRequest:
-        """Return what the engine gets."""
+        """Return the request for the engine."""
         spec = self._spec
         prompt, sibling = divmod(self.index, spec.n)
         params = spec.params
@@ -282,7 +282,7 @@ class _ChoiceStream:
         )
 
     def feed(self, output: RequestOutput) -> list[Event]:
-        """Turn what the engine sent into events. Raises RequestAborted if someone else ended the request."""
+        """Return the events of one engine output. Raises RequestAborted if the request was ended elsewhere."""
         if output.finish_reason == "abort":
             raise RequestAborted("The request was cancelled.")
         self.prompt_logprobs += output.prompt_logprobs
@@ -316,7 +316,7 @@ class _ChoiceStream:
             text = "".join(texts) + tail
             shown = logprobs[:num_used] if logprobs is not None else None
             return [TextDelta(self.index, "text", text, ids[:num_used], shown)] if num_used or text else []
-        texts += [""] * (num_used - len(texts))  # the token that stopped it is no text
+        texts += [""] * (num_used - len(texts))  # a stop token has no text
         texts[-1] += tail
         return [
             TextDelta(self.index, "text", text, ids[i : i + 1], logprobs[i : i + 1] if logprobs is not None else None)
@@ -330,7 +330,7 @@ class _ChoiceStream:
         ids = output.token_ids
         num_shown = len(ids)
         if output.stop_token_id is not None and not self._spec.include_stop_str_in_output:
-            num_shown -= 1  # the token that stopped it is counted but not text
+            num_shown -= 1  # a stop token counts but has no text
         if self._stop is None:
             if self._splitter is None:
                 return [self._detokenizer.push(ids[:num_shown])], len(ids)

@@ -1,8 +1,8 @@
-"""Splits the text of one choice of a chat into reasoning, text and tool calls as it arrives. Imports server only.
+"""MessageSplitter: splits the text of one choice of a chat into reasoning, text and tool calls as it arrives.
 
     TextDelta, one per token ─→ PartsParser ─ Parts ─→ TextDeltas by kind, ToolCallStart, ToolArguments
 
-A choice without a parser needs no splitter: its text is the message's.
+A choice without a parser needs no splitter: its text is the message's. Imports server only.
 """
 
 import json
@@ -19,8 +19,8 @@ _NUM_ID_CHARS = 24
 class MessageSplitter:
     """One choice: its parser, its calls, its counts.
 
-    `max_calls`: tool calls after that many are dropped. `must_call`: the grammar allows nothing but calls (after
-    reasoning), so that what is cut off before its name is known is no text.
+    `max_calls`: further tool calls are dropped. `must_call`: the grammar allows nothing but calls (after
+    reasoning), so text that is cut off before the call's name is no answer text.
     """
 
     def __init__(self, index: int, parser: PartsParser, *, max_calls: int | None, must_call: bool) -> None:
@@ -30,10 +30,10 @@ class MessageSplitter:
         self._max_calls = max_calls
         self._must_call = must_call
         self._num_calls = 0
-        self._arguments: list[str] = []  # of the last call that is given out
+        self._arguments: list[str] = []  # of the last call that was sent
 
     def feed(self, deltas: list[TextDelta], end: ChoiceFinished | None) -> list[Event]:
-        """Return the events of what came at once, adjacent ones of a kind joined. Each delta is of one token.
+        """Return the events of one engine output, adjacent ones of a kind joined. Each delta has one token.
 
         The finish_reason of `end` becomes "tool_calls" after whole calls.
         """
@@ -56,7 +56,7 @@ class MessageSplitter:
     def _parse(self, events: list[Event], delta: TextDelta) -> None:
         is_reasoning = self._parser.is_reasoning
         parts = self._parser.push(delta.text)
-        if is_reasoning or self._parser.is_reasoning:  # the tags are part of what it costs
+        if is_reasoning or self._parser.is_reasoning:  # its tags count as reasoning tokens
             self.num_reasoning_tokens += len(delta.token_ids)
             delta.kind = "reasoning"
         shown = Reasoning if delta.kind == "reasoning" else Text
@@ -91,7 +91,7 @@ class MessageSplitter:
 
 
 def _is_object(arguments: str) -> bool:
-    """False for arguments that the model left unfinished, or that are no JSON."""
+    """Return whether the arguments are a complete JSON object."""
     try:
         return isinstance(json.loads(arguments), dict)
     except (ValueError, RecursionError):

@@ -62,7 +62,7 @@ class Summary:
 
     def _auth(self) -> str:
         if not self.num_keys:
-            return "none: whoever reaches this address may use it"
+            return "none, so every client that reaches this address may use it"
         return f"API key ({self.num_keys} known)" if self.num_keys > 1 else "API key"
 
 

@@ -15,8 +15,6 @@ from prometheus_client.registry import Collector
 
 from engine.interface.metrics import METRICS, Histogram, Key, Metric, MetricsDelta
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 _LAUNCHER = "launcher"
 _BUILD_LABELS = ("version", "torch", "cuda", "device", "dtype")  # but the first from the engine, "" until it is ready
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")

@@ -1,6 +1,6 @@
-"""From a parsed chat body to a generation that can be run: checks, template, token ids, spec. Imports server only.
+"""prepare_chat: checks and encodes a parsed chat body: features, template, token ids, spec. Imports server only.
 
-The chat route calls prepare_chat, and so do the routes of other APIs that make a ChatBody of their own bodies.
+The chat route and the routes of other APIs, which translate their bodies to a ChatBody, call prepare_chat.
 """
 
 import asyncio
@@ -41,13 +41,13 @@ _RENDER_GRACE_S = 0.5
 
 
 class PreparedChat(msgspec.Struct, frozen=True):
-    """A checked chat request, not begun yet."""
+    """A checked chat request that has not started."""
 
     head: ReplyHead
     generation: CompletionStream
     options: ReplyOptions
     headers: dict[str, str]  # of the answer: names what was ignored
-    ignored: list[str]  # the same names, for a route whose body has others
+    ignored: list[str]  # the same names, for a route whose body has other names
     tools: ToolPlan
 
 
@@ -65,10 +65,10 @@ async def prepare_chat(
     shrinks_max_tokens: bool = False,
     field_names: Mapping[str, str] | None = None,
 ) -> PreparedChat:
-    """Check and encode a chat. Raises ServiceErrors: all that can be wrong with a request but what the engine finds.
+    """Check and encode a chat. Raises ServiceErrors for every fault but those that the engine finds.
 
-    `request`: its body is read; its end ends the wait for a grammar.
-    `shrinks_max_tokens`: more tokens than the context has room for are no error, but fewer are made.
+    `request`: its body has been read; its disconnect ends the wait for a grammar.
+    `shrinks_max_tokens`: a max_tokens over the room in the context is lowered instead of refused.
     `field_names`: of ChatEquivalent, if the client used another API. The caller renames the fields in errors with
     errors_in_client_fields().
     """
@@ -122,7 +122,7 @@ async def prepare_chat(
 def _constraint_of(
     body: ChatBody, plan: ToolPlan, tokenizer: Tokenizer, reasoning: ReasoningPlace
 ) -> ConstraintRequest | None:
-    """What the answer must match: a call where one is forced, else what the body asks for, or a call instead of it."""
+    """Return the constraint of the answer: a forced tool call, else the body's format, or a call in its place."""
     chat_format = tokenizer.chat_format
     ids = tokenizer.tag_ids(chat_format.tags(has_tools=bool(plan.callable)))
     constraint = constraint_of(body.response_format, body.structured_outputs)
@@ -143,7 +143,7 @@ def _constraint_of(
 
 
 async def encode_chat(app_state: AppState, body: ChatBody) -> list[int]:
-    """Return the token ids of a chat's prompt, also of one that does not fit the context. Raises ServiceErrors."""
+    """Return the token ids of a chat's prompt, even if it does not fit the context. Raises ServiceErrors."""
     check_chat(body)
     plan = plan_tools(body)
     check_tools(plan, app_state.tokenizer.chat_format)
@@ -152,14 +152,14 @@ async def encode_chat(app_state: AppState, body: ChatBody) -> list[int]:
 
 
 async def _encode(app_state: AppState, body: ChatBody, plan: ToolPlan, limits: EngineReady) -> _Prompt:
-    """Render and encode in one thread. The render checks its deadline itself; the wait here is for one that cannot."""
+    """Render and encode in one thread. The renderer checks its deadline itself; the wait covers code that cannot."""
     tokenizer = app_state.tokenizer
     template = tokenizer.chat_template
     messages = template_messages(body, knows_developer=template is not None and "developer" in template.source)
     if tokenizer.chat_format.tools in ("mistral", "mistral_args"):
         shorten_call_ids(messages)
     is_rendered = threading.Event()
-    begun_s: float | None = None  # while other requests have all the threads, nothing is too slow yet
+    begun_s: float | None = None  # None while it waits for a free thread: that time is no render time
 
     def render_and_encode() -> _Prompt:
         nonlocal begun_s
@@ -178,7 +178,7 @@ async def _encode(app_state: AppState, body: ChatBody, plan: ToolPlan, limits: E
         return _Prompt(tokenizer.encode_chat(rendered), place)
 
     work = asyncio.create_task(asyncio.to_thread(render_and_encode))
-    work.add_done_callback(_forget)  # also where the request is cancelled meanwhile
+    work.add_done_callback(_forget)  # also if the request is cancelled meanwhile
     while not work.done() and not is_rendered.is_set():
         rest_s = TEMPLATE_DEADLINE_S + _RENDER_GRACE_S - (time.monotonic() - begun_s if begun_s is not None else 0.0)
         if rest_s <= 0:
@@ -188,7 +188,7 @@ async def _encode(app_state: AppState, body: ChatBody, plan: ToolPlan, limits: E
 
 
 def _template_kwargs(body: ChatBody, chat_format: ChatFormat) -> dict[str, Any] | None:
-    """What the template is told of the reasoning; chat_template_kwargs win."""
+    """Return the template's variables for reasoning; chat_template_kwargs take precedence."""
     kwargs: dict[str, Any] = {}
     if body.reasoning_effort is not None:
         if chat_format.thinking_switch is not None:
@@ -204,7 +204,7 @@ def _ignored_by_template(body: ChatBody, chat_format: ChatFormat) -> list[str]:
 
 
 def _forget(work: asyncio.Task[_Prompt]) -> None:
-    """Take the result of a render that nobody waits for, so that asyncio does not report it as lost."""
+    """Retrieve the result of an abandoned render, so that asyncio does not report it as lost."""
     if not work.cancelled():
         work.exception()
 

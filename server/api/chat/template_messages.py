@@ -1,4 +1,4 @@
-"""Chat messages from the wire's form to the form that chat templates expect. Pure."""
+"""Template messages: chat messages of a request in the form that chat templates expect. Pure."""
 
 import hashlib
 from typing import Any
@@ -77,10 +77,10 @@ def _text_content(message: ChatMessage, *, index: int) -> str | None:
 
 
 def _template_tool_call(call: dict[str, Any]) -> dict[str, Any]:
-    """Templates print a call's arguments with tojson, so they must be an object and not its text."""
+    """Return a tool call with its arguments as an object, since templates print them with tojson."""
     arguments = call["function"].get("arguments") or "{}"
     try:
         parsed = parse_json(arguments.encode())
-    except MalformedBody:  # no object, or one that no body may contain: shown as the text that it is
+    except MalformedBody:  # not an object, or one that no body may contain: kept as text
         return call
     return {**call, "function": {**call["function"], "arguments": parsed}}

@@ -1,4 +1,4 @@
-"""The tools of a chat request: what the model is shown, what it may call, what it must. Pure. Raises RequestErrors."""
+"""ToolPlan: the tools of a chat request: shown to the model, callable, required. Pure. Raises RequestErrors."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _MAX_SHOWN_CHARS = 64
 
 
 class ToolPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request's tools mean for its answer."""
+    """The effect of a request's tools on the prompt and the answer."""
 
     shown: list[dict[str, Any]] | None = None  # to the model, by its template
     callable: tuple[ToolSpec, ...] = ()  # empty: text is never read as a call
@@ -53,7 +53,7 @@ def plan_tools(body: ChatBody) -> ToolPlan:
 
 
 def check_tools(plan: ToolPlan, chat_format: ChatFormat) -> None:
-    """Refuse tools that this model cannot call."""
+    """Refuse tools that the model cannot call."""
     if not plan.shown:
         return
     if not chat_format.takes_tools:
@@ -101,7 +101,7 @@ def _spec(tool: Tool, *, index: int) -> ToolSpec:
 
 
 def _shown_tool(tool: Tool) -> dict[str, Any]:
-    """What templates expect and models were trained on; `strict` is between the client and us."""
+    """Return a tool as templates expect it: without `strict`, which only this server reads."""
     function = tool.function
     shown: dict[str, Any] = {"name": function.name}
     if function.description is not None:

@@ -1,4 +1,4 @@
-"""Events of a chat as chat.completion, or as a stream of chat.completion.chunk. Imports server only.
+"""ChatWriter: the events of a chat as chat.completion, or as a stream of chat.completion.chunk. Imports server only.
 
 The whole answer is collected from the same events that the stream sends one by one.
 """

@@ -1,4 +1,4 @@
-"""From a parsed completion body to a generation that can be run: checks, token ids, spec. Imports server only."""
+"""prepare_completion: from a parsed completion body to a generation: checks, token ids, spec. Imports server only."""
 
 import asyncio
 import secrets
@@ -23,7 +23,7 @@ from server.text.tokenizer import Tokenizer
 
 
 class PreparedCompletion(msgspec.Struct, frozen=True):
-    """A checked completion request, not begun yet."""
+    """A checked completion request that has not started."""
 
     head: ReplyHead
     generation: CompletionStream

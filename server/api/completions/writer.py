@@ -1,4 +1,4 @@
-"""Events as text_completion, whole or as a stream of it. Imports server only.
+"""TextWriter: the events of a completion as text_completion, whole or as a stream. Imports server only.
 
 The whole answer is collected from the same events that the stream sends one by one.
 """

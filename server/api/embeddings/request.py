@@ -1,4 +1,4 @@
-"""From a parsed embeddings body to a run: checks, prompts, token ids, limits. Imports server only."""
+"""prepare_embeddings: check a parsed embeddings body and make its spec: prompts, ids, limits. Imports server only."""
 
 import asyncio
 import secrets
@@ -21,7 +21,7 @@ MAX_INPUT_TOKENS = 2**20  # of all inputs of a request
 
 
 class PreparedEmbeddings(msgspec.Struct, frozen=True):
-    """A checked request, not begun yet."""
+    """A checked embeddings request that has not started."""
 
     model: str
     run: EmbeddingRun

@@ -1,10 +1,9 @@
-"""One HTTP request's embeddings: an engine request per input, so many at once as the engine takes. Never torch.
+"""EmbeddingRun: the embeddings of one HTTP request, and their JSON in OpenAI's form. Never torch.
 
     EmbeddingSpec ─ submit, a window at a time ─→ hidden states, pooled by the engine ─→ cut, length 1 ─→ answer
 
-Closing it early, by an error, a deadline or a client that left, aborts every engine request that is still open.
-
-The JSON of /v1/embeddings, as OpenAI has it. Imports msgspec; server/api/objects.py has the other answers.
+Each input is one engine request; a window limits how many run at once. An early end (an error, a deadline, a client
+that disconnects) aborts every engine request that is still open. Imports msgspec, numpy, engine.interface and server.
 """
 
 import asyncio
@@ -28,12 +27,12 @@ _NOTHING_SAMPLED = SamplingParams(max_tokens=1)
 
 
 class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A validated request: what holds one has been checked against every limit."""
+    """A validated request, checked against every limit."""
 
     inputs: list[list[int]]
     pooling: PoolingKind
     dimensions: int  # at most the model's
-    max_inputs_at_once: int  # that the engine has; more could be too many for its queue
+    max_inputs_at_once: int  # in the engine, so that its queue is not exceeded
     max_tokens_at_once: int  # of these inputs, but for one that is longer
     cache_salt: str = ""
     lora_index: int = 0  # as in AddRequest
@@ -43,7 +42,7 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Window:
-    """Lets so many inputs through at once that an idle engine's queue takes them."""
+    """Limits the inputs in the engine to what an idle engine's queue accepts."""
 
     def __init__(self, *, max_inputs: int, max_tokens: int) -> None:
         self._max_inputs = max_inputs
@@ -84,7 +83,7 @@ class EmbeddingRun:
         self._is_cancelled = False
 
     async def embed_all(self) -> None:
-        """Have every input embedded. Raises ServiceErrors."""
+        """Embed every input. Raises ServiceErrors."""
         spec = self.spec
         deadline = None if spec.timeout_s is None else spec.arrival_s + spec.timeout_s - time.monotonic()
         window = _Window(max_inputs=spec.max_inputs_at_once, max_tokens=spec.max_tokens_at_once)
@@ -104,13 +103,13 @@ class EmbeddingRun:
         return [self._vector(index) for index in range(len(self.spec.inputs))]
 
     def cancel(self) -> None:
-        """End it from outside: embed_all() raises RequestAborted, at once or when it begins."""
+        """Cancel the run: embed_all() raises RequestAborted, at once or when it starts."""
         self._is_cancelled = True
         for request_id in self._open:
             self._client.abort(request_id)
 
     def stats(self) -> Stats:
-        """Add up what was used until now."""
+        """Return the tokens used so far."""
         first = min(self._ends.values(), key=lambda output: output.arrival_s, default=None)
         last_s = max((output.arrival_s for output in self._ends.values()), default=self.spec.arrival_s)
         return Stats(
@@ -166,7 +165,7 @@ class EmbeddingRun:
 def unit_vector(raw: bytes, *, dimensions: int) -> np.ndarray | None:
     """Return the first `dimensions` of some float32s, divided by their length (0 stays 0). None: not all are finite.
 
-    Cut before it is normalised, as Matryoshka embeddings are (Kusupati et al. 2022, arXiv:2205.13147, §3).
+    It is cut before it is normalised, as Matryoshka embeddings are (Kusupati et al. 2022, arXiv:2205.13147, §3).
     """
     vector = np.frombuffer(raw, dtype=np.float32)[:dimensions].astype(np.float64)
     length = float(np.linalg.norm(vector))
@@ -181,7 +180,7 @@ def to_base64(vector: np.ndarray) -> str:
 
 
 class EmbeddingUsage(msgspec.Struct):
-    """OpenAI's usage object of embeddings, with the tokens that were cached."""
+    """OpenAI's usage object of embeddings, with the number of cached tokens."""
 
     prompt_tokens: int
     total_tokens: int
@@ -206,7 +205,7 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 
 
 def encode_answer(run: EmbeddingRun, *, model: str, is_base64: bool) -> bytes:
-    """Return the JSON of a run that is over. Numbers are float32s to their last digit. Raises EngineError."""
+    """Return the JSON of a finished run. Numbers are float32s to their last digit. Raises EngineError."""
     stats = run.stats()
     written = [  # one by one, since no other thread runs while msgspec encodes
         msgspec.Raw(

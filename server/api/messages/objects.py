@@ -1,6 +1,6 @@
-"""The JSON of /v1/messages, as msgspec structs: answers, their blocks, and the events of a stream.
+"""Objects of /v1/messages as msgspec structs: answers, their blocks, and the events of a stream. Imports msgspec.
 
-A struct's tag is its `type` in JSON; for an event it is the event's name as well.
+The tag of a struct is its `type` in JSON; for an event it is also the name of the event.
 """
 
 from typing import Any
@@ -9,20 +9,20 @@ import msgspec
 
 
 class TextContent(msgspec.Struct, tag_field="type", tag="text", kw_only=True):
-    """A block: what the model says."""
+    """A content block: text of the answer."""
 
     text: str = ""
 
 
 class ThinkingContent(msgspec.Struct, tag_field="type", tag="thinking", kw_only=True):
-    """A block: what the model thought."""
+    """A content block: reasoning."""
 
     thinking: str = ""
     signature: str = ""
 
 
 class ToolUseContent(msgspec.Struct, tag_field="type", tag="tool_use", kw_only=True):
-    """A block: a tool that the model wants used."""
+    """A content block: a tool call."""
 
     id: str
     name: str
@@ -39,9 +39,9 @@ class OutputTokensDetails(msgspec.Struct):
 
 
 class MessageUsage(msgspec.Struct, kw_only=True):
-    """Anthropic's usage object. input_tokens: those of the prompt that were not found in the cache.
+    """Anthropic's usage object. input_tokens: tokens of the prompt that were not cached.
 
-    Writing to the prefix cache costs nothing, and is not counted.
+    Writes to the prefix cache are free and not counted.
     """
 
     input_tokens: int
@@ -127,7 +127,7 @@ class StopDelta(msgspec.Struct):
 
 
 class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
-    """Why the answer ended, and what it cost: all of it, not more of it."""
+    """The stop reason and the usage of the whole answer."""
 
     delta: StopDelta
     usage: MessageUsage
@@ -138,4 +138,4 @@ class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):
 
 
 class Ping(msgspec.Struct, tag_field="type", tag="ping"):
-    """Sent while nothing else is."""
+    """Sent while there is no other event."""

@@ -1,7 +1,7 @@
-"""From an Anthropic Messages request to a chat request. Pure; imports server only.
+"""Translation of an Anthropic Messages request to a chat request. Pure; imports server only.
 
-A message's blocks become one or more chat messages: tool results are messages of their own there. Turns of one role
-that follow each other are one turn, as Anthropic has it. A last message of the assistant is gone on with.
+The blocks of a message become one or more chat messages: a tool result is a message of its own. Consecutive turns of a
+role are joined, as in Anthropic's API. The answer continues a last message of the assistant.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ from server.api.sampling_fields import shared_values
 _FIELDS = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
 _FIELDS |= {"response_format": "output_config.format", "response_format.json_schema": "output_config.format"}
 _FIELDS |= {"parallel_tool_calls": "tool_choice.disable_parallel_tool_use"}
-# Leaving one of these out would change the question; what else is not served is the trace of somebody's server tools.
+# Leaving one of these out would change the question; other unserved blocks record calls of server tools.
 _NEEDED_BLOCKS = frozenset({"image", "document", "search_result", "container_upload"})
 # What Claude Code puts before its system prompt, for no model to read. It differs from request to request, so with it
 # no prefix would ever be found in the cache.
@@ -47,12 +47,12 @@ _BILLING = "x-anthropic-billing-header:"
 # templates take one that is not the first.
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_THINKING_SWITCHES = ("enable_thinking", "thinking")  # the names that templates have for it
+_THINKING_SWITCHES = ("enable_thinking", "thinking")  # the variable names in templates
 _TEXT_KINDS = {"text": "text"}
 
 
 def translate_messages(body: MessagesBody) -> ChatEquivalent:
-    """Return the chat request. Raises RequestErrors that name the field of this one."""
+    """Return the chat request. Raises RequestErrors that name fields of the Messages request."""
     fields = shared_values(body) | {
         "max_completion_tokens": body.max_tokens,
         "stop": body.stop_sequences,
@@ -67,12 +67,12 @@ def translate_messages(body: MessagesBody) -> ChatEquivalent:
 
 
 def translate_count(body: CountTokensBody) -> ChatEquivalent:
-    """Return the chat request whose prompt is to be counted. Raises RequestErrors that name the field of this one."""
+    """Return the chat request whose prompt is counted. Raises RequestErrors that name the client's fields."""
     return _translate(body, {}, template_kwargs={})
 
 
 def thinks(body: CountTokensBody) -> bool:
-    """Tell whether thoughts were asked for: without a word on it, Anthropic's models do not think."""
+    """Return whether the request enables thinking; Anthropic's default is off."""
     return body.thinking is not None and body.thinking.type != "disabled"
 
 
@@ -203,7 +203,7 @@ class _Messages:
     def add_text(self, role: str, parts: list[dict[str, str]], *, at: str) -> None:
         """Add text to the open turn of its role, or to a new one."""
         turn = self._open(role, at=at)
-        if turn.calls:  # text after calls is a turn of its own
+        if turn.calls:  # text after calls starts a new turn
             turn = self._append(Turn(role=role, at=at))
         turn.parts.extend(parts)
 
@@ -213,7 +213,7 @@ class _Messages:
             self.ignored.append(at)
             return
         turn = self._open("assistant", at=turn_at)
-        if turn.parts or turn.calls:  # thoughts begin a turn
+        if turn.parts or turn.calls:  # reasoning starts a new turn
             turn = self._append(Turn(role="assistant", at=turn_at))
         turn.thoughts.append(text)
 
@@ -221,7 +221,7 @@ class _Messages:
         content = "" if block.content is None else block.content
         parts = text_parts(content, at=f"{at}.content", kinds=_TEXT_KINDS, ignored=self.ignored)
         if block.is_error:
-            self.ignored.append(f"{at}.is_error")  # templates know no failed calls: the text must say it
+            self.ignored.append(f"{at}.is_error")  # templates cannot mark failed calls: the text has to
         self._append(Turn(role="tool", at=at, parts=parts, call_id=block.tool_use_id))
 
     def _open(self, role: str, *, at: str) -> Turn:

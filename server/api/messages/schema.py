@@ -1,7 +1,7 @@
-"""The bodies of POST /v1/messages and /v1/messages/count_tokens, strict and bounded like schemas.py. Imports pydantic.
+"""Bodies of POST /v1/messages and /v1/messages/count_tokens, strict as in server/api/schemas.py. Imports pydantic.
 
-Blocks and tools come in many types, of which some are served: content_blocks() and client_tool() check those that are.
-What is of another type is left to the caller, to refuse or to skip.
+Some of the types of blocks and tools are served: content_blocks() and client_tool() check those. The caller refuses or
+skips the other types.
 """
 
 from typing import Annotated, Any, Literal
@@ -32,7 +32,7 @@ class TextBlock(BaseModel):
 
 
 class ThinkingBlock(BaseModel):
-    """What the model thought; the signature of an answer without its thoughts holds them."""
+    """Reasoning of the model; without its text, the signature contains it."""
 
     model_config = _STRICT
 
@@ -43,7 +43,7 @@ class ThinkingBlock(BaseModel):
 
 
 class ToolUseBlock(BaseModel):
-    """A call that the model made."""
+    """A tool call of the model."""
 
     model_config = _STRICT
 
@@ -56,7 +56,7 @@ class ToolUseBlock(BaseModel):
 
 
 class ToolResultBlock(BaseModel):
-    """What a call gave."""
+    """The result of a tool call."""
 
     model_config = _STRICT
 
@@ -177,7 +177,7 @@ class MessagesBody(SharedSampling, CountTokensBody):
     stream: bool | None = None
     stop_sequences: Stop | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    # harmless by meaning: they say something about the request, and ask nothing of the answer
+    # metadata of the request without effect on the answer
     metadata: RequestMetadata | None = None
     service_tier: Label | None = None
     # beyond Anthropic's form, as in chat; so is seed
@@ -199,7 +199,7 @@ def content_blocks(content: Any, *, at: str, num_before: int) -> list[Block]:
 
 
 def client_tool(value: dict[str, Json], *, at: str) -> ClientTool | None:
-    """Return a checked tool, or None if it is one of those that Anthropic defines. Raises InvalidParameter."""
+    """Return a checked tool, or None for a tool type that Anthropic defines. Raises InvalidParameter."""
     if value.get("type") not in (None, "custom"):
         return None
     return parse_body(ClientTool, value, at=at)

@@ -1,9 +1,9 @@
-"""Events of a chat as an Anthropic Message, whole or as its stream of named events. Imports server only.
+"""MessagesWriter: the events of a chat as an Anthropic Message, whole or as named events. Imports server only.
 
     message_start ─ (block start ─ delta* ─ block stop)* ─ message_delta ─ message_stop | error
 
-Blocks follow each other: an event of another kind, or another call, ends the open one. The whole answer is the list of
-blocks that the same events leave behind.
+One block is open at a time: an event of another kind, or another call, closes it. The whole answer is the list of
+blocks from the same events.
 """
 
 from collections.abc import Sequence
@@ -39,11 +39,11 @@ from server.api.sse import ReplyHead, named_event
 from server.generation.events import ChoiceFinished, Event, TextDelta, ToolArguments, ToolCallStart
 from server.generation.generation import CompletionStream
 
-_UNSIGNED = "quire"  # clients drop thoughts without a signature; this one says that there is nothing to check
+_UNSIGNED = "quire"  # clients drop reasoning without a signature; this one marks that there is none to check
 
 
 class MessagesWriter:
-    """Makes one answer. `max_tokens`: as asked for; `omits_thinking`: thoughts are in their signatures alone."""
+    """Makes one answer. `max_tokens`: the requested one; `omits_thinking`: reasoning is sent in signatures only."""
 
     ping = named_event(Ping())
 
@@ -62,7 +62,7 @@ class MessagesWriter:
         return named_event(MessageStart(self._message([])))
 
     def event(self, event: Event, *, is_last: bool) -> bytes:
-        """What one event adds to the blocks."""
+        """Return the stream events of one chat event."""
         return b"".join(map(named_event, self._feed(event)))
 
     def closing(self) -> bytes:
@@ -70,7 +70,7 @@ class MessagesWriter:
         return named_event(MessageDelta(self._stop, self._usage())) + named_event(MessageStop())
 
     def failed(self, error: ServiceError, *, request_id: str) -> bytes:
-        """The error as an event; nothing comes after it."""
+        """The error as the last event."""
         return named_event(anthropic_body(error, request_id=request_id))
 
     def whole(self, events: Sequence[Event]) -> msgspec.Struct:
@@ -158,7 +158,7 @@ class MessagesWriter:
 
 
 def _input_of(arguments: str) -> dict[str, Any]:
-    """Return a call's arguments as an object. What is none, cut off or not JSON, is kept as it is under one key."""
+    """Return a call's arguments as an object. Text that is no JSON object is kept under one key."""
     if not arguments:
         return {}
     try:

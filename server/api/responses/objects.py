@@ -1,10 +1,7 @@
-"""The JSON of /v1/responses, as msgspec structs: answers and their items. A struct's tag is its `type` in JSON.
+"""Objects of /v1/responses as msgspec structs: answers, their items, and the events of a stream. Imports msgspec.
 
-Fields that OpenAI's Response has and this server cannot fill are null.
-
-The events of a /v1/responses stream, as msgspec structs. A struct's tag is the event's name, and its `type` in JSON.
-
-sequence_number is set by the writer, in the order in which events are sent.
+The tag of a struct is its `type` in JSON; for an event it is also the name of the event. Fields of OpenAI's Response
+that this server cannot fill are null. The writer sets sequence_number, in the order in which events are sent.
 """
 
 from typing import Any
@@ -35,7 +32,7 @@ class SummaryText(msgspec.Struct, tag_field="type", tag="summary_text", kw_only=
 
 
 class MessageOutput(msgspec.Struct, tag_field="type", tag="message", kw_only=True):
-    """An item: what the model says."""
+    """An output item: a message."""
 
     id: str
     status: str
@@ -44,7 +41,7 @@ class MessageOutput(msgspec.Struct, tag_field="type", tag="message", kw_only=Tru
 
 
 class ReasoningOutput(msgspec.Struct, tag_field="type", tag="reasoning", kw_only=True):
-    """An item: what the model thought."""
+    """An output item: reasoning."""
 
     id: str
     status: str
@@ -54,7 +51,7 @@ class ReasoningOutput(msgspec.Struct, tag_field="type", tag="reasoning", kw_only
 
 
 class FunctionCallOutput(msgspec.Struct, tag_field="type", tag="function_call", kw_only=True):
-    """An item: a function that the model wants called."""
+    """An output item: a function call."""
 
     id: str
     status: str
@@ -68,7 +65,7 @@ Part = OutputText | ReasoningText
 
 
 class InputTokensDetails(msgspec.Struct):
-    """Part of ResponsesUsage. Writing to the prefix cache costs nothing, and is not counted."""
+    """Part of ResponsesUsage. Writes to the prefix cache are free and not counted."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
@@ -127,7 +124,7 @@ class TextEcho(msgspec.Struct):
 
 
 class ResponsesEcho(msgspec.Struct, kw_only=True):
-    """What every answer repeats of its request."""
+    """The fields of the request that every answer repeats."""
 
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -195,7 +192,7 @@ class ResponseInProgress(msgspec.Struct, tag_field="type", tag="response.in_prog
 
 
 class ResponseCompleted(msgspec.Struct, tag_field="type", tag="response.completed", kw_only=True):
-    """The last event of an answer that ended by itself."""
+    """The last event of a complete answer."""
 
     sequence_number: int = 0
     response: Response
@@ -216,7 +213,7 @@ class ResponseFailed(msgspec.Struct, tag_field="type", tag="response.failed", kw
 
 
 class ErrorEvent(msgspec.Struct, tag_field="type", tag="error", kw_only=True):
-    """What went wrong after the first byte."""
+    """An error after the first byte of the stream."""
 
     sequence_number: int = 0
     code: str

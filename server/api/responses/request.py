@@ -1,8 +1,8 @@
-"""From a Responses request to a chat request. Pure; imports server only.
+"""Translation of a Responses request to a chat request. Pure; imports server only.
 
-Items become messages. What the model gave in one turn comes back as several items (reasoning, a message, calls), which
-are put together again: an item joins the assistant's open message if its kind may follow there, and any other item
-closes it. Nothing is stored, so whatever refers to something stored is refused.
+Items become messages. The items of one assistant turn (reasoning, a message, calls) are joined: an item is added to the
+open assistant message if its kind may follow there, and any other item closes that message. The server stores nothing,
+so references to stored objects are refused.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ _THINKS, _SAYS, _CALL = 0, 1, 2  # the order of an assistant's items within one 
 
 
 def translate_responses(body: ResponsesBody) -> ChatEquivalent:
-    """Return the chat request. Raises RequestErrors that name the field of this one."""
+    """Return the chat request. Raises RequestErrors that name fields of the Responses request."""
     _refuse_what_needs_a_store(body)
     messages = _Messages()
     if body.instructions:
@@ -68,7 +68,7 @@ def translate_responses(body: ResponsesBody) -> ChatEquivalent:
 
 
 def echo_of(body: ResponsesBody) -> ResponsesEcho:
-    """Return what the answer repeats of the request. The body must be translated before: that checks it."""
+    """Return the fields that the answer repeats. translate_responses() must have checked the body before."""
     tools = [tool for tool in (function_tool(value, at="tools") for value in body.tools or ()) if tool is not None]
     text, reasoning = body.text, body.reasoning
     format_ = text.format if text is not None and text.format is not None else TextFormat(type="text")
@@ -96,7 +96,7 @@ def echo_of(body: ResponsesBody) -> ResponsesEcho:
 
 
 def asks_for_summary(body: ResponsesBody) -> bool:
-    """Tell whether reasoning is to be given as its own summary: many clients show nothing but summaries."""
+    """Return whether reasoning is also sent as its summary: many clients show summaries only."""
     return body.reasoning is not None and bool(body.reasoning.summary or body.reasoning.generate_summary)
 
 

@@ -1,7 +1,7 @@
-"""The body of POST /v1/responses, strict and bounded like schemas.py. Imports pydantic.
+"""Body of POST /v1/responses, strict as in server/api/schemas.py. Imports pydantic.
 
-Items and tools come in many types, of which some are served: the body holds them as plain objects, and input_items()
-and function_tool() check those that are. What is of another type is left to the caller, to refuse or to skip.
+Some of the types of items and tools are served: the body holds all as plain objects, and input_items() and
+function_tool() check the served ones. The caller refuses or skips the other types.
 """
 
 from typing import Annotated, Any, Literal
@@ -41,7 +41,7 @@ class MessageItem(BaseModel):
 
 
 class FunctionCallItem(BaseModel):
-    """A call that the model made."""
+    """A function call of the model."""
 
     model_config = _STRICT
 
@@ -54,7 +54,7 @@ class FunctionCallItem(BaseModel):
 
 
 class FunctionOutputItem(BaseModel):
-    """What a call gave."""
+    """The result of a function call."""
 
     model_config = _STRICT
 
@@ -75,7 +75,7 @@ class ReasoningPart(BaseModel):
 
 
 class ReasoningItem(BaseModel):
-    """What the model thought before it answered."""
+    """Reasoning of the model before its answer."""
 
     model_config = _STRICT
 
@@ -167,7 +167,7 @@ class ResponsesBody(SharedSampling):
     reasoning: ReasoningOptions | None = None
     include: Annotated[list[Label], Field(max_length=64)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    # harmless by meaning: they say something about the request, and ask nothing of the answer
+    # metadata of the request without effect on the answer
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA)] | None = None
     client_metadata: dict[str, Json] | None = None
     user: Label | None = None

@@ -1,15 +1,15 @@
-"""Events of a chat as an OpenAI Response, whole or as its stream of named events. Imports server only.
+"""ResponsesWriter: the events of a chat as an OpenAI Response, whole or as named events. Imports server only.
 
     created ─ in_progress ─ items* ─ completed | incomplete | error, failed
 
-The items of one answer, and the events of their making:
+ResponsesOutput turns the events into the items of the answer, each with its own stream events:
 
     reasoning ─┐                       added ─ part added ─ delta* ─ text done ─ part done ─ item done
     text ──────┼→ one open item ─→
     tool call ─┘                       added ─────────────── delta* ─ arguments done ───── item done
 
-Items follow each other: an event of another kind, or another call, ends the open one. The whole answer is the list of
-items that the same events leave behind.
+One item is open at a time: an event of another kind, or another call, closes it. The whole answer is the list of items
+from the same events.
 """
 
 import secrets
@@ -88,7 +88,7 @@ class ResponsesOutput:
         self._early_entries: list[ChatTokenLogprob] = []  # since the last item, without text yet
 
     def feed(self, event: Event) -> list[msgspec.Struct]:
-        """Return the events that one event of the chat leads to. ChoiceFinished closes what is open."""
+        """Return the stream events of one chat event. ChoiceFinished closes the open item."""
         match event:
             case TextDelta(kind="text"):
                 return self._feed_text(event)
@@ -237,17 +237,17 @@ class ResponsesWriter:
         return self._encode([ResponseCreated(response=response), ResponseInProgress(response=response)])
 
     def event(self, event: Event, *, is_last: bool) -> bytes:
-        """What one event adds to the items."""
+        """Return the stream events of one chat event as bytes."""
         return self._encode(self._feed(event))
 
     def closing(self) -> bytes:
-        """The whole answer once more, as OpenAI sends it."""
+        """The last event, with the whole answer."""
         if self._is_cut:
             return self._encode([ResponseIncomplete(response=self._response(INCOMPLETE))])
         return self._encode([ResponseCompleted(response=self._response(COMPLETED))])
 
     def failed(self, error: ServiceError, *, request_id: str) -> bytes:
-        """The error as an event, and the answer as far as it came."""
+        """The error as an event, and the incomplete answer."""
         message = public_message(error, request_id=request_id)
         events = self._output.close(INCOMPLETE)
         response = self._response(_FAILED)
@@ -307,7 +307,7 @@ def make_item_id(prefix: str) -> str:
 
 
 def _fault_code(error: ServiceError) -> str:
-    """Return which of the codes that OpenAI's Response may have comes closest."""
+    """Return the closest error code of OpenAI's Response."""
     if isinstance(error, Overloaded):
         return "rate_limit_exceeded"
     return "invalid_prompt" if isinstance(error, RequestError) else "server_error"

@@ -1,6 +1,6 @@
-"""ApiRoute: an endpoint as a value, which stands beside its handler. Imports fastapi, msgspec, pydantic.
+"""ApiRoute: the description of one endpoint, defined beside its handler. Imports fastapi, msgspec, pydantic.
 
-The app registers these rows and the OpenAPI document describes them: neither knows an endpoint by its name.
+The app registers these rows and the OpenAPI document describes them; neither names an endpoint itself.
 """
 
 from collections.abc import Awaitable, Callable, Iterable

@@ -1,7 +1,4 @@
-"""POST /v1/chat/completions.
-
-POST /v1/completions.
-"""
+"""Routes POST /v1/chat/completions and POST /v1/completions."""
 
 from fastapi import Request, Response
 

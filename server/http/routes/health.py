@@ -39,10 +39,10 @@ class Version(msgspec.Struct):
 
 
 def health_routes(app_state: AppState) -> list[ApiRoute]:
-    """Return the routes that need no key, bound to one worker's state: they show that state alone."""
+    """Return the routes that need no key, bound to one worker's state, the only state they show."""
 
     async def health() -> Response:
-        # An engine that is missing after "ready" has ended, whoever notices first.
+        # An engine that is missing after "ready" has ended, whether or not the launcher has reported it.
         state = app_state.launcher.state
         is_lost = state.stage.name == "ready" and app_state.client.ready is None
         fault = state.fault or ("restarting" if is_lost else "")

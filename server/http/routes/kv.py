@@ -1,4 +1,4 @@
-"""GET /kv/snapshot and /kv/stream: the KV cache as it is, for the page at /kv. With API keys set both need one."""
+"""Routes GET /kv/snapshot and /kv/stream: the KV cache state for the page at /kv. With API keys both need one."""
 
 import asyncio
 import time
@@ -17,20 +17,20 @@ _NEVER_KEPT = {"cache-control": "no-store, no-transform"}
 
 
 class Same(msgspec.Struct, tag="same", tag_field="event"):
-    """Nothing has changed but the time."""
+    """Nothing but the time has changed since the last event."""
 
     time: float
 
 
 class Gap(msgspec.Struct, tag="state", tag_field="event"):
-    """There is nothing to show now. stage: as /ready has it, or "busy" while the engine does not answer."""
+    """There is no snapshot now. stage: as /ready has it, or "busy" while the engine does not answer."""
 
     stage: str
     detail: str
 
 
 class End(msgspec.Struct, tag="end", tag_field="event"):
-    """The last event: the server is going away."""
+    """The last event: the server shuts down."""
 
     detail: str
 
@@ -94,7 +94,7 @@ async def _events(app_state: AppState, feed: KvFeed) -> AsyncGenerator[bytes, No
 
 
 def _stage(app_state: AppState, error: ServiceError) -> str:
-    """Name why there is no snapshot."""
+    """Return the reason for a missing snapshot."""
     if not isinstance(error, EngineDead):
         return "busy"
     stage = app_state.launcher.state.stage.name
@@ -107,4 +107,4 @@ def _named(event: Same | Gap | End) -> bytes:
 
 
 def _nothing() -> None:
-    """A viewer that leaves is no aborted request."""
+    """Do nothing: a viewer that disconnects is no aborted request."""

@@ -1,7 +1,7 @@
-"""What a worker's viewers of the KV cache are shown. Imports engine's seams; never torch.
+"""KvFeed: the snapshots of the KV cache for the viewers of one worker. Imports engine.interface; never torch.
 
-KvFeed asks the engine at most once per interval for all of them together, and not at all while nobody looks. An answer
-is made into JSON once: the engine's request ids (generation.py: `ID-CHOICE`) become the ids that clients were given.
+KvFeed asks the engine at most once per interval for all viewers together, and never without a viewer. Each snapshot is
+encoded as JSON once: the engine's request ids (`ID-CHOICE`, server/generation/generation.py) become the clients' ids.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from engine.interface.errors import EngineError
 from engine.interface.protocol import KvRequest, KvSnapshot
 
 INTERVAL_S = 0.25
-_ANSWER_TIMEOUT_S = 5.0  # a step may take long where a CPU computes it
-_MAX_SHARE = 0.02  # of the engine's time: what is dear to make is asked for less often
-_MAX_AGE_S = 2.0  # but shown no longer, for where others use the cores a cheap one may take long
+_ANSWER_TIMEOUT_S = 5.0  # a step on a CPU may take long
+_MAX_SHARE = 0.02  # of the engine's time: an expensive snapshot is requested less often
+_MAX_AGE_S = 2.0  # upper limit of a snapshot's age: on busy cores even a cheap one may take long
 
 _encoder = msgspec.json.Encoder()
 
@@ -64,7 +64,7 @@ class KvHolder(msgspec.Struct):
 
 
 class KvState(msgspec.Struct):
-    """What GET /kv/snapshot answers. time: Unix seconds; cached_runs: free blocks whose content can still be found."""
+    """The answer of GET /kv/snapshot. time: Unix seconds; cached_runs: free blocks whose content can still be found."""
 
     model: str
     time: float
@@ -86,7 +86,7 @@ class Shown(msgspec.Struct):
 
 
 class KvFeed:
-    """One per worker. Uses no task, no timer and no memory but the last snapshot while nobody asks."""
+    """One per worker. Uses no task, no timer and no memory but the last snapshot while it has no viewers."""
 
     def __init__(
         self, client: EngineClient, *, model: str, interval_s: float = INTERVAL_S, wall: Callable[[], float] = time.time
@@ -129,7 +129,7 @@ class KvFeed:
     def _asked(self, task: asyncio.Task[Shown]) -> None:
         self._asking = None
         if not task.cancelled():
-            task.exception()  # seen by whoever waits, who may have left
+            task.exception()  # marks it as retrieved: its waiters may have left
 
 
 def state_of(snapshot: KvSnapshot, *, model: str, wall_s: float) -> KvState:
@@ -180,7 +180,7 @@ def _holder(row: KvRequest, runs: list[int], bytes_per_block: int) -> KvHolder:
         num_shared_blocks=row.num_shared_blocks,
         bytes=row.num_blocks * bytes_per_block,
         num_tokens=num_tokens,
-        num_computed_tokens=min(row.num_computed_tokens, num_tokens),  # guesses in flight are no tokens yet
+        num_computed_tokens=min(row.num_computed_tokens, num_tokens),  # drafts in flight are not counted
         num_prompt_tokens=row.num_prompt_tokens,
         num_hit_tokens=row.num_hit_tokens,
         age_s=round(row.age_s, 3),

@@ -1,6 +1,6 @@
-"""GET /v1/models and /v1/models/{id}.
+"""Routes GET /v1/models, GET /v1/models/{id} and DELETE /v1/requests/{id}.
 
-DELETE /v1/requests/{id}: ends a running request, whichever HTTP worker serves it.
+DELETE ends a running request, in whichever HTTP worker it runs.
 """
 
 import msgspec

@@ -1,11 +1,8 @@
-"""GET /docs, the API reference, and GET /kv, the live KV cache: static pages that load nothing from elsewhere.
+"""Routes of the static pages: GET /docs (API reference), /kv (live KV cache) and / (chat, for browsers).
 
-A page is one answer. /docs reads /openapi.json and needs a key like it. /kv is an empty shell that anybody may load: a
-browser sends no key with an address that is typed in, so the page asks for one itself and sends it for its data.
-
-GET / for browsers: the chat page, an empty shell that anybody may load, as /kv is.
-
-What does not ask for HTML gets at / what it gets on every unknown path: probes and scripts see no page, and a 401 where
+Each page is one response that loads nothing from elsewhere. /docs reads /openapi.json and needs a key, as that does.
+/kv and / hold no data and need no key: browsers send no key with a typed address, so the page asks for the key and
+sends it with its requests. A request to / that does not accept HTML gets the answer of an unknown path: 404, or 401 if
 keys are set.
 """
 

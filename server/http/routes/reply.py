@@ -1,4 +1,4 @@
-"""The common end of the generating routes: run a spec, answer it whole or as a stream. Imports server only."""
+"""answer: run a generation and reply with a whole answer or a stream, for generating routes. Imports server only."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ async def answer(
     is_stream: bool,
     headers: Mapping[str, str],
 ) -> Response:
-    """Run the generation and answer it. Raises what goes wrong before the first byte."""
+    """Run the generation and return its response. Raises errors that occur before the first byte."""
     record = record_of(request.scope)
     record.stats, record.cancel, record.answer_id = generation.stats, generation.cancel, generation.request_id
     if record.is_cancelled:  # while its prompt was made

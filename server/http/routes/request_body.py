@@ -23,7 +23,7 @@ class BodyLimit:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count what is read."""
+        """Count the bytes that are read."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

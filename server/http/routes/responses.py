@@ -1,4 +1,4 @@
-"""POST /v1/responses, and a clear 404 for what would need stored answers."""
+"""Routes of /v1/responses: POST, and a 404 with a reason for requests that need stored answers."""
 
 from fastapi import Request, Response
 

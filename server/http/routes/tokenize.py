@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, and the render routes: what a prompt is in tokens, without generating."""
+"""Routes POST /tokenize, /detokenize and the render routes: the tokens of a prompt, without generation."""
 
 import asyncio
 from collections.abc import Sequence

@@ -159,6 +159,19 @@ def test_a_grammar_and_a_filter_hold_together(depth):
 
 
 @DEPTHS
+@pytest.mark.parametrize("fields", [["bad_words"], ["allowed_token_ids"], ["allowed_token_ids", "bad_words"]])
+def test_the_error_names_the_fields_that_leave_no_token_to_a_grammar(depth, fields):
+    harness = Harness(depth=depth, get_compiler=compiler, max_model_len=400, num_blocks=400)
+    a, b, c = (tokenizer().token_to_id(letter) for letter in "abc")
+    filters = {"bad_words": [[c]], "allowed_token_ids": [a, b]}
+    harness.add("torn", [1], 60, grammar=choice_grammar(["abc"]), **{name: filters[name] for name in fields})
+    harness.drain()
+    (error,) = [message for _, message in harness.messages if getattr(message, "code", None)]
+    names = " and ".join(fields)
+    assert error.message == f"The answer cannot go on: {names} leave no token that fits its grammar."
+
+
+@DEPTHS
 def test_nothing_is_kept_of_requests_that_ended(depth):
     harness = Harness(depth=depth)
     harness.add("a", [1, 2], 4, allowed_token_ids=[7])

@@ -79,17 +79,17 @@ def test_every_api_hands_both_filters_to_the_engine(harness, path):
     [
         (
             "bad_words", ["a"] * 129, "",
-            "list should have at most 128 items after validation, not 129, got a list of 129",
+            "must have at most 128 items, got a list of 129",
         ),
         (
             "bad_words", ["a", "b" * 65], "[1]",
             "string should have at most 64 characters, got a string of 65 characters",
         ),
         ("bad_words", [""], "[0]", "string should have at least 1 character, got ''"),
-        ("allowed_token_ids", [], "", "list should have at least 1 item after validation, not 0, got a list of 0"),
+        ("allowed_token_ids", [], "", "must have at least 1 id, got a list of 0"),
         (
             "allowed_token_ids", [1] * 16_385, "",
-            "list should have at most 16384 items after validation, not 16385, got a list of 16385",
+            "must have at most 16384 ids, got a list of 16385",
         ),
         ("allowed_token_ids", [5, 512], "", "has the token id 512; ids are from 0 to 511"),
     ],

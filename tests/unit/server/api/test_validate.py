@@ -51,11 +51,11 @@ def test_logit_bias_is_declared_as_it_arrives_by_token_id():
     ("value", "message"),
     [
         ([], "logit_bias should be a valid dictionary, got a list of 0."),
-        ({"x": 1}, "logit_bias has the key 'x', keys are token ids, got an object."),
+        ({"x": 1}, "logit_bias has the key 'x', keys are token ids."),
         ({5: 1}, "logit_bias[5].[key] should be a valid string, got 5."),
         ({"5": "1"}, "logit_bias.5 should be a valid number, got '1'."),
         ({"x": "1"}, "logit_bias.x should be a valid number, got '1'."),
-        ({"5": 101}, "logit_bias has the value 101.0 for token 5, values are from -100 to 100, got an object."),
+        ({"5": 101}, "logit_bias has the value 101.0 for token 5, values are from -100 to 100."),
     ],
 )
 def test_a_wrong_logit_bias_is_named(value, message):

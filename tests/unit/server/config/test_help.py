@@ -80,6 +80,7 @@ def test_an_unknown_flag_is_one_sentence_everywhere(capsys):
     [
         ("serve --prot 1", "--prot is no flag of quire serve: --port is the nearest"),
         ("serve --max-model-length=5", "--max-model-length is no flag of quire serve: --max-model-len is the nearest"),
+        ("serve --max-wating 4", "--max-wating is no flag of quire serve: --max-queued-requests is the nearest"),
         ("bench serve --concurency 4", "--concurency is no flag of quire bench serve: --concurrency is the nearest"),
         ("serve one two", "'two' is one argument too many"),
         ("completion bash --json", "--json is no flag of quire completion"),

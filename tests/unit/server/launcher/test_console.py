@@ -123,7 +123,7 @@ def test_the_command_to_type_next_takes_a_socket_and_a_key() -> None:
     assert words[4:6] == ["-H", "authorization: Bearer $QUIRE_API_KEY"]
     assert summary.rows()["API"] == "unix:/run/my quire.sock"
     assert summary.rows()["Auth"] == "API key (2 known)"
-    assert SUMMARY.rows()["Auth"].startswith("none")
+    assert SUMMARY.rows()["Auth"] == "none, so every client that reaches this address may use it"
 
 
 def test_log_lines_are_text_or_json_with_the_process_named(capsys: pytest.CaptureFixture[str]) -> None:
