@@ -32,7 +32,7 @@ class ToolUseContent(msgspec.Struct, tag_field="type", tag="tool_use", kw_only=T
 Content = TextContent | ThinkingContent | ToolUseContent
 
 
-class OutputTokensDetails(msgspec.Struct):
+class MessageOutputTokensDetails(msgspec.Struct):
     """Part of MessageUsage."""
 
     thinking_tokens: int
@@ -48,7 +48,7 @@ class MessageUsage(msgspec.Struct, kw_only=True):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: MessageOutputTokensDetails
 
 
 class Message(msgspec.Struct, tag_field="type", tag="message", kw_only=True):

@@ -22,10 +22,10 @@ from server.api.messages.objects import (
     InputPiece,
     Message,
     MessageDelta,
+    MessageOutputTokensDetails,
     MessageStart,
     MessageStop,
     MessageUsage,
-    OutputTokensDetails,
     Ping,
     SignaturePiece,
     StopDelta,
@@ -153,7 +153,7 @@ class MessagesWriter:
             input_tokens=stats.num_prompt_tokens - stats.num_cached_tokens,
             cache_read_input_tokens=stats.num_cached_tokens,
             output_tokens=stats.num_output_tokens,
-            output_tokens_details=OutputTokensDetails(stats.num_reasoning_tokens),
+            output_tokens_details=MessageOutputTokensDetails(stats.num_reasoning_tokens),
         )
 
 
