@@ -170,10 +170,10 @@ class Address(NamedTuple):
 
 
 class Tls(NamedTuple):
-    """Paths of a certificate chain and its key, both or neither."""
+    """Paths of a certificate chain and its key."""
 
-    cert: str | None
-    key: str | None
+    cert: str
+    key: str
 
 
 def add_address_flags(group: argparse._ArgumentGroup) -> None:
@@ -258,27 +258,27 @@ def address_of(arguments: argparse.Namespace) -> Address:
     return Address(host if host is not None else _DEFAULT_HOST, port if port is not None else _DEFAULT_PORT, uds)
 
 
-def tls_of(arguments: argparse.Namespace) -> Tls:
-    """Return the TLS files after loading them once. Raises StartupError with the flag's name."""
+def tls_of(arguments: argparse.Namespace) -> Tls | None:
+    """Return the TLS files after a trial load, or None. Raises StartupError that names the flag at fault."""
     cert, key = arguments.tls_cert, arguments.tls_key
     if cert is None and key is None:
-        return Tls(None, None)
+        return None
     if cert is None or key is None:
         given, missing = ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
         raise StartupError(f"{given} needs {missing} as well.", exit_code=2)
     import ssl
 
-    chain, private_key = _readable("--tls-cert", cert), _readable("--tls-key", key)
+    tls = Tls(_readable("--tls-cert", cert), _readable("--tls-key", key))
     try:
         # a passphrase would be asked for on the terminal, and again by every worker
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, private_key, password=lambda: "")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password=lambda: "")
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else "not PEM files that fit together"
         raise StartupError(
-            f"--tls-cert {chain} and --tls-key {private_key} cannot be used: {reason.replace('_', ' ').lower()}.",
+            f"--tls-cert {tls.cert} and --tls-key {tls.key} cannot be used: {reason.replace('_', ' ').lower()}.",
             exit_code=2,
         ) from error
-    return Tls(chain, private_key)
+    return tls
 
 
 def add_log_flags(group: argparse._ArgumentGroup) -> None:

@@ -1,13 +1,17 @@
 """Settings from command line, environment and file: who wins, what is refused and how, what --show-config prints."""
 
 import argparse
+import ssl
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.interface.errors import StartupError
 from server.cli import main, serve_parser
+from server.config.serve_flags import Tls, tls_of
 from server.config.settings import SettingsParser, places_of
 from server.config.settings_file import show_config
 
@@ -191,6 +195,24 @@ def test_the_variables_that_kubernetes_adds_for_a_service_called_quire_are_no_se
         QUIRE_GPU_SERVICE_HOST="10.0.0.1",
     )
     assert set(found.origins.values()) == {"default"}
+
+
+def test_tls_is_both_files_or_none_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, key, tried = tmp_path / "chain.pem", tmp_path / "key.pem", []
+    chain.touch()
+    key.touch()
+
+    def load_cert_chain(_: object, *files: object, **__: object) -> None:
+        tried.append(files)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_cert_chain)
+    assert tls_of(argparse.Namespace(tls_cert=None, tls_key=None)) is None
+    tls = tls_of(argparse.Namespace(tls_cert=str(chain), tls_key=str(key)))
+    assert tls == Tls(str(chain), str(key))
+    assert tried == [tuple(tls)]
+    assert get_type_hints(Tls) == {"cert": str, "key": str}
+    with pytest.raises(StartupError, match="--tls-key needs --tls-cert as well"):
+        tls_of(argparse.Namespace(tls_cert=None, tls_key=str(key)))
 
 
 def test_a_fault_found_later_tells_where_its_flags_come_from(
