@@ -24,11 +24,11 @@ def cut_rows(seq_lens: torch.Tensor, *, num_pieces: int, query_start_loc: torch.
     seq_lens: [R] int32; query_start_loc: [R + 1] int32, for ragged rows: rows of another length get no piece.
     num_pieces: pieces that run at once; a few rows get no more, so that none runs alone at the end.
     Returns [N, 4] int32: row, first key, end, (split << 16) + splits of the row; 0 splits: no piece. N is num_pieces
-    for few rows, else R + num_pieces. Rows of several pieces come first, since theirs are the longest; a row of
-    seq_len 0 has one, empty.
+    for few rows, else R + num_pieces, but at most 2 R, as programs without a piece cost time too. Rows of several
+    pieces come first, since theirs are the longest; a row of seq_len 0 has one, empty.
     """
     num_rows = seq_lens.shape[0]
-    room = num_pieces if 2 * num_rows <= num_pieces else num_rows + num_pieces
+    room = max(num_pieces, num_rows + min(num_rows, num_pieces))
     pieces = torch.empty(room, 4, dtype=torch.int32, device=seq_lens.device)
     _cut_rows_kernel[(1,)](
         seq_lens, query_start_loc, pieces, num_rows, num_pieces, room,
@@ -51,8 +51,8 @@ def _cut_rows_kernel(
 ):  # fmt: skip
     """All rows in one program. A piece has at most `most` units, initially all rows' units / num_pieces.
 
-    That gives up to one more piece per row. If rows are few, `most` grows until there are at most num_pieces: first by
-    the surplus, finally to the length at which one more piece per row still fits.
+    That gives up to one more piece per row. If these are too many, more than num_pieces for few rows, else more than
+    there is room for, `most` grows: first by the surplus, finally to the length at which one more per row still fits.
     """
     rows = tl.arange(0, ROWS_PAD)
     seq_lens = tl.load(seq_lens_ptr + rows, mask=rows < num_rows, other=0)
@@ -63,17 +63,17 @@ def _cut_rows_kernel(
     units = tl.where(is_cut, tl.cdiv(seq_lens, UNIT), 0)
     least = tl.maximum(tl.cdiv(tl.max(units, 0), MAX_SPLITS), MIN_UNITS)
     num_cut = tl.sum(is_cut.to(tl.int32), 0)
-    is_few = num_cut * 2 <= num_pieces
+    limit = tl.where(num_cut * 2 <= num_pieces, num_pieces, room)
     num_units = tl.sum(units, 0)
     most = tl.maximum(tl.cdiv(num_units, num_pieces), least)
     splits = tl.where(is_cut, tl.maximum(tl.cdiv(units, most), 1), 0)
     for _ in tl.static_range(REFINEMENTS):
         count = tl.sum(splits, 0)
-        grown = tl.maximum(tl.cdiv(most * count, num_pieces), most + 1)
-        most = tl.where(is_few & (count > num_pieces), grown, most)
+        grown = tl.maximum(tl.cdiv(most * count, limit), most + 1)
+        most = tl.where(count > limit, grown, most)
         splits = tl.where(is_cut, tl.maximum(tl.cdiv(units, most), 1), 0)
-    enough = tl.maximum(tl.cdiv(num_units, tl.maximum(num_pieces - num_cut, 1)), least)
-    most = tl.where(is_few & (tl.sum(splits, 0) > num_pieces), enough, most)
+    enough = tl.maximum(tl.cdiv(num_units, tl.maximum(limit - num_cut, 1)), least)
+    most = tl.where(tl.sum(splits, 0) > limit, enough, most)
     splits = tl.where(is_cut, tl.maximum(tl.cdiv(units, most), 1), 0)
     several = tl.where(splits > 1, splits, 0)
     single = splits - several

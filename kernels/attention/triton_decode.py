@@ -124,10 +124,13 @@ def decode_attention(
     config = config or decode_config(
         head_dim, q.dtype, num_pairs=num_pairs, is_split=num_splits > 1, is_cut=pieces is not None
     )
+    is_few = num_splits > 1
     if max_seq_len is not None:
         num_splits = max(1, min(num_splits, -(-max_seq_len // config.block_n)))
+    if pieces is None:  # of pieces no length may choose the kernel: it would compile while serving
+        is_few = num_splits > 1
     group = num_heads // num_kv_heads
-    assert num_pairs * num_splits * group <= scratch.lse.shape[0] or num_splits == 1
+    assert pieces is not None or num_splits == 1 or num_pairs * num_splits * group <= scratch.lse.shape[0]
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1  # noqa: PT018
     assert pieces is None or sliding_window is None
     places = (num_splits, num_rows) if pieces is None else (pieces.shape[0], 1)
@@ -139,7 +142,7 @@ def decode_attention(
         GROUP=group, HEAD_DIM=head_dim, D_PAD=triton.next_power_of_2(head_dim),
         BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_N=config.block_n, BLOCK_SIZE=block_size,
         IS_WIDE=is_wide(k_cache),
-        SPLIT=pieces is not None or num_splits > 1, FEW=num_splits > 1, MAX_SPLITS=MAX_SPLITS,
+        SPLIT=pieces is not None or num_splits > 1, FEW=is_few, MAX_SPLITS=MAX_SPLITS,
         HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,

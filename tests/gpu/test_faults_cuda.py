@@ -63,14 +63,15 @@ def test_a_gpu_too_small_for_the_weights_says_what_fits(folder: Path) -> None:
 
 
 def test_a_context_too_long_for_the_gpu_names_the_one_that_fits(folder: Path) -> None:
-    error = start_fails(folder, "--gpu-memory-utilization", "0.07", "--max-model-len", "40960")
+    share = 5.6 * GIB / torch.cuda.get_device_properties(0).total_memory
+    error = start_fails(folder, "--gpu-memory-utilization", f"{share:.4f}", "--max-model-len", "40960")
     assert "use --max-model-len" in error
 
 
 def test_memory_held_by_other_programs_is_told(folder: Path, filler: list[torch.Tensor]) -> None:
     filler.append(leave_free(2 * GIB))
     error = start_fails(folder)
-    assert "free of 79" in error
+    assert " free of " in error
     assert "without the other programs" in error
 
 
