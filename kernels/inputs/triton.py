@@ -63,9 +63,9 @@ _TOKENS = 256  # per program
 
 
 def gather_mixed_inputs(
+    last_token: torch.Tensor,
     packed: PackedInputs,
     *,
-    last_token: torch.Tensor,
     num_computed: torch.Tensor,
     block_table: torch.Tensor,
     block_size: int,

@@ -143,8 +143,9 @@ class Linear4Bit:
             return reference.lut4_linear(x, weight, bias)
         config = None
         if triton_lut4.can_lut4_gemm(x, weight):
+            is_hopper = _capability(x.device)[0] == 9  # the only architecture on which the PTX lookups were tested
             config = lut4_gemm_config(
-                num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=_is_hopper(x.device)
+                num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=is_hopper
             )
         if config is None:
             return functional.linear(x, triton_lut4.dequantize(weight, x.dtype), bias)
@@ -162,9 +163,3 @@ def linear_int8(
     if x.dtype in (torch.bfloat16, torch.float16) and x.shape[0] <= triton_bitsandbytes.MAX_ROWS:
         return triton_bitsandbytes.linear_int8(x, values, largest, bias, pdl=has_pdl(x.device))
     return functional.linear(x, triton_bitsandbytes.dequantize_int8(values, largest, x.dtype), bias)
-
-
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    """Return True on Hopper, the only architecture on which the PTX lookups were tested."""
-    return torch.cuda.get_device_capability(device)[0] == 9
