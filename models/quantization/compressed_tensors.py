@@ -23,11 +23,11 @@ from models.quantization.config import LayerNames, QuantizationConfig, Rule, Sch
 from models.quantization.fp8 import Fp8, Fp8Block
 from models.quantization.integers import (
     INT32,
-    IntMethod,
     IntPart,
     describe_groups,
     group_band,
     int_matrix_bytes,
+    make_int_method,
     read_order,
     unpack_words,
 )
@@ -54,17 +54,12 @@ class PackQuantized:
         """See Scheme."""
         return 32 // self.bits if self.has_order else math.lcm(32 // self.bits, self.group_size or 1)
 
+    matrix_bytes = int_matrix_bytes
+    make_method = make_int_method
+
     def describe(self) -> str:
         """See Scheme.describe."""
         return f"pack-quantized ({describe_groups(self.bits, self.group_size)})"
-
-    def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
-        """See Scheme.matrix_bytes."""
-        return int_matrix_bytes(self, out_features, in_features)
-
-    def make_method(self) -> IntMethod:
-        """See Scheme.make_method."""
-        return IntMethod(self)
 
     def read(self, part: StoredPart) -> IntPart:
         """See IntScheme.read."""

@@ -122,10 +122,15 @@ class IntMethod:
         return self._dense_linear(x, block, bias)
 
 
-def int_matrix_bytes(scheme: IntScheme, out_features: int, in_features: int) -> int:
+def int_matrix_bytes(scheme: IntScheme, out_features: int, in_features: int, *, itemsize: int) -> int:
     """See Scheme.matrix_bytes."""
     num_groups = 1 if scheme.group_size is None else -(-in_features // scheme.group_size)
     return int_weight_bytes(out_features, in_features, bits=scheme.bits, num_groups=num_groups)
+
+
+def make_int_method(scheme: IntScheme) -> IntMethod:
+    """See Scheme.make_method."""
+    return IntMethod(scheme)
 
 
 def describe_groups(bits: int, group_size: int | None) -> str:

@@ -20,7 +20,7 @@ from kernels.linear import reference
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
-from models.quantization.bitsandbytes import Bnb4Bit, Bnb4BitLinear, BnbInt8, BnbInt8Linear
+from models.quantization.bitsandbytes import Bnb4Bit, Bnb4BitLinear, BnbInt8
 from models.quantization.linear_method import LinearPart
 from models.weights.weights import Weights
 from tests.support.models_harness import CPU
@@ -80,7 +80,7 @@ def test_ranks_take_shares_of_codes_and_scales(name, dim):
     inner = 320 if name == "nf4_double" else 128
     part, shape = ("gate_proj", (inner, 64)) if dim == 0 else ("down_proj", (64, inner))
     w = Weights.from_folder(FOLDER / name, device=CPU, dtype=torch.float32) / "model.layers.0.mlp"
-    method = BnbInt8Linear(BnbInt8(is_stored=True)) if name == "int8" else Bnb4BitLinear(NF4)
+    method = BnbInt8(is_stored=True) if name == "int8" else Bnb4BitLinear(NF4)
 
     def dense(rank, size):
         params = method.load(w, [LinearPart(part, *shape, dim=dim, rank=rank, size=size)])

@@ -12,7 +12,7 @@ from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.layers.linear import ColumnLinear, RowLinear
 from models.parallel import TensorParallel
-from models.quantization.fp8 import Fp8, Fp8Block, Fp8BlockLinear, Fp8Linear
+from models.quantization.fp8 import Fp8, Fp8Block
 from models.quantization.linear_method import LinearPart
 from models.weights.weights import Weights
 from tests.support.models_harness import CPU
@@ -161,7 +161,7 @@ def weights_of(folder):
 def test_ranks_take_shares_of_matrix_and_scales(source, tmp_path, dim):
     w = weights_of(requantize(source, tmp_path / "fp8", by_row, compressed()))
     name, shape = ("gate_proj", (192, 128)) if dim == 0 else ("down_proj", (128, 192))
-    method = Fp8Linear(Fp8("row", "token", is_stored=True))
+    method = Fp8("row", "token", is_stored=True)
     whole = method.load(w, [LinearPart(name, *shape, dim=dim, rank=0, size=1)])
     shares = [method.load(w, [LinearPart(name, *shape, dim=dim, rank=rank, size=2)]) for rank in range(2)]
     assert torch.equal(torch.cat([share.weight.float() for share in shares], dim), whole.weight.float())
@@ -173,7 +173,7 @@ def test_ranks_take_shares_of_matrix_and_scales(source, tmp_path, dim):
 def test_ranks_take_shares_of_blocks(tmp_path, name, shape, dim):
     save_checkpoint(tmp_path / "source", LlamaConfig(**SHAPE | {"intermediate_size": 192 if dim == 0 else 256}))
     w = weights_of(requantize(tmp_path / "source", tmp_path / "fp8", by_block, BLOCKS))
-    method = Fp8BlockLinear(Fp8Block(128, 128))
+    method = Fp8Block(128, 128)
 
     def dense(rank, size):
         share = method.load(w, [LinearPart(name, *shape, dim=dim, rank=rank, size=size)])
@@ -205,7 +205,7 @@ def test_one_scale_of_activations_for_merged_parts_is_their_largest(source, tmp_
 
     w = weights_of(requantize(source, tmp_path / "fp8", store, STATIC))
     parts = [LinearPart(name, 192, 128, dim=0, rank=0, size=1) for name in ("gate_proj", "up_proj")]
-    assert Fp8Linear(Fp8("tensor", "static", is_stored=True)).load(w, parts).input_scale == 0.5
+    assert Fp8("tensor", "static", is_stored=True).load(w, parts).input_scale == 0.5
 
 
 LAYER = r"model\.layers\.0\.mlp\.down_proj"
