@@ -111,7 +111,7 @@ def _find_library(capability: tuple[int, int]) -> _Library | str:
         module = _import("flash_attn_interface")
         if isinstance(module, ModuleType):
             return _Library(3, 16, module, _attend_fa3)
-        logger.info("FlashAttention-3 is not used: %s", module)
+        logger.info("attention_backend=flash-attn generation=3 refused reason=%r", module)
     module = _import("flash_attn")
     if isinstance(module, str):
         return module

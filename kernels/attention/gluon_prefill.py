@@ -30,7 +30,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 # ruff: noqa: ANN001, ANN201, ANN202, RUF005  (Triton reads annotations as types and unpacks no tuples)
 
 if not triton.__version__.startswith("3.6."):
-    raise ImportError("Gluon changes between versions of Triton: this was written for 3.6")
+    raise ImportError(f"the Hopper prefill kernel needs Triton 3.6, whose Gluon it uses, not {triton.__version__}")
 
 _COLUMNS = 64  # columns of a TMA box: 128 bytes, the widest swizzle
 _BOX_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)

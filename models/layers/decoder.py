@@ -152,12 +152,12 @@ class Decoder(nn.Module):
         residual: torch.Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, ctx)
-        assert residual is not None, "a model has a layer"
+        assert residual is not None, "a model has at least one layer"
         return self.norm.add(hidden, residual)[0]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden_size] → [N, vocab_size]."""
-        assert self.lm_head is not None, "the engine refuses what would sample"
+        assert self.lm_head is not None, "the engine refuses requests that sample"
         return self.lm_head(hidden)
 
 

@@ -106,7 +106,9 @@ class BnbInt8:
         if part.find("weight_format") is not None:
             layout = int(part.w.stored("weight_format", (), (torch.uint8,)))
             if layout != 0:
-                raise ModelError(f"tensor {part.w.full_name('weight_format')} is {layout}: only 0, row-major, is read")
+                raise ModelError(
+                    f"tensor {part.w.full_name('weight_format')} is {layout}: only 0, row-major, is supported"
+                )
         return part.matrix("weight", (torch.int8,)), part.per_row(part.need("SCB"))
 
 
@@ -151,7 +153,7 @@ class Bnb4BitLinear:
         else:
             codes = [self._read(StoredPart.locate(w, part)) for part in parts]
         if not all(torch.equal(part.table, codes[0].table) for part in codes):
-            raise ModelError(f"{w.full_name(parts[0].name)}: the quant_map of {parts[-1].name} is another")
+            raise ModelError(f"{w.full_name(parts[0].name)}: its quant_map differs from that of {parts[-1].name}")
         packed, scales = merge_outputs([part.packed for part in codes]), merge_outputs([part.scales for part in codes])
         return make_lut4_weight(packed, scales, codes[0].table, w.dtype)
 
@@ -226,7 +228,7 @@ def _read_state(part: StoredPart, kind: str) -> dict[str, Any]:
         raise ModelError(f"{where}: malformed: {error!r}") from error
     wanted = (kind, BLOCK, [part.num_rows, part.num_columns])
     if found != wanted:
-        raise ModelError(f"{where}: type, block size and shape are {found}, but config.json means {wanted}")
+        raise ModelError(f"{where}: type, block size and shape are {found}, but config.json requires {wanted}")
     return state
 
 

@@ -103,7 +103,7 @@ def _check_shape(part: StoredPart) -> None:
     found = [int(size) for size in part.w.stored("weight_shape", (2,), (torch.int64, torch.int32))]
     if found != [part.num_rows, part.num_columns]:
         raise ModelError(
-            f"tensor {part.w.full_name('weight_shape')} says {found}, but config.json means"
+            f"tensor {part.w.full_name('weight_shape')} says {found}, but config.json requires"
             f" {[part.num_rows, part.num_columns]}"
         )
 
@@ -180,7 +180,7 @@ def parse(fields: Fields) -> QuantizationConfig:
 def _word(fields: Fields, name: str, *, default: str) -> str:
     value = fields.get(name) or default
     if not isinstance(value, str):
-        raise ModelError(f"{fields.where}: {name} must be a word, found {value!r}")
+        raise ModelError(f"{fields.where}: {name} must be a string, found {value!r}")
     return value
 
 
@@ -237,7 +237,7 @@ def _pack_quantized(group: Group) -> Scheme:
     if not is_known or weights.type != "int" or weights.num_bits not in (4, 8) or weights.dynamic:
         raise weights.refuse("weights")
     if group.activations is not None:
-        raise group.activations.refuse("activations beside packed weights")
+        raise group.activations.refuse("activations with packed weights")
     order = weights.fields.get("actorder")
     return PackQuantized(
         bits=weights.num_bits,

@@ -63,7 +63,7 @@ class LayerNames:
             try:
                 re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
             except re.error as error:
-                raise ModelError(f"{where}: {pattern!r} is no regular expression: {error}") from error
+                raise ModelError(f"{where}: {pattern!r} is not a regular expression: {error}") from error
         return cls(
             tuple(pattern for pattern in patterns if pattern not in everything), bool({*patterns} & {*everything})
         )

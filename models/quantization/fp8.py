@@ -49,12 +49,12 @@ class Fp8Block:
 
     @property
     def output_multiple(self) -> int:
-        """1: ranks may split a block of rows."""
+        """Return 1: ranks may split a block of rows."""
         return 1
 
     @property
     def input_multiple(self) -> int:
-        """The columns of a block: one rank holds each group of columns."""
+        """Return the columns of a block: one rank holds each group of columns."""
         return self.columns
 
     def describe(self) -> str:

@@ -80,7 +80,7 @@ class SafetensorsReader:
             whole = self._files[path].get_slice(self._stored_name(name))
             found = whole.get_shape()
             if found != list(shape):
-                raise ModelError(f"{path}: tensor {name} has shape {found}, but config.json means {list(shape)}")
+                raise ModelError(f"{path}: tensor {name} has shape {found}, but config.json requires {list(shape)}")
             if shape:
                 values = whole[(slice(None),) * part.dim + (slice(part.start, part.stop),)]
             else:
@@ -89,7 +89,7 @@ class SafetensorsReader:
             raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
         if values.dtype not in (part.stored or _FLOATING):
             wanted = " or ".join(map(_dtype_name, part.stored)) if part.stored else "a float of 16 bits or more"
-            raise ModelError(f"{path}: tensor {name} is {_dtype_name(values.dtype)}, but config.json means {wanted}")
+            raise ModelError(f"{path}: tensor {name} is {_dtype_name(values.dtype)}, but config.json requires {wanted}")
         self._record(name, math.prod(shape) * values.element_size())
         # copy: a tensor still mapped onto the file would change, or fault, when the file does
         return values.to(self.device, values.dtype if part.stored else self.dtype, copy=True)
@@ -118,7 +118,9 @@ class SafetensorsReader:
         served = [name for name in unread if not name.startswith(ignored_prefixes)]
         if len(served) < len(unread):
             logger.warning(
-                "only text is served: %d tensors of %s stay unread", len(unread) - len(served), ignored_prefixes
+                "only text is served, other tensors are not read: tensors=%d prefixes=%s",
+                len(unread) - len(served),
+                ",".join(ignored_prefixes),
             )
         unread = served
         if has_tied_embeddings:
@@ -162,7 +164,7 @@ class SafetensorsReader:
             stored = set(self._open(path))
             for name in (name for name, file in file_of.items() if file == path):
                 if name not in stored:
-                    raise ModelError(f"{path}: tensor {name} is missing, though {INDEX_FILE} says it is here")
+                    raise ModelError(f"{path}: tensor {name} is missing, although {INDEX_FILE} names this file for it")
         return file_of
 
     def _open(self, path: Path) -> list[str]:

@@ -146,14 +146,18 @@ def test_ranks_that_would_cut_blocks_are_refused():
             {
                 "weight.quant_state.bitsandbytes__nf4": b'{"quant_type": "nf4", "blocksize": 128, "shape": [64, 128]}',
             },
-            r"are \('nf4', 128, \[64, 128\]\), but config\.json means \('nf4', 64, \[64, 128\]\)",
+            r"are \('nf4', 128, \[64, 128\]\), but config\.json requires \('nf4', 64, \[64, 128\]\)",
         ),
-        ("nf4", {"weight": torch.zeros(8, 1, dtype=torch.uint8)}, r"weight has shape \[8, 1\], .* means \[4096, 1\]"),
-        ("nf4", {"weight": torch.zeros(4096, 1)}, r"down_proj\.weight is float32, but config\.json means uint8"),
-        ("nf4", {"weight.absmax": torch.zeros(3)}, r"absmax has shape \[3\], but config\.json means \[128\]"),
+        (
+            "nf4",
+            {"weight": torch.zeros(8, 1, dtype=torch.uint8)},
+            r"weight has shape \[8, 1\], .* requires \[4096, 1\]",
+        ),
+        ("nf4", {"weight": torch.zeros(4096, 1)}, r"down_proj\.weight is float32, but config\.json requires uint8"),
+        ("nf4", {"weight.absmax": torch.zeros(3)}, r"absmax has shape \[3\], but config\.json requires \[128\]"),
         ("nf4_double", {"weight.nested_quant_map": None}, r"nested_quant_map is missing"),
         ("int8", {"SCB": None}, r"down_proj\.SCB is missing .* is quantized"),
-        ("int8", {"weight": torch.zeros(64, 128)}, r"down_proj\.weight is float32, but config\.json means int8"),
+        ("int8", {"weight": torch.zeros(64, 128)}, r"down_proj\.weight is float32, but config\.json requires int8"),
         ("int8", {"weight_format": torch.tensor(2, dtype=torch.uint8)}, r"weight_format is 2: only 0, row-major"),
     ],
 )

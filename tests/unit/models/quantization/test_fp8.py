@@ -225,12 +225,12 @@ LAYER = r"model\.layers\.0\.mlp\.down_proj"
         (
             "compressed_channel",
             {"weight": torch.zeros(128, 96).to(torch.float8_e4m3fn)},
-            rf"{LAYER}\.weight has shape \[128, 96\], but config\.json means \[128, 192\]",
+            rf"{LAYER}\.weight has shape \[128, 96\], but config\.json requires \[128, 192\]",
         ),
         (
             "compressed_channel",
             {"weight_scale": torch.ones(127)},
-            rf"{LAYER}\.weight_scale has shape \[127\], but config\.json means \[128\]",
+            rf"{LAYER}\.weight_scale has shape \[127\], but config\.json requires \[128\]",
         ),
         ("fp8_tensor", {"weight_scale": torch.ones(2)}, rf"{LAYER}\.weight_scale has shape \[2\]"),
         ("fp8_blocks", {"weight_scale_inv": torch.ones(1, 1)}, rf"{LAYER}\.weight_scale_inv has shape \[1, 1\]"),
@@ -265,7 +265,7 @@ def test_an_unquantised_matrix_is_not_read_from_8_bit_floats(source, tmp_path):
     folder = requantize(source, tmp_path / "fp8", by_tensor, FP8)
     edit(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].to(torch.float8_e4m3fn)}))
     with pytest.raises(
-        ModelError, match=r"lm_head\.weight is float8_e4m3fn, but config\.json means a float of 16 bits"
+        ModelError, match=r"lm_head\.weight is float8_e4m3fn, but config\.json requires a float of 16 bits"
     ):
         load_model(folder)
 
