@@ -18,8 +18,9 @@ import torch
 from benchmarks.kernel_timing import machine_facts, num_copies, precompile, time_graph
 from kernels.inputs import reference as inputs
 from kernels.inputs import triton as inputs_triton
+from kernels.sampling.reference import SamplingState
 from kernels.sampling.triton_draw import SamplingConfig, SamplingScratch, sample
-from kernels.sampling.triton_truncation import SamplingState, find_cuts
+from kernels.sampling.triton_truncation import find_cuts
 
 ROWS = (1, 8, 64, 256)
 SIZES = (128256, 151936)

@@ -23,13 +23,13 @@ R = TypeVar("R")
 
 
 def on_triton(x: torch.Tensor) -> bool:
-    """True if ops on x are Triton's."""
+    """Return True if ops on x are Triton's."""
     return HAS_TRITON and x.is_cuda
 
 
 @functools.cache
 def has_pdl(device: torch.device) -> bool:
-    """True if a kernel may begin before the one before it ends (programmatic dependent launch: Hopper on)."""
+    """Return True if a kernel may begin before the one before it ends (programmatic dependent launch: Hopper on)."""
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
+from kernels.dispatch import HAS_TRITON, has_pdl, op
 from kernels.elementwise import reference as elementwise
 from kernels.elementwise.reference import UNSCALED, KVScales, write_kv
 from kernels.inputs import reference as inputs
-from kernels.inputs.reference import MixedInputs, PackedInputs
 from kernels.lora.reference import LoraWeights, add_lora, gather_loras
 from kernels.moe import reference as moe
 from kernels.sampling import reference as sampling
+from kernels.sampling.reference import SamplingState
 
 if HAS_TRITON:
     from kernels.elementwise import triton as elementwise_triton
@@ -25,7 +25,6 @@ if HAS_TRITON:
     from kernels.moe import triton as moe_triton
     from kernels.sampling import triton_draw
     from kernels.sampling.triton_draw import SamplingScratch
-    from kernels.sampling.triton_truncation import SamplingState
 
 rms_norm = op(elementwise.rms_norm, lambda: elementwise_triton.rms_norm)
 add_rms_norm = op(elementwise.add_rms_norm, lambda: elementwise_triton.add_rms_norm)
@@ -33,6 +32,7 @@ silu_and_mul = op(elementwise.silu_and_mul, lambda: elementwise_triton.silu_and_
 gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: elementwise_triton.gelu_tanh_and_mul)
 fused_moe = op(moe.fused_moe, lambda: moe_triton.fused_moe)
 gather_decode_inputs = op(inputs.gather_decode_inputs, lambda: inputs_triton.gather_decode_inputs, takes_pdl=False)
+gather_mixed_inputs = op(inputs.gather_mixed_inputs, lambda: inputs_triton.gather_mixed_inputs, takes_pdl=False)
 penalize = op(sampling.penalize, lambda: triton_draw.penalize, takes_pdl=False)
 allow_only = op(sampling.allow_only, lambda: triton_draw.allow_only, takes_pdl=False)
 
@@ -69,45 +69,14 @@ def _norm_rope_write_kv(
 norm_rope_write_kv = op(_norm_rope_write_kv, lambda: elementwise_triton.norm_rope_write_kv)
 
 
-def gather_mixed_inputs(
-    plan: PackedInputs,
-    *,
-    last_token: torch.Tensor,
-    num_computed: torch.Tensor,
-    block_table: torch.Tensor,
-    block_size: int,
-    out: MixedInputs,
-) -> None:
-    """See kernels.inputs.reference.gather_mixed_inputs."""
-    gather = inputs_triton if on_triton(last_token) else inputs
-    gather.gather_mixed_inputs(
-        plan,
-        last_token=last_token,
-        num_computed=num_computed,
-        block_table=block_table,
-        block_size=block_size,
-        out=out,
-    )
-
-
 class TokenSampler:
     """The Triton sampler over one device state; see kernels.sampling.triton_draw.sample. Owns one stream's scratch."""
 
-    def __init__(
-        self,
-        *,
-        temperature: torch.Tensor,
-        top_p: torch.Tensor,
-        min_p: torch.Tensor,
-        top_k: torch.Tensor,
-        seeds: torch.Tensor,
-        last_token: torch.Tensor,
-        vocab_size: int,
-        max_rows: int,
-    ) -> None:
+    def __init__(self, state: SamplingState, *, vocab_size: int, max_rows: int) -> None:
         """Allocate the scratch. max_rows: most rows of logits in one call."""
-        self._state = SamplingState(temperature, top_p, min_p, top_k, seeds, last_token)
-        self._scratch = SamplingScratch.allocate(max_rows=max_rows, vocab_size=vocab_size, device=last_token.device)
+        self._state = state
+        device = state.last_token.device
+        self._scratch = SamplingScratch.allocate(max_rows=max_rows, vocab_size=vocab_size, device=device)
 
     def __call__(
         self, logits: torch.Tensor, *, req_index: torch.Tensor, positions: torch.Tensor, has_truncation: bool

@@ -133,7 +133,7 @@ class Compilation:
             try:
                 kernel.compile(target)
             except Exception as error:  # any error recurs, and is reported, when the kernel is launched
-                logger.warning("kernel=%s not compiled ahead: %r", kernel.function.__name__, str(error)[:200])
+                logger.warning("kernel=%s not compiled ahead error=%r", kernel.function.__name__, str(error)[:200])
                 continue
             with self._num_done.get_lock():
                 self._num_done.value += 1

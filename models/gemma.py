@@ -1,4 +1,4 @@
-"""Decoder layers of Gemma 2 and of Gemma 3's text model.
+"""Decoder layer of Gemma 2 and of Gemma 3's text model.
 
 Gemma 2 (arXiv:2408.00118) has norms before and after attention and MLP, capped logits, and a sliding window in every
 other layer. Its caps and multipliers are in ModelConfig.multipliers, its windows in ModelConfig.sliding_windows.
@@ -18,28 +18,16 @@ from models.layers.causal_lm import CausalLM, LayerParts
 from models.layers.decoder import DecoderLayer, Normed
 
 
-def make_gemma2_layer(parts: LayerParts) -> nn.Module:
+def make_layer(parts: LayerParts) -> nn.Module:
     """Return one layer; see models.layers.causal_lm."""
-    return sandwich(parts, parts.self_attention(parts.attention()), parts.gated_mlp())
-
-
-Gemma2 = partial(CausalLM, make_layer=make_gemma2_layer)
-
-
-def sandwich(parts: LayerParts, self_attn: nn.Module, mlp: nn.Module) -> nn.Module:
-    """Return a layer with a norm before and after each branch."""
+    self_attn = parts.self_attention(parts.attention(has_head_norms=parts.config.qk_norm == "head"))
     return DecoderLayer(
         parts.config,
         parts.w,
         Normed(self_attn, parts.norm("post_attention_layernorm")),
-        Normed(mlp, parts.norm("post_feedforward_layernorm")),
+        Normed(parts.mlp(), parts.norm("post_feedforward_layernorm")),
         mlp_norm="pre_feedforward_layernorm",
     )
 
 
-def make_gemma3_layer(parts: LayerParts) -> nn.Module:
-    """Return one layer; see models.layers.causal_lm."""
-    return sandwich(parts, parts.self_attention(parts.attention(has_head_norms=True)), parts.gated_mlp())
-
-
-Gemma3 = partial(CausalLM, make_layer=make_gemma3_layer)
+Gemma = partial(CausalLM, make_layer=make_layer)

@@ -14,7 +14,7 @@ def make_layer(parts: LayerParts) -> nn.Module:
     """Return one layer; see models.layers.causal_lm."""
     factor = parts.config.multipliers.residual
     self_attn = Scaled(parts.self_attention(parts.attention()), factor)
-    return DecoderLayer(parts.config, parts.w, self_attn, Scaled(parts.gated_mlp(), factor))
+    return DecoderLayer(parts.config, parts.w, self_attn, Scaled(parts.mlp(), factor))
 
 
 Granite = partial(CausalLM, make_layer=make_layer)

@@ -16,6 +16,7 @@ from models.context import ForwardContext
 from models.layers.attention import Attention
 from models.layers.causal_lm import CausalLM, LayerParts
 from models.layers.decoder import Normed
+from models.layers.linear import qkv_parts
 from models.layers.norm import SplitRMSNorm
 from models.parallel import TensorParallel
 from models.weights.weights import Weights
@@ -24,7 +25,7 @@ from models.weights.weights import Weights
 def make_layer(parts: LayerParts) -> nn.Module:
     """Return one layer; see models.layers.causal_lm."""
     attention = WidthNormedAttention(parts.config, parts.w / "self_attn", parts.tp, parts.attention())
-    self_attn, mlp = parts.self_attention(attention), parts.gated_mlp()
+    self_attn, mlp = parts.self_attention(attention), parts.mlp()
     return ResidualLayer(
         Normed(self_attn, parts.norm("post_attention_layernorm")),
         Normed(mlp, parts.norm("post_feedforward_layernorm")),
@@ -57,13 +58,10 @@ class WidthNormedAttention(nn.Module):
     def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel, attention: Attention) -> None:
         super().__init__()
         self.attention = attention
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        # If ranks outnumber KV heads, several ranks hold the same head, as in QKVLinear
-        kv_parts = min(tp.size, config.num_kv_heads)
-        kv_rank = tp.rank * kv_parts // tp.size
-        self.q_norm = SplitRMSNorm(config, w, "q_norm", tp, size=q_size, rank=tp.rank, num_parts=tp.size)
-        self.k_norm = SplitRMSNorm(config, w, "k_norm", tp, size=kv_size, rank=kv_rank, num_parts=kv_parts)
-        self.sizes = (q_size // tp.size, kv_size // kv_parts, kv_size // kv_parts)
+        q, k, v = qkv_parts(config, tp)
+        self.q_norm = SplitRMSNorm(config, w, "q_norm", tp, size=q.out_features, rank=q.rank, num_parts=q.size)
+        self.k_norm = SplitRMSNorm(config, w, "k_norm", tp, size=k.out_features, rank=k.rank, num_parts=k.size)
+        self.sizes = (q.outputs, k.outputs, v.outputs)
 
     def forward(self, qkv: torch.Tensor, ctx: ForwardContext, kv_scales: KVScales) -> torch.Tensor:
         """See Attention.forward."""

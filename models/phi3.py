@@ -21,7 +21,7 @@ def make_layer(parts: LayerParts) -> nn.Module:
     gate_up = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
     w_attn = (parts.w / "self_attn").split("qkv_proj", qkv)
     w_mlp = (parts.w / "mlp").split("gate_up_proj", gate_up)
-    return DecoderLayer(config, parts.w, parts.self_attention(parts.attention(), w_attn), parts.gated_mlp(w_mlp))
+    return DecoderLayer(config, parts.w, parts.self_attention(parts.attention(), w_attn), parts.mlp(w_mlp))
 
 
 Phi3 = partial(CausalLM, make_layer=make_layer)

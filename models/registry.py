@@ -76,7 +76,7 @@ _GEMMA3_DEFAULTS = {
 }
 _MISTRAL = Architecture("models.llama:Llama", qkv_bias=False, sliding_layers="every", defaults={"sliding_window": 4096})
 _GEMMA3 = Architecture(
-    "models.gemma:Gemma3",
+    "models.gemma:Gemma",
     qkv_bias="config",
     has_output_bias=True,
     qk_norm="head",
@@ -115,14 +115,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     ),
     "Qwen2MoeForCausalLM": Architecture(
-        "models.qwen2_moe:Qwen2Moe",
+        "models.llama:Llama",
         qkv_bias="qkv_bias",
         sliding_layers="odd_until_max",
         experts="qwen2",
         defaults={"qkv_bias": True, "sliding_window": 4096},
     ),
     "Qwen3MoeForCausalLM": Architecture(
-        "models.qwen3:Qwen3Moe",
+        "models.qwen3:Qwen3",
         qkv_bias="config",
         has_output_bias=True,
         qk_norm="head",
@@ -167,7 +167,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"head_dim": 256, "tie_word_embeddings": True},
     ),
     "Gemma2ForCausalLM": Architecture(
-        "models.gemma:Gemma2",
+        "models.gemma:Gemma",
         qkv_bias="config",
         has_output_bias=True,
         norm="gemma",

@@ -167,8 +167,8 @@ class InputBatchBuilder:
         num_tokens, num_rows, num_prefills = packed.shape
         attended = num_rows if num_attended is None else num_attended
         gather_mixed_inputs(
+            state.last_token,
             host,
-            last_token=state.last_token,
             num_computed=state.num_computed,
             block_table=state.block_table,
             block_size=self._block_size,

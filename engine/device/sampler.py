@@ -20,7 +20,7 @@ from engine.device.input_batch import SamplingMetadata
 from engine.interface.protocol import TokenLogprobs
 from kernels.dispatch import HAS_TRITON
 from kernels.ops import TokenSampler, allow_only, penalize
-from kernels.sampling.reference import Truncation, add_bias, sample, top_logprobs
+from kernels.sampling.reference import SamplingState, Truncation, add_bias, sample, top_logprobs
 from models.parallel import ALONE, TensorParallel
 
 _Bias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # rows, token ids, values
@@ -96,16 +96,15 @@ class Sampler:
         self._layout: _Layout | None = None
         self._token_sampler: TokenSampler | None = None
         if HAS_TRITON and state.device.type == "cuda":
-            self._token_sampler = TokenSampler(
+            sampling = SamplingState(
                 temperature=state.temperature,
                 top_p=state.top_p,
                 min_p=state.min_p,
                 top_k=state.top_k,
                 seeds=state.seeds,
                 last_token=state.last_token,
-                vocab_size=state.vocab_size,
-                max_rows=max_rows,
             )
+            self._token_sampler = TokenSampler(sampling, vocab_size=state.vocab_size, max_rows=max_rows)
 
     def init(self, inits: list[RequestInit]) -> None:
         """Store the parameters of new requests."""

@@ -56,7 +56,7 @@ class AttentionSpec:
 
     @property
     def has_other_pool(self) -> bool:
-        """True if the pool's dtype is not `dtype`, so keys and values are converted before use."""
+        """Return True if the pool's dtype is not `dtype`, so keys and values are converted before use."""
         return self.kv_dtype not in (None, self.dtype)
 
 
@@ -111,4 +111,4 @@ def select_backend(
             return cls()
         logger.info("attention_backend=%s refused reason=%r", cls.name, reason)
         refusals.append(f"{cls.name}: {reason}")
-    raise ValueError("no attention backend takes this model: " + "; ".join(refusals))
+    raise ValueError("no attention backend supports this model: " + "; ".join(refusals))

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -30,15 +31,7 @@ _WHOLE_ROW = (-1, -1)
 # than cutting rows into tiles (benchmarks/notes.md)
 _MANY_QUERIES = 100_000
 _TILE = 128
-
-
-@dataclass(frozen=True)
-class _Masking:
-    """Settings of the softmax that are the same for every row."""
-
-    scale: float
-    window: tuple[int, int]  # tokens seen before and after the query's own
-    softcap: float
+_Softmax = dict[str, Any]  # keyword arguments of every call of the library: scale, causal, window, softcap
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,7 @@ class _Library:
     generation: int
     block_size_multiple: int
     module: ModuleType
-    attend: Callable[[ModuleType, torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata, _Masking], torch.Tensor]
+    attend: Callable[[ModuleType, torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata, _Softmax], torch.Tensor]
 
 
 class FlashAttention:
@@ -106,8 +99,8 @@ class FlashAttention:
         """Attend each row over its own tokens; see AttentionBackend.forward. A padding row (seq_len 0) yields zeros."""
         assert kv_scales == UNSCALED, "refuse() takes no FP8 pool"
         window = _WHOLE_ROW if sliding_window is None else (sliding_window - 1, 0)
-        masking = _Masking(scale=scale, window=window, softcap=softcap)
-        return self._library.attend(self._library.module, q, k_cache, v_cache, metadata, masking)
+        softmax = {"softmax_scale": scale, "causal": True, "window_size": window, "softcap": softcap}
+        return self._library.attend(self._library.module, q, k_cache, v_cache, metadata, softmax)
 
 
 def _find_library(capability: tuple[int, int]) -> _Library | str:
@@ -118,7 +111,7 @@ def _find_library(capability: tuple[int, int]) -> _Library | str:
         module = _import("flash_attn_interface")
         if isinstance(module, ModuleType):
             return _Library(3, 16, module, _attend_fa3)
-        logger.info("FlashAttention-3 is not used: %s", module)
+        logger.info("attention_backend=flash-attn generation=3 refused reason=%r", module)
     module = _import("flash_attn")
     if isinstance(module, str):
         return module
@@ -146,7 +139,7 @@ def _attend_fa3(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     metadata: AttentionMetadata,
-    masking: _Masking,
+    softmax: _Softmax,
 ) -> torch.Tensor:
     """Attend all rows of any length. Shapes as AttentionBackend.forward."""
     return module.flash_attn_with_kvcache(
@@ -157,10 +150,7 @@ def _attend_fa3(
         page_table=metadata.block_table,
         cu_seqlens_q=metadata.query_start_loc,
         max_seqlen_q=metadata.max_query_len,
-        softmax_scale=masking.scale,
-        causal=True,
-        window_size=masking.window,
-        softcap=masking.softcap,
+        **softmax,
     )
 
 
@@ -170,13 +160,13 @@ def _attend_fa2(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     metadata: AttentionMetadata,
-    masking: _Masking,
+    softmax: _Softmax,
 ) -> torch.Tensor:
     """Attend decode rows, split along their keys, then the rest by tiles. Shapes as AttentionBackend.forward."""
     num_rows = metadata.seq_lens.shape[0]
     num_decodes = num_rows if metadata.max_query_len == 1 else metadata.num_decodes or 0
     if num_decodes == num_rows:
-        return _decode_fa2(module, q, k_cache, v_cache, metadata, masking)
+        return _decode_fa2(module, q, k_cache, v_cache, metadata, softmax)
     if metadata.num_decodes is None and num_rows * metadata.max_query_len > _MANY_QUERIES:
         metadata = _cut_rows(metadata, q.shape[0])
     # The first tokens of q belong to no row of this call, so it does not write them
@@ -188,14 +178,11 @@ def _attend_fa2(
         cu_seqlens_k=functional.pad(metadata.seq_lens[num_decodes:].cumsum(0, dtype=torch.int32), (1, 0)),
         max_seqlen_q=metadata.max_query_len,
         max_seqlen_k=metadata.max_seq_len,
-        softmax_scale=masking.scale,
-        causal=True,
-        window_size=masking.window,
-        softcap=masking.softcap,
         block_table=metadata.block_table[num_decodes:],
+        **softmax,
     )
     if num_decodes > 0:
-        out[:num_decodes] = _decode_fa2(module, q[:num_decodes], k_cache, v_cache, metadata, masking)
+        out[:num_decodes] = _decode_fa2(module, q[:num_decodes], k_cache, v_cache, metadata, softmax)
     return out
 
 
@@ -205,7 +192,7 @@ def _decode_fa2(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     metadata: AttentionMetadata,
-    masking: _Masking,
+    softmax: _Softmax,
 ) -> torch.Tensor:
     """Attend the first N rows, of one query token each. q: [N, num_heads, head_dim]; returns the same shape."""
     out: torch.Tensor = module.flash_attn_with_kvcache(
@@ -214,10 +201,7 @@ def _decode_fa2(
         v_cache,
         cache_seqlens=metadata.seq_lens[: q.shape[0]],
         block_table=metadata.block_table[: q.shape[0]],
-        softmax_scale=masking.scale,
-        causal=True,
-        window_size=masking.window,
-        softcap=masking.softcap,
+        **softmax,
     )
     return out.squeeze(1)
 

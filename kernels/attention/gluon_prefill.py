@@ -29,11 +29,100 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 # ruff: noqa: ANN001, ANN201, ANN202, RUF005  (Triton reads annotations as types and unpacks no tuples)
 
+if not triton.__version__.startswith("3.6."):
+    raise ImportError(f"the Hopper prefill kernel needs Triton 3.6, whose Gluon it uses, not {triton.__version__}")
 
+_COLUMNS = 64  # columns of a TMA box: 128 bytes, the widest swizzle
+_BOX_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
 # A power of two, so that MASKED * scale is exact: if a row sees no key, weights must be exp2(0), not exp2(rounding)
 _MASKED = gl.constexpr(-(2.0**100))
 # Fields that the loading warp writes for each tile, in this order
 UNIT, TOKEN, LEFT, POSITION, SEQ_LEN, END = (gl.constexpr(field) for field in range(6))
+
+
+@dataclass(frozen=True)
+class HopperConfig:
+    """Tile sizes and pipeline depth of one program."""
+
+    consumers: int  # warpgroups of 64 query rows
+    block_n: int  # keys per tile
+    num_stages: int  # tiles of keys, and of values, in shared memory
+    programs_per_sm: int
+
+
+def hopper_config(*, total_rows: int, max_seq_len: int, num_sms: int) -> HopperConfig:
+    """Choose tiles (benchmarks/notes.md). total_rows: query tokens x heads of all rows."""
+    # Tiles of 128 rows that fill 0.7 of the SMs are faster at long contexts, and little slower at short ones
+    if total_rows <= num_sms * (128 if max_seq_len <= 1024 else 90):
+        return HopperConfig(consumers=1, block_n=64, num_stages=2, programs_per_sm=2)
+    if max_seq_len <= 1024:
+        return HopperConfig(consumers=2, block_n=64, num_stages=4, programs_per_sm=1)
+    return HopperConfig(consumers=2, block_n=128, num_stages=2, programs_per_sm=1)
+
+
+def takes(q: torch.Tensor, k_cache: torch.Tensor, *, sliding_window: int | None, softcap: float) -> bool:
+    """Return True if this kernel supports these tensors, given a device of compute capability 9."""
+    return (
+        q.dtype in (torch.bfloat16, torch.float16)
+        and k_cache.dtype == q.dtype  # wgmma reads keys from shared memory in the dtype that TMA loaded
+        and q.shape[2] in (64, 128)
+        and k_cache.stride(2) == q.shape[2]
+        and sliding_window is None
+        and softcap == 0.0
+    )
+
+
+def new_tickets(device: torch.device) -> torch.Tensor:
+    """Return the counters that calls on one stream share; a kernel resets them to zero. Not inside a graph capture."""
+    return torch.zeros(2, dtype=torch.int32, device=device)
+
+
+def hopper_prefill_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    tickets: torch.Tensor,
+    *,
+    scale: float,
+    max_seq_len: int,
+    first_row: int = 0,
+    skips_decodes: bool = False,
+    config: HopperConfig | None = None,
+    pdl: bool = False,
+) -> None:
+    """Equal prefill_attention for tensors that `takes` allows. tickets: of new_tickets. max_seq_len bounds seq_lens."""
+    num_tokens, num_heads, head_dim = q.shape
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    group = num_heads // num_kv_heads
+    pack = group & -group
+    num_sms = torch.cuda.get_device_properties(q.device).multi_processor_count
+    if config is None:
+        config = hopper_config(total_rows=num_tokens * num_heads, max_seq_len=max_seq_len, num_sms=num_sms)
+    num_rows = seq_lens.shape[0] - first_row
+    tokens_per_tile = config.consumers * 64 // pack
+    num_tiles = (num_tokens - first_row) // tokens_per_tile + num_rows
+    page = min(block_size, 64)
+    queries = TensorDescriptor(
+        q, list(q.shape), [q.stride(0), q.stride(1), 1], [64 // pack, pack, _COLUMNS], _BOX_LAYOUT
+    )
+    keys, values = (
+        TensorDescriptor(
+            cache, [cache.shape[0], block_size, num_kv_heads * head_dim], [*cache.stride()[:2], 1], [1, page, _COLUMNS],
+            _BOX_LAYOUT,
+        )
+        for cache in (k_cache, v_cache)
+    )  # fmt: skip
+    _prefill_kernel[(min(num_tiles * (num_heads // pack), num_sms * config.programs_per_sm),)](
+        queries, keys, values, out, block_table, query_start_loc, seq_lens, tickets, first_row, num_rows,
+        num_heads // pack, scale * math.log2(math.e), out.stride(0), block_table.stride(0),
+        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_N=config.block_n, STAGES=config.num_stages,
+        CONSUMERS=config.consumers, SKIPS_DECODES=skips_decodes, PDL=pdl,
+        num_warps=4, launch_pdl=pdl, maxnreg=168 if config.consumers == 2 else 128,
+    )  # fmt: skip
 
 
 @jit
@@ -162,98 +251,6 @@ def _store(acc, out_ptr, stride_out, unit, token, left, PACK: gl.constexpr, WHIC
     gl.store(
         out_ptr + offsets[:, None] + dims[None, :], out, mask=(tokens < left)[:, None] & (dims < HEAD_DIM)[None, :]
     )
-
-
-if not triton.__version__.startswith("3.6."):
-    raise ImportError("Gluon changes between versions of Triton: this was written for 3.6")
-
-_COLUMNS = 64  # columns of a TMA box: 128 bytes, the widest swizzle
-_BOX_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-
-
-@dataclass(frozen=True)
-class HopperConfig:
-    """Tile sizes and pipeline depth of one program."""
-
-    consumers: int  # warpgroups of 64 query rows
-    block_n: int  # keys per tile
-    num_stages: int  # tiles of keys, and of values, in shared memory
-    programs_per_sm: int
-
-
-def hopper_config(*, total_rows: int, max_seq_len: int, num_sms: int) -> HopperConfig:
-    """Choose tiles (benchmarks/notes.md). total_rows: query tokens x heads of all rows."""
-    # Tiles of 128 rows that fill 0.7 of the SMs are faster at long contexts, and little slower at short ones
-    if total_rows <= num_sms * (128 if max_seq_len <= 1024 else 90):
-        return HopperConfig(consumers=1, block_n=64, num_stages=2, programs_per_sm=2)
-    if max_seq_len <= 1024:
-        return HopperConfig(consumers=2, block_n=64, num_stages=4, programs_per_sm=1)
-    return HopperConfig(consumers=2, block_n=128, num_stages=2, programs_per_sm=1)
-
-
-def takes(q: torch.Tensor, k_cache: torch.Tensor, *, sliding_window: int | None, softcap: float) -> bool:
-    """Return True if this kernel supports these tensors, given a device of compute capability 9."""
-    return (
-        q.dtype in (torch.bfloat16, torch.float16)
-        and k_cache.dtype == q.dtype  # wgmma reads keys from shared memory in the dtype that TMA loaded
-        and q.shape[2] in (64, 128)
-        and k_cache.stride(2) == q.shape[2]
-        and sliding_window is None
-        and softcap == 0.0
-    )
-
-
-def new_tickets(device: torch.device) -> torch.Tensor:
-    """Return the counters that calls on one stream share; a kernel resets them to zero. Not inside a graph capture."""
-    return torch.zeros(2, dtype=torch.int32, device=device)
-
-
-def hopper_prefill_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    out: torch.Tensor,
-    tickets: torch.Tensor,
-    *,
-    scale: float,
-    max_seq_len: int,
-    first_row: int = 0,
-    skips_decodes: bool = False,
-    config: HopperConfig | None = None,
-    pdl: bool = False,
-) -> None:
-    """Equal prefill_attention for tensors that `takes` allows. tickets: of new_tickets. max_seq_len bounds seq_lens."""
-    num_tokens, num_heads, head_dim = q.shape
-    block_size, num_kv_heads = k_cache.shape[1:3]
-    group = num_heads // num_kv_heads
-    pack = group & -group
-    num_sms = torch.cuda.get_device_properties(q.device).multi_processor_count
-    if config is None:
-        config = hopper_config(total_rows=num_tokens * num_heads, max_seq_len=max_seq_len, num_sms=num_sms)
-    num_rows = seq_lens.shape[0] - first_row
-    tokens_per_tile = config.consumers * 64 // pack
-    num_tiles = (num_tokens - first_row) // tokens_per_tile + num_rows
-    page = min(block_size, 64)
-    queries = TensorDescriptor(
-        q, list(q.shape), [q.stride(0), q.stride(1), 1], [64 // pack, pack, _COLUMNS], _BOX_LAYOUT
-    )
-    keys, values = (
-        TensorDescriptor(
-            cache, [cache.shape[0], block_size, num_kv_heads * head_dim], [*cache.stride()[:2], 1], [1, page, _COLUMNS],
-            _BOX_LAYOUT,
-        )
-        for cache in (k_cache, v_cache)
-    )  # fmt: skip
-    _prefill_kernel[(min(num_tiles * (num_heads // pack), num_sms * config.programs_per_sm),)](
-        queries, keys, values, out, block_table, query_start_loc, seq_lens, tickets, first_row, num_rows,
-        num_heads // pack, scale * math.log2(math.e), out.stride(0), block_table.stride(0),
-        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_N=config.block_n, STAGES=config.num_stages,
-        CONSUMERS=config.consumers, SKIPS_DECODES=skips_decodes, PDL=pdl,
-        num_warps=4, launch_pdl=pdl, maxnreg=168 if config.consumers == 2 else 128,
-    )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["first_row", "num_rows"])

@@ -110,7 +110,7 @@ def write_kv(
 
 
 def to_fp8(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """x / scale in FP8, of any shape. Clamped first: outside its range torch's conversion may give NaN."""
+    """Convert x / scale to FP8, of any shape. Clamped first: outside its range torch's conversion may give NaN."""
     return (x.float() * (1.0 / scale)).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 

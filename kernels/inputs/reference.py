@@ -139,9 +139,9 @@ class MixedInputs:
 
 
 def gather_mixed_inputs(
+    last_token: torch.Tensor,
     packed: PackedInputs,
     *,
-    last_token: torch.Tensor,
     num_computed: torch.Tensor,
     block_table: torch.Tensor,
     block_size: int,

@@ -9,6 +9,8 @@ import triton.language as tl
 
 from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
 
+_TOKENS = 256  # per program
+
 
 def gather_decode_inputs(
     req_index: torch.Tensor,
@@ -29,6 +31,27 @@ def gather_decode_inputs(
         out.input_ids, out.positions, out.seq_lens, out.slot_mapping, out.block_table,
         padding_row, block_table.stride(0), out.block_table.stride(0),
         BLOCK_SIZE=block_size, BLOCK=512, num_warps=4,
+    )  # fmt: skip
+
+
+def gather_mixed_inputs(
+    last_token: torch.Tensor,
+    packed: PackedInputs,
+    *,
+    num_computed: torch.Tensor,
+    block_table: torch.Tensor,
+    block_size: int,
+    out: MixedInputs,
+) -> None:
+    """Equal reference.gather_mixed_inputs, but copy only the block_table columns that a row's length needs."""
+    num_tokens, num_rows = packed.token_ids.shape[0], packed.req_index.shape[0]
+    _gather_mixed_kernel[(num_rows + triton.cdiv(num_tokens, _TOKENS),)](
+        packed.token_ids, packed.token_rows, packed.req_index, packed.seq_lens,
+        packed.sample_rows, packed.sample_tokens, packed.query_start_loc, last_token, num_computed, block_table,
+        out.input_ids, out.positions, out.slot_mapping, out.block_table,
+        out.sample_req_index, out.sample_positions, out.sample_tokens,
+        num_tokens, num_rows, block_table.stride(0), out.block_table.stride(0),
+        BLOCK_SIZE=block_size, BLOCK=512, TOKENS=_TOKENS, num_warps=4,
     )  # fmt: skip
 
 
@@ -57,30 +80,6 @@ def _gather_kernel(
     # Every warp has read the length before one thread writes it
     tl.debug_barrier()
     tl.store(num_computed_ptr + req_index, tl.where(req_index == padding_row, 0, position + 1))
-
-
-_TOKENS = 256  # per program
-
-
-def gather_mixed_inputs(
-    packed: PackedInputs,
-    *,
-    last_token: torch.Tensor,
-    num_computed: torch.Tensor,
-    block_table: torch.Tensor,
-    block_size: int,
-    out: MixedInputs,
-) -> None:
-    """Equal reference.gather_mixed_inputs, but copy only the block_table columns that a row's length needs."""
-    num_tokens, num_rows = packed.token_ids.shape[0], packed.req_index.shape[0]
-    _gather_mixed_kernel[(num_rows + triton.cdiv(num_tokens, _TOKENS),)](
-        packed.token_ids, packed.token_rows, packed.req_index, packed.seq_lens,
-        packed.sample_rows, packed.sample_tokens, packed.query_start_loc, last_token, num_computed, block_table,
-        out.input_ids, out.positions, out.slot_mapping, out.block_table,
-        out.sample_req_index, out.sample_positions, out.sample_tokens,
-        num_tokens, num_rows, block_table.stride(0), out.block_table.stride(0),
-        BLOCK_SIZE=block_size, BLOCK=512, TOKENS=_TOKENS, num_warps=4,
-    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_rows"])

@@ -27,6 +27,19 @@ if HAS_TRITON:
     from kernels.linear.triton_split_k import SplitKScratch
 
 
+_FEW_ROWS = 16  # rows of x up to which streaming the weights is faster than torch's product on an H100
+
+
+def _has_twin(x: torch.Tensor) -> bool:
+    return on_triton(x) and _capability(x.device) >= (8, 9)
+
+
+quantize_rows = op(reference.quantize_rows, lambda: triton_fp8.quantize_rows, can_run=_has_twin)
+quantize_by = op(reference.quantize_by, lambda: triton_fp8.quantize_by, can_run=_has_twin)
+quantize_groups = op(reference.quantize_groups, lambda: triton_fp8.quantize_groups, can_run=_has_twin)
+blocks_linear = op(reference.blocks_linear, lambda: triton_fp8.blocks_linear, can_run=_has_twin)
+
+
 class DenseLinear:
     """x @ w.T + bias by cuBLAS, or by the skinny GEMM where it measured faster. Owns scratch for one stream."""
 
@@ -64,17 +77,30 @@ class IntLinear:
         return triton_int.int_gemm(x, weight, bias, self._scratch, pdl=has_pdl(x.device))
 
 
-_FEW_ROWS = 16  # rows of x up to which streaming the weights is faster than torch's product on an H100
+class Linear4Bit:
+    """Equals kernels.linear.reference.lut4_linear. Looks values up in registers, or once for cuBLAS.
 
+    Owns scratch for one stream.
+    """
 
-def _has_twin(x: torch.Tensor) -> bool:
-    return on_triton(x) and _capability(x.device) >= (8, 9)
+    def __init__(self) -> None:
+        self._scratch: SplitKScratch | None = None
 
-
-quantize_rows = op(reference.quantize_rows, lambda: triton_fp8.quantize_rows, can_run=_has_twin)
-quantize_by = op(reference.quantize_by, lambda: triton_fp8.quantize_by, can_run=_has_twin)
-quantize_groups = op(reference.quantize_groups, lambda: triton_fp8.quantize_groups, can_run=_has_twin)
-blocks_linear = op(reference.blocks_linear, lambda: triton_fp8.blocks_linear, can_run=_has_twin)
+    def __call__(self, x: torch.Tensor, weight: Lut4Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        """x: [T, K]; bias: [N] or None; returns [T, N]."""
+        if not on_triton(x):
+            return reference.lut4_linear(x, weight, bias)
+        config = None
+        if triton_lut4.can_lut4_gemm(x, weight):
+            is_hopper = _capability(x.device)[0] == 9  # the only architecture on which the PTX lookups were tested
+            config = lut4_gemm_config(
+                num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=is_hopper
+            )
+        if config is None:
+            return functional.linear(x, triton_lut4.dequantize(weight, x.dtype), bias)
+        if self._scratch is None:
+            self._scratch = triton_lut4.allocate_scratch(x.device)
+        return triton_lut4.lut4_gemm(x, weight, bias, self._scratch, config=config, pdl=has_pdl(x.device))
 
 
 def rows_linear(
@@ -94,6 +120,17 @@ def rows_linear(
         out = (x.bfloat16() @ w.bfloat16().T).float() * x_scales[:, None] * w_scales
         return (out if bias is None else out + bias.float()).to(dtype)
     return reference.rows_linear(x, x_scales, w, w_scales, bias, dtype)
+
+
+def linear_int8(
+    x: torch.Tensor, values: torch.Tensor, largest: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """See kernels.linear.reference.linear_int8."""
+    if not on_triton(x):
+        return reference.linear_int8(x, values, largest, bias)
+    if x.dtype in (torch.bfloat16, torch.float16) and x.shape[0] <= triton_bitsandbytes.MAX_ROWS:
+        return triton_bitsandbytes.linear_int8(x, values, largest, bias, pdl=has_pdl(x.device))
+    return functional.linear(x, triton_bitsandbytes.dequantize_int8(values, largest, x.dtype), bias)
 
 
 def _scaled_mm(
@@ -126,45 +163,3 @@ def _has_rowwise_product(w: torch.Tensor) -> bool:
 @functools.cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
-
-
-class Linear4Bit:
-    """Equals kernels.linear.reference.lut4_linear. Looks values up in registers, or once for cuBLAS.
-
-    Owns scratch for one stream.
-    """
-
-    def __init__(self) -> None:
-        self._scratch: SplitKScratch | None = None
-
-    def __call__(self, x: torch.Tensor, weight: Lut4Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """x: [T, K]; bias: [N] or None; returns [T, N]."""
-        if not on_triton(x):
-            return reference.lut4_linear(x, weight, bias)
-        config = None
-        if triton_lut4.can_lut4_gemm(x, weight):
-            config = lut4_gemm_config(
-                num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=_is_hopper(x.device)
-            )
-        if config is None:
-            return functional.linear(x, triton_lut4.dequantize(weight, x.dtype), bias)
-        if self._scratch is None:
-            self._scratch = triton_lut4.allocate_scratch(x.device)
-        return triton_lut4.lut4_gemm(x, weight, bias, self._scratch, config=config, pdl=has_pdl(x.device))
-
-
-def linear_int8(
-    x: torch.Tensor, values: torch.Tensor, largest: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """See kernels.linear.reference.linear_int8."""
-    if not on_triton(x):
-        return reference.linear_int8(x, values, largest, bias)
-    if x.dtype in (torch.bfloat16, torch.float16) and x.shape[0] <= triton_bitsandbytes.MAX_ROWS:
-        return triton_bitsandbytes.linear_int8(x, values, largest, bias, pdl=has_pdl(x.device))
-    return functional.linear(x, triton_bitsandbytes.dequantize_int8(values, largest, x.dtype), bias)
-
-
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    """Return True on Hopper, the only architecture on which the PTX lookups were tested."""
-    return torch.cuda.get_device_capability(device)[0] == 9

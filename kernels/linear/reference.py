@@ -29,6 +29,23 @@ from torch.nn import functional
 
 PLANE = 32
 BITS = (4, 8)
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+MIN_SCALE = 1e-12  # least scale, for rows of (nearly) zeros
+# Quantiles of the normal distribution, 0 among them (QLoRA, appendix E)
+NF4_TABLE = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+BLOCK = 64  # weights per scale
+_INT8_MAX = 127.0
+_LEAST = 1e-38  # divisor of a block of zeros
+LUT_PLANE = 32  # inputs
+LUT_PLANES = 4  # of a tile
+LUT_TILE = LUT_PLANES * LUT_PLANE  # inputs
+_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -124,22 +141,6 @@ def int_linear(x: torch.Tensor, weight: IntWeight, bias: torch.Tensor | None) ->
     return functional.linear(x, dequantize_int(weight, x.dtype), bias)
 
 
-def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    num_planes = 16 // bits
-    num_outputs, num_inputs = codes.shape
-    padded = functional.pad(codes, (0, -num_inputs % (num_planes * PLANE)))
-    planes = padded.reshape(num_outputs, -1, num_planes, PLANE).permute(2, 1, 0, 3)  # [planes, tiles, N, PLANE]
-    packed = torch.zeros(planes.shape[1:], dtype=torch.int32, device=codes.device)
-    for index in range(num_planes):
-        packed |= planes[index].to(torch.int32) * (1 << (index * bits))
-    return packed.to(torch.int16)  # keeps the low half
-
-
-FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0
-MIN_SCALE = 1e-12  # least scale, for rows of (nearly) zeros
-
-
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale each row to the range of e4m3. x: [M, K], any float; returns [M, K] e4m3 and scales [M] fp32."""
     wide = x.float()
@@ -155,7 +156,7 @@ def quantize_by(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, tor
 def quantize_groups(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale each run of `size` columns of each row. Returns [M, K] e4m3 and scales [M, ceil(K / size)] fp32."""
     num_rows, k = x.shape
-    padded = torch.nn.functional.pad(x.float(), (0, -k % size)).view(num_rows, -1, size)
+    padded = functional.pad(x.float(), (0, -k % size)).view(num_rows, -1, size)
     scales = (padded.abs().amax(-1) / FP8_MAX).clamp(min=MIN_SCALE)
     return _to_fp8(padded / scales[..., None]).flatten(1)[:, :k].contiguous(), scales
 
@@ -163,7 +164,7 @@ def quantize_groups(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Ten
 def quantize_blocks(w: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale each block of a matrix. Returns [N, K] e4m3 and scales [ceil(N / rows), ceil(K / columns)] fp32."""
     n, k = w.shape
-    padded = torch.nn.functional.pad(w.float(), (0, -k % columns, 0, -n % rows))
+    padded = functional.pad(w.float(), (0, -k % columns, 0, -n % rows))
     blocks = padded.unflatten(0, (-1, rows)).unflatten(2, (-1, columns))
     scales = (blocks.abs().amax((1, 3)) / FP8_MAX).clamp(min=MIN_SCALE)
     values = _to_fp8(blocks / scales[:, None, :, None]).flatten(2).flatten(0, 1)
@@ -194,22 +195,6 @@ def blocks_linear(
     wide = x.float() * x_scales.repeat_interleave(columns, 1)[:, : x.shape[1]]
     out = wide @ dequantize_blocks(w, w_scales, rows, columns).T
     return (out if bias is None else out + bias.float()).to(dtype)
-
-
-def _to_fp8(x: torch.Tensor) -> torch.Tensor:
-    return x.clamp(-FP8_MAX, FP8_MAX).to(FP8)
-
-
-# Quantiles of the normal distribution, 0 among them (QLoRA, appendix E)
-NF4_TABLE = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
-    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
-BLOCK = 64  # weights per scale
-_INT8_MAX = 127.0
-_LEAST = 1e-38  # divisor of a block of zeros
 
 
 def quantize_nf4(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -255,12 +240,6 @@ def linear_int8(
     """x @ w.T + bias, scaled in fp32 after the product. x: [M, K]; returns [M, N] of its dtype."""
     out = (x.float() @ values.float().T) * (largest / _INT8_MAX)
     return (out if bias is None else out + bias.float()).to(x.dtype)
-
-
-LUT_PLANE = 32  # inputs
-LUT_PLANES = 4  # of a tile
-LUT_TILE = LUT_PLANES * LUT_PLANE  # inputs
-_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -323,3 +302,18 @@ def dequantize_lut4(weight: Lut4Weight, dtype: torch.dtype) -> torch.Tensor:
 def lut4_linear(x: torch.Tensor, weight: Lut4Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ weight.T + bias. x: [M, K]; bias: [N] or None; returns [M, N], of x's dtype."""
     return functional.linear(x, dequantize_lut4(weight, x.dtype), bias)
+
+
+def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    num_planes = 16 // bits
+    num_outputs, num_inputs = codes.shape
+    padded = functional.pad(codes, (0, -num_inputs % (num_planes * PLANE)))
+    planes = padded.reshape(num_outputs, -1, num_planes, PLANE).permute(2, 1, 0, 3)  # [planes, tiles, N, PLANE]
+    packed = torch.zeros(planes.shape[1:], dtype=torch.int32, device=codes.device)
+    for index in range(num_planes):
+        packed |= planes[index].to(torch.int32) * (1 << (index * bits))
+    return packed.to(torch.int16)  # keeps the low half
+
+
+def _to_fp8(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(-FP8_MAX, FP8_MAX).to(FP8)

@@ -4,6 +4,7 @@ S rows, V vocabulary entries. Randomness is stateless: the noise of (seed, posit
 request draws the same tokens alone, in any batch, and after a preemption.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,20 @@ class Truncation(NamedTuple):
     top_p: torch.Tensor  # float32, 1: off
     min_p: torch.Tensor  # float32, 0: off
     max_top_k: int  # the largest top_k if every row has one, else 0: only so many entries need sorting
+
+
+@dataclass(frozen=True)
+class SamplingState:
+    """Each request's sampling parameters and newest token, by req_index: the tensors of DeviceState."""
+
+    # [rows] float32 each
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    # [rows] int64 each
+    top_k: torch.Tensor
+    seeds: torch.Tensor
+    last_token: torch.Tensor
 
 
 def apply_penalties(

@@ -20,7 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.sampling.triton_truncation import MINUS_INF, SamplingState, TruncationScratch, divide, find_cuts
+from kernels.sampling.reference import SamplingState
+from kernels.sampling.triton_truncation import MINUS_INF, TruncationScratch, divide, find_cuts
 
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_common import LOG2_E
+from kernels.sampling.reference import SamplingState
 
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
@@ -144,20 +145,6 @@ def weigh(x, maximum, scale, IS_COUNT: tl.constexpr):
 
 
 _LOWEST = tl.constexpr(-1.0e38)
-
-
-@dataclass(frozen=True)
-class SamplingState:
-    """Each request's sampling parameters and newest token, by req_index: the tensors of DeviceState."""
-
-    # [rows] float32 each
-    temperature: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    # [rows] int64 each
-    top_k: torch.Tensor
-    seeds: torch.Tensor
-    last_token: torch.Tensor
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,7 @@ def _heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:
         )
     head_dim = config.count("head_dim", default=max(hidden_size // num_heads, 1))
     if head_dim % 2 != 0:
-        raise ModelError(f"{config.where}: head_dim {head_dim} is odd, and RoPE rotates pairs")
+        raise ModelError(f"{config.where}: head_dim {head_dim} is odd, but RoPE rotates pairs")
     return num_heads, num_kv_heads, head_dim
 
 

@@ -126,7 +126,9 @@ def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> Ro
         long_factors=_pair_factors(fields, "long_factor", rope_type, partial, shape),
     )
     if not 1 <= rope.factor * max_positions <= MAX_COUNT:
-        raise ModelError(f"{config.where}: rope factor {rope.factor!r} stretches {max_positions} positions to nothing")
+        raise ModelError(
+            f"{config.where}: rope factor {rope.factor!r} times {max_positions} positions is not from 1 to {MAX_COUNT}"
+        )
     if rope_type == "dynamic" and rope.rotary_dim(shape.head_dim) <= 2:
         raise ModelError(f"{config.where}: dynamic rope needs more than one rotated pair per head")
     return rope

@@ -43,45 +43,6 @@ def quantized_matrices(model: ModelConfig) -> Iterator[tuple[Matrix, Scheme]]:
             yield matrix, scheme
 
 
-def check_shares(model: ModelConfig, tp_size: int) -> None:
-    """Raise ModelError unless the shares of tp_size ranks end at block boundaries of every scheme."""
-    for matrix, scheme in quantized_matrices(model):
-        num_shares = min(tp_size, model.num_kv_heads) if matrix.is_of_kv_heads else tp_size
-        whole = matrix.out_features if matrix.shared == "outputs" else matrix.in_features
-        check_share(scheme, matrix.name, matrix.shared, whole=whole, num_shares=num_shares)
-
-
-def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
-    """Yield all linear layers but the routed experts, which are never quantised."""
-    architecture = find_architecture(model.architecture)
-    prefix = "" if architecture.text_prefix is None else f"{architecture.text_prefix}."
-    shared = 0 if model.experts is None else model.experts.shared_intermediate_size
-    for layer, is_sparse in enumerate(model.sparse_layers):
-        matrices = [*_attention(model)]
-        if not is_sparse:
-            matrices += _mlp("mlp", model.hidden_size, model.intermediate_size)
-        elif shared > 0:
-            matrices += _mlp("mlp.shared_expert", model.hidden_size, shared)
-        for matrix in matrices:
-            block, _, projection = matrix.name.rpartition(".")
-            stored = architecture.packed_modules.get(projection, projection)
-            yield dataclasses.replace(matrix, name=f"{prefix}model.layers.{layer}.{block}.{stored}")
-
-
-def _attention(model: ModelConfig) -> Iterator[Matrix]:
-    q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    yield Matrix("self_attn.q_proj", q_size, model.hidden_size, "outputs")
-    yield Matrix("self_attn.k_proj", kv_size, model.hidden_size, "outputs", is_of_kv_heads=True)
-    yield Matrix("self_attn.v_proj", kv_size, model.hidden_size, "outputs", is_of_kv_heads=True)
-    yield Matrix("self_attn.o_proj", model.hidden_size, q_size, "inputs")
-
-
-def _mlp(block: str, hidden_size: int, width: int) -> Iterator[Matrix]:
-    yield Matrix(f"{block}.gate_proj", width, hidden_size, "outputs")
-    yield Matrix(f"{block}.up_proj", width, hidden_size, "outputs")
-    yield Matrix(f"{block}.down_proj", hidden_size, width, "inputs")
-
-
 def count_parameters(model: ModelConfig, num_experts: int) -> int:
     """Count the parameters with num_experts experts in each sparse layer; tied embeddings count once."""
     q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
@@ -134,4 +95,43 @@ def check_split(model: ModelConfig, tp_size: int) -> None:
             f"{model.architecture}: num_kv_heads {model.num_kv_heads} neither splits over {tp_size} ranks"
             " nor divides them, so its heads cannot be replicated"
         )
-    check_shares(model, tp_size)
+    _check_shares(model, tp_size)
+
+
+def _check_shares(model: ModelConfig, tp_size: int) -> None:
+    """Raise ModelError unless the shares of tp_size ranks end at block boundaries of every scheme."""
+    for matrix, scheme in quantized_matrices(model):
+        num_shares = min(tp_size, model.num_kv_heads) if matrix.is_of_kv_heads else tp_size
+        whole = matrix.out_features if matrix.shared == "outputs" else matrix.in_features
+        check_share(scheme, matrix.name, matrix.shared, whole=whole, num_shares=num_shares)
+
+
+def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
+    """Yield all linear layers but the routed experts, which are never quantised."""
+    architecture = find_architecture(model.architecture)
+    prefix = "" if architecture.text_prefix is None else f"{architecture.text_prefix}."
+    shared = 0 if model.experts is None else model.experts.shared_intermediate_size
+    for layer, is_sparse in enumerate(model.sparse_layers):
+        matrices = [*_attention(model)]
+        if not is_sparse:
+            matrices += _mlp("mlp", model.hidden_size, model.intermediate_size)
+        elif shared > 0:
+            matrices += _mlp("mlp.shared_expert", model.hidden_size, shared)
+        for matrix in matrices:
+            block, _, projection = matrix.name.rpartition(".")
+            stored = architecture.packed_modules.get(projection, projection)
+            yield dataclasses.replace(matrix, name=f"{prefix}model.layers.{layer}.{block}.{stored}")
+
+
+def _attention(model: ModelConfig) -> Iterator[Matrix]:
+    q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    yield Matrix("self_attn.q_proj", q_size, model.hidden_size, "outputs")
+    yield Matrix("self_attn.k_proj", kv_size, model.hidden_size, "outputs", is_of_kv_heads=True)
+    yield Matrix("self_attn.v_proj", kv_size, model.hidden_size, "outputs", is_of_kv_heads=True)
+    yield Matrix("self_attn.o_proj", model.hidden_size, q_size, "inputs")
+
+
+def _mlp(block: str, hidden_size: int, width: int) -> Iterator[Matrix]:
+    yield Matrix(f"{block}.gate_proj", width, hidden_size, "outputs")
+    yield Matrix(f"{block}.up_proj", width, hidden_size, "outputs")
+    yield Matrix(f"{block}.down_proj", hidden_size, width, "inputs")

@@ -14,7 +14,7 @@ from kernels.ops import norm_rope_write_kv
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.errors import ModelError
-from models.layers.linear import QKVLinear, RowLinear
+from models.layers.linear import ColumnLinear, RowLinear, qkv_parts, row_part
 from models.layers.norm import RMSNorm
 from models.parallel import LayerOutput, TensorParallel
 from models.quantization.linear_method import LinearMethod
@@ -100,26 +100,11 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.attention = attention
         self.kv_scales = read_kv_scales(w)
-        self._num_queries = config.num_heads // tp.size * config.head_dim
-        self.qkv_proj = QKVLinear(
-            w,
-            hidden_size=config.hidden_size,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            has_bias=config.has_qkv_bias,
-            method=method,
-            tp=tp,
-        )
-        self.o_proj = RowLinear(
-            w,
-            "o_proj",
-            in_features=config.num_heads * config.head_dim,
-            out_features=config.hidden_size,
-            has_bias=config.has_output_bias,
-            method=method,
-            tp=tp,
-        )
+        parts = qkv_parts(config, tp)
+        self._num_queries = parts[0].outputs
+        self.qkv_proj = ColumnLinear(w, parts, has_bias=config.has_qkv_bias, method=method)
+        part = row_part("o_proj", out_features=config.hidden_size, in_features=parts[0].out_features, tp=tp)
+        self.o_proj = RowLinear(w, part, has_bias=config.has_output_bias, method=method, tp=tp)
 
     @property
     def key_bias(self) -> torch.Tensor | None:

@@ -17,6 +17,7 @@ from models.layers.attention import Attention, SelfAttention
 from models.layers.decoder import Decoder
 from models.layers.linear import make_linear_method
 from models.layers.mlp import GatedMLP
+from models.layers.moe import SparseMLP
 from models.layers.norm import RMSNorm
 from models.layers.rotary import make_cos_sin_caches
 from models.parallel import TensorParallel
@@ -52,9 +53,10 @@ class LayerParts:
         w = self.w / "self_attn" if w is None else w
         return SelfAttention(self.config, w, self.tp, method=self.method, attention=attention)
 
-    def gated_mlp(self, w: Weights | None = None) -> GatedMLP:
-        """Make the dense MLP. w: its Weights, by default those below `mlp`."""
-        return GatedMLP(self.config, self.w / "mlp" if w is None else w, self.tp, self.method)
+    def mlp(self, w: Weights | None = None) -> nn.Module:
+        """Make the layer's MLP, dense or a mixture of experts. w: its Weights, by default those below `mlp`."""
+        make = SparseMLP if self.config.sparse_layers[self.layer_index] else GatedMLP
+        return make(self.config, self.w / "mlp" if w is None else w, self.tp, self.method)
 
     def norm(self, name: str) -> RMSNorm:
         """Make an RMS norm over hidden_size."""

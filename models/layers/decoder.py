@@ -27,13 +27,11 @@ from models.weights.weights import Weights
 class VocabEmbedding(nn.Module):
     """Token embedding, times a constant that is rounded to the weights' dtype as Gemma does."""
 
-    def __init__(
-        self, w: Weights, *, vocab_size: int, hidden_size: int, tp: TensorParallel, scale: float = 1.0
-    ) -> None:
+    def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
         super().__init__()
-        self.scale = float(torch.tensor(scale, dtype=w.dtype))
+        self.scale = float(torch.tensor(config.multipliers.embedding, dtype=w.dtype))
         self.tp = tp
-        self.weight = load_vocab_rows(w, vocab_size=vocab_size, hidden_size=hidden_size, tp=tp)
+        self.weight = load_vocab_rows(w, vocab_size=config.vocab_size, hidden_size=config.hidden_size, tp=tp)
         self.first_row = tp.rank * self.weight.shape[0]
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -51,20 +49,15 @@ class VocabEmbedding(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Logits over the whole vocabulary. weight: [rows of this rank, hidden_size], its own or the embedding's.
+    """Logits over the whole vocabulary. weight: [rows of this rank, hidden_size], its own or the embedding's."""
 
-    divisor: divides all logits; softcap: the cap in cap * tanh(logits / cap), or 0 for none.
-    """
-
-    def __init__(
-        self, weight: torch.Tensor, *, vocab_size: int, tp: TensorParallel, divisor: float = 1.0, softcap: float = 0.0
-    ) -> None:
+    def __init__(self, config: ModelConfig, weight: torch.Tensor, tp: TensorParallel) -> None:
         super().__init__()
         self.tp = tp
         self.weight = weight
-        self.vocab_size = vocab_size
-        self.divisor = divisor
-        self.softcap = softcap
+        self.vocab_size = config.vocab_size
+        self.divisor = config.multipliers.logits_divisor
+        self.softcap = config.multipliers.logits_softcap
         self._linear = DenseLinear()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -137,25 +130,21 @@ class Decoder(nn.Module):
         make_layer: Callable[[int, Weights], nn.Module],
     ) -> None:
         super().__init__()
-        vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        inner, multipliers = w / "model", config.multipliers
-        self.embed_tokens = VocabEmbedding(
-            inner / "embed_tokens", vocab_size=vocab_size, hidden_size=hidden_size, tp=tp, scale=multipliers.embedding
-        )
+        inner = w / "model"
+        self.embed_tokens = VocabEmbedding(config, inner / "embed_tokens", tp)
         self.layers = nn.ModuleList(
             make_layer(layer_index, inner / f"layers.{layer_index}") for layer_index in range(config.num_layers)
         )
-        self.norm = RMSNorm(config, inner, "norm", size=hidden_size)
+        self.norm = RMSNorm(config, inner, "norm", size=config.hidden_size)
         self.lm_head: LMHead | None = None
         if not config.has_lm_head:
             return
         if config.tie_word_embeddings:
             head = self.embed_tokens.weight
         else:
-            head = load_vocab_rows(w / "lm_head", vocab_size=vocab_size, hidden_size=hidden_size, tp=tp)
-        self.lm_head = LMHead(
-            head, vocab_size=vocab_size, tp=tp, divisor=multipliers.logits_divisor, softcap=multipliers.logits_softcap
-        )
+            rows = w / "lm_head"
+            head = load_vocab_rows(rows, vocab_size=config.vocab_size, hidden_size=config.hidden_size, tp=tp)
+        self.lm_head = LMHead(config, head, tp)
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """input_ids: [T] int64 → hidden states after the final norm, [T, hidden_size]."""
@@ -163,12 +152,12 @@ class Decoder(nn.Module):
         residual: torch.Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, ctx)
-        assert residual is not None, "a model has a layer"
+        assert residual is not None, "a model has at least one layer"
         return self.norm.add(hidden, residual)[0]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden_size] → [N, vocab_size]."""
-        assert self.lm_head is not None, "the engine refuses what would sample"
+        assert self.lm_head is not None, "the engine refuses requests that sample"
         return self.lm_head(hidden)
 
 

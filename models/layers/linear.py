@@ -33,47 +33,6 @@ class ColumnLinear(nn.Module):
         return self.method.apply(self.params, x, self.bias)
 
 
-class MergedColumnLinear(ColumnLinear):
-    """Several equal projections of one input as one GEMM (gate and up)."""
-
-    def __init__(
-        self,
-        w: Weights,
-        names: Sequence[str],
-        *,
-        in_features: int,
-        out_features: int,  # of each projection
-        has_bias: bool,
-        method: LinearMethod,
-        tp: TensorParallel,
-    ) -> None:
-        parts = [LinearPart(name, out_features, in_features, dim=0, rank=tp.rank, size=tp.size) for name in names]
-        super().__init__(w, parts, has_bias=has_bias, method=method)
-
-
-class QKVLinear(ColumnLinear):
-    """q_proj, k_proj and v_proj as one GEMM. If ranks outnumber KV heads, several ranks hold the same head."""
-
-    def __init__(
-        self,
-        w: Weights,
-        *,
-        hidden_size: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        has_bias: bool,
-        method: LinearMethod,
-        tp: TensorParallel,
-    ) -> None:
-        kv_size = min(tp.size, num_kv_heads)
-        kv_rank = tp.rank * kv_size // tp.size
-        parts = [LinearPart("q_proj", num_heads * head_dim, hidden_size, dim=0, rank=tp.rank, size=tp.size)]
-        for name in ("k_proj", "v_proj"):
-            parts.append(LinearPart(name, num_kv_heads * head_dim, hidden_size, dim=0, rank=kv_rank, size=kv_size))
-        super().__init__(w, parts, has_bias=has_bias, method=method)
-
-
 class RowLinear(nn.Module):
     """A matrix whose inputs are split over ranks. It sums the partial products, or the caller does if is_partial.
 
@@ -83,10 +42,8 @@ class RowLinear(nn.Module):
     def __init__(
         self,
         w: Weights,
-        name: str,
+        part: LinearPart,
         *,
-        in_features: int,
-        out_features: int,
         has_bias: bool,
         method: LinearMethod,
         tp: TensorParallel,
@@ -96,10 +53,8 @@ class RowLinear(nn.Module):
         self.method = with_adapters(method, w)
         self.tp = tp
         self.is_partial = is_partial
-        self.params = self.method.load(
-            w, [LinearPart(name, out_features, in_features, dim=1, rank=tp.rank, size=tp.size)]
-        )
-        bias = (w / name).tensor("bias", (out_features,)) if has_bias else None
+        self.params = self.method.load(w, [part])
+        bias = (w / part.name).tensor("bias", (part.out_features,)) if has_bias else None
         # The sum over ranks must contain the bias only once
         self.bias = bias if tp.rank == 0 else None
 
@@ -109,14 +64,36 @@ class RowLinear(nn.Module):
         return out if self.is_partial else self.tp.sum_late(out)
 
 
+def column_part(name: str, *, out_features: int, in_features: int, tp: TensorParallel) -> LinearPart:
+    """Return this rank's share of a matrix whose outputs are split over all ranks."""
+    return LinearPart(name, out_features, in_features, dim=0, rank=tp.rank, size=tp.size)
+
+
+def row_part(name: str, *, out_features: int, in_features: int, tp: TensorParallel) -> LinearPart:
+    """Return this rank's share of a matrix whose inputs are split over all ranks."""
+    return LinearPart(name, out_features, in_features, dim=1, rank=tp.rank, size=tp.size)
+
+
+def qkv_parts(config: ModelConfig, tp: TensorParallel) -> list[LinearPart]:
+    """Return q_proj, k_proj and v_proj. If ranks outnumber KV heads, several ranks hold the same head."""
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    kv_shares = min(tp.size, config.num_kv_heads)
+    kv_rank = tp.rank * kv_shares // tp.size
+    return [
+        column_part("q_proj", out_features=q_size, in_features=config.hidden_size, tp=tp),
+        LinearPart("k_proj", kv_size, config.hidden_size, dim=0, rank=kv_rank, size=kv_shares),
+        LinearPart("v_proj", kv_size, config.hidden_size, dim=0, rank=kv_rank, size=kv_shares),
+    ]
+
+
+def make_linear_method(config: ModelConfig) -> LinearMethod:
+    """Return the method of all linear layers; each layer's scheme is chosen when the layer is loaded."""
+    return Unquantized() if config.quantization is None else PerLayer(config.quantization)
+
+
 def _load_biases(w: Weights, parts: Sequence[LinearPart]) -> torch.Tensor:
     """Read the parts' biases, split and merged as their outputs are: [outputs of this rank]."""
     shards = [
         (w / part.name).shard("bias", (part.out_features,), dim=0, rank=part.rank, size=part.size) for part in parts
     ]
     return torch.cat(shards)
-
-
-def make_linear_method(config: ModelConfig) -> LinearMethod:
-    """Return the method of all linear layers; each layer's scheme is chosen when the layer is loaded."""
-    return Unquantized() if config.quantization is None else PerLayer(config.quantization)

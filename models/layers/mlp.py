@@ -7,7 +7,7 @@ from torch import nn
 
 from kernels.ops import gelu_tanh_and_mul, silu_and_mul
 from models.config.model_config import ModelConfig
-from models.layers.linear import MergedColumnLinear, RowLinear
+from models.layers.linear import ColumnLinear, RowLinear, column_part, row_part
 from models.parallel import LayerOutput, TensorParallel
 from models.quantization.linear_method import LinearMethod
 from models.weights.weights import Weights
@@ -34,25 +34,13 @@ class GatedMLP(nn.Module):
         super().__init__()
         intermediate_size = intermediate_size or config.intermediate_size
         self.activate_and_mul = _ACTIVATIONS[config.activation]
-        self.gate_up_proj = MergedColumnLinear(
-            w,
-            ("gate_proj", "up_proj"),
-            in_features=config.hidden_size,
-            out_features=intermediate_size,
-            has_bias=config.has_mlp_bias,
-            method=method,
-            tp=tp,
-        )
-        self.down_proj = RowLinear(
-            w,
-            "down_proj",
-            in_features=intermediate_size,
-            out_features=config.hidden_size,
-            has_bias=config.has_mlp_bias,
-            method=method,
-            tp=tp,
-            is_partial=is_partial,
-        )
+        parts = [
+            column_part(name, out_features=intermediate_size, in_features=config.hidden_size, tp=tp)
+            for name in ("gate_proj", "up_proj")
+        ]
+        self.gate_up_proj = ColumnLinear(w, parts, has_bias=config.has_mlp_bias, method=method)
+        part = row_part("down_proj", out_features=config.hidden_size, in_features=intermediate_size, tp=tp)
+        self.down_proj = RowLinear(w, part, has_bias=config.has_mlp_bias, method=method, tp=tp, is_partial=is_partial)
 
     def forward(self, hidden: torch.Tensor) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""

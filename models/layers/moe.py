@@ -81,12 +81,6 @@ class SparseMLP(nn.Module):
         return self.tp.sum_late(mixed)
 
 
-def make_mlp(config: ModelConfig, w: Weights, tp: TensorParallel, method: LinearMethod, layer_index: int) -> nn.Module:
-    """Make the MLP of layer layer_index, dense or sparse. w: the block that holds it."""
-    make = SparseMLP if config.sparse_layers[layer_index] else GatedMLP
-    return make(config, w, tp, method)
-
-
 def _load_experts(
     w: Weights, experts: ExpertsConfig, hidden_size: int, tp: TensorParallel, names: ExpertNames
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -79,7 +79,7 @@ def _make_table(rope: RopeConfig | None, head_dim: int, num_positions: int) -> t
     except ArithmeticError as error:
         raise ModelError(f"{rope} cannot be computed: {error}") from error
     if not bool(table.isfinite().all()):
-        raise ModelError(f"{rope} gives angles that are no numbers")
+        raise ModelError(f"{rope} gives angles that are not finite")
     return table
 
 

@@ -50,8 +50,8 @@ class Adapter:
         strange = sorted(name for name in self.tensors if not _is_low_rank(name))
         if strange:
             raise ModelError(
-                f"{self._path}: only lora_A and lora_B of the layers' projections are served, but there"
-                f" {_is(strange)} {_list(strange)}"
+                f"{self._path}: only lora_A and lora_B of the layers' projections are served, but the file has"
+                f" {_list(strange)}"
             )
 
     def __repr__(self) -> str:
@@ -97,13 +97,13 @@ class Adapter:
                 raise ModelError(f"{self._path}: has tensor {stored[0]}, but not {missing}")
             if not self.config.is_target(name):
                 raise ModelError(
-                    f"{self._path}: has tensor {halves[0]}, which target_modules in {self._where} leave out"
+                    f"{self._path}: has tensor {halves[0]}, which target_modules in {self._where} do not include"
                 )
             return name
         if not self.config.takes_whatever_is_stored and any(map(self.config.is_target, _spellings(module))):
             name = _spellings(module)[-1]
             raise ModelError(
-                f"{self._path}: tensor {_WRAPPED}{name}.lora_A.weight is missing, which {self._where} means"
+                f"{self._path}: tensor {_WRAPPED}{name}.lora_A.weight is missing, but {self._where} names its module"
             )
         return None
 
@@ -115,7 +115,7 @@ class Adapter:
         try:
             found = self._file.get_slice(name).get_shape()
             if found != list(shape):
-                means = f"{self._where} and this model mean {list(shape)}"
+                means = f"{self._where} and this model require {list(shape)}"
                 raise ModelError(f"{self._path}: tensor {name} has shape {found}, but {means}")
             tensor = self._file.get_tensor(name)
         except SafetensorError as error:
@@ -132,10 +132,6 @@ def _spellings(module: str) -> tuple[str, ...]:
 
 def _is_low_rank(name: str) -> bool:
     return name.startswith(_WRAPPED) and name.endswith((".lora_A.weight", ".lora_B.weight"))
-
-
-def _is(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 def _list(names: list[str]) -> str:

@@ -108,7 +108,7 @@ class LoraConfig:
 
     @property
     def takes_whatever_is_stored(self) -> bool:
-        """True if target_modules is not given: the stored tensors alone show which modules are changed."""
+        """Return True if target_modules is not given: the stored tensors alone show which modules are changed."""
         names = self.target_modules
         return names is None or (isinstance(names, str) and names.lower() == _ALL_LINEAR)
 
@@ -158,7 +158,7 @@ def _refuse_unsupported(fields: Fields) -> None:
         name for name, value in fields.raw.items() if value and name not in _READ | _HARMLESS | set(_UNSUPPORTED)
     )
     if unknown:
-        logger.warning("file=%s fields=%s are unknown and have no effect", fields.where, ",".join(unknown))
+        logger.warning("unknown fields have no effect: file=%s fields=%s", fields.where, ",".join(unknown))
 
 
 def _are(meaning: str) -> str:
@@ -173,7 +173,7 @@ def _names(fields: Fields, name: str) -> str | tuple[str, ...] | None:
         try:
             re.compile(value)
         except re.error as error:
-            raise ModelError(f"{fields.where}: {name} {value!r} is no regular expression: {error}") from error
+            raise ModelError(f"{fields.where}: {name} {value!r} is not a regular expression: {error}") from error
         return value
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ModelError(f"{fields.where}: {name} must be a pattern or a list of names, found {value!r}")
@@ -201,7 +201,9 @@ def _pattern(fields: Fields, name: str, read: Callable[[Fields, str], Any]) -> d
         try:
             re.compile(_ending(pattern))
         except re.error as error:
-            raise ModelError(f"{fields.where}: {name} has {pattern!r}, no regular expression: {error}") from error
+            raise ModelError(
+                f"{fields.where}: {name} has {pattern!r}, which is not a regular expression: {error}"
+            ) from error
     return {pattern: read(section, pattern) for pattern in section.raw}
 
 

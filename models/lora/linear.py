@@ -122,45 +122,5 @@ def with_adapters(method: LinearMethod, w: Weights) -> LinearMethod:
 def check_adapters(adapters: Sequence[Adapter], config: ModelConfig, *, dtype: torch.dtype, tp: TensorParallel) -> int:
     """Return the adapters' bytes on each rank's device. Raises ModelError if one does not fit the model."""
     stack = AdapterStack(adapters, None)
-    build(config, Weights(ShapeReader(dtype), adapters=stack), tp)
+    build(config, Weights.dummy(device=torch.device("meta"), dtype=dtype, adapters=stack), tp)
     return stack.num_bytes
-
-
-class ShapeReader:
-    """TensorReader that returns empty tensors of the requested shapes, without values."""
-
-    is_random = True
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.device = torch.device("meta")
-        self.dtype = dtype
-
-    def read(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        *,
-        dim: int,
-        start: int,
-        stop: int,
-        stored: tuple[torch.dtype, ...] = (),
-    ) -> torch.Tensor:
-        """See TensorReader.read."""
-        dtype = stored[0] if stored else self.dtype
-        part = (*shape[:dim], stop - start, *shape[dim + 1 :]) if shape else ()
-        return torch.empty(part, device=self.device, dtype=dtype)
-
-    def shape_of(self, name: str) -> tuple[int, ...] | None:
-        """Return None: nothing is stored."""
-        return None
-
-    def projection(self, name: str) -> tuple[str, int, int | None]:
-        """See TensorReader.projection."""
-        return name, 0, None
-
-    def optional(self, name: str) -> torch.Tensor | None:
-        """Return None: there are no optional tensors."""
-        return None
-
-    def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
-        """Do nothing: no file is open, and no tensor can be unread."""

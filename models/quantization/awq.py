@@ -15,12 +15,12 @@ from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig
 from models.quantization.integers import (
     INT32,
-    IntMethod,
     IntPart,
     check_aligned,
     describe_groups,
     group_band,
     int_matrix_bytes,
+    make_int_method,
     read_bits,
     read_group_size,
     unpack_words,
@@ -46,17 +46,12 @@ class Awq:
         """See Scheme."""
         return self.group_size or 1
 
+    matrix_bytes = int_matrix_bytes
+    make_method = make_int_method
+
     def describe(self) -> str:
         """See Scheme.describe."""
         return f"awq ({describe_groups(self.bits, self.group_size)})"
-
-    def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
-        """See Scheme.matrix_bytes."""
-        return int_matrix_bytes(self, out_features, in_features)
-
-    def make_method(self) -> IntMethod:
-        """See Scheme.make_method."""
-        return IntMethod(self)
 
     def read(self, part: StoredPart) -> IntPart:
         """See IntScheme.read."""

@@ -68,7 +68,10 @@ class Bnb4Bit:
 
 @dataclass(frozen=True)
 class BnbInt8:
-    """Scheme: 8-bit integers, with a scale per row."""
+    """Scheme and its LinearMethod: 8-bit integers, with a scale per row.
+
+    Activations are not rounded, so LLM.int8's outlier threshold is not needed.
+    """
 
     is_stored: bool
     output_multiple: int = 1
@@ -82,9 +85,31 @@ class BnbInt8:
         """See Scheme.matrix_bytes."""
         return out_features * in_features + 4 * out_features
 
-    def make_method(self) -> BnbInt8Linear:
+    def make_method(self) -> BnbInt8:
         """See Scheme.make_method."""
-        return BnbInt8Linear(self)
+        return self
+
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> Integers:
+        """See LinearMethod.load."""
+        if not self.is_stored or w.is_random:
+            pairs = [quantize_int8(read_dense(w, part)) for part in parts]
+        else:
+            pairs = [self._read(StoredPart.locate(w, part)) for part in parts]
+        values, largest = (merge_outputs([pair[i] for pair in pairs]) for i in range(2))
+        return Integers(values, largest)
+
+    def apply(self, params: Integers, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See LinearMethod.apply."""
+        return linear_int8(x, params.values, params.largest, bias)
+
+    def _read(self, part: StoredPart) -> tuple[torch.Tensor, torch.Tensor]:
+        if part.find("weight_format") is not None:
+            layout = int(part.w.stored("weight_format", (), (torch.uint8,)))
+            if layout != 0:
+                raise ModelError(
+                    f"tensor {part.w.full_name('weight_format')} is {layout}: only 0, row-major, is supported"
+                )
+        return part.matrix("weight", (torch.int8,)), part.per_row(part.need("SCB"))
 
 
 NF4_ON_LOAD = Bnb4Bit("nf4", is_stored=False)
@@ -128,7 +153,7 @@ class Bnb4BitLinear:
         else:
             codes = [self._read(StoredPart.locate(w, part)) for part in parts]
         if not all(torch.equal(part.table, codes[0].table) for part in codes):
-            raise ModelError(f"{w.full_name(parts[0].name)}: the quant_map of {parts[-1].name} is another")
+            raise ModelError(f"{w.full_name(parts[0].name)}: its quant_map differs from that of {parts[-1].name}")
         packed, scales = merge_outputs([part.packed for part in codes]), merge_outputs([part.scales for part in codes])
         return make_lut4_weight(packed, scales, codes[0].table, w.dtype)
 
@@ -159,33 +184,6 @@ class Bnb4BitLinear:
             scales=scales[:, first // BLOCK : last // BLOCK],
             table=part.w.stored(part.need("weight.quant_map"), (16,), (torch.float32,)),
         )
-
-
-class BnbInt8Linear:
-    """LinearMethod of BnbInt8. Activations are not rounded, so LLM.int8's outlier threshold is not needed."""
-
-    def __init__(self, scheme: BnbInt8) -> None:
-        self._scheme = scheme
-
-    def load(self, w: Weights, parts: Sequence[LinearPart]) -> Integers:
-        """See LinearMethod.load."""
-        if not self._scheme.is_stored or w.is_random:
-            pairs = [quantize_int8(read_dense(w, part)) for part in parts]
-        else:
-            pairs = [self._read(StoredPart.locate(w, part)) for part in parts]
-        values, largest = (merge_outputs([pair[i] for pair in pairs]) for i in range(2))
-        return Integers(values, largest)
-
-    def apply(self, params: Integers, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See LinearMethod.apply."""
-        return linear_int8(x, params.values, params.largest, bias)
-
-    def _read(self, part: StoredPart) -> tuple[torch.Tensor, torch.Tensor]:
-        if part.find("weight_format") is not None:
-            layout = int(part.w.stored("weight_format", (), (torch.uint8,)))
-            if layout != 0:
-                raise ModelError(f"tensor {part.w.full_name('weight_format')} is {layout}: only 0, row-major, is read")
-        return part.matrix("weight", (torch.int8,)), part.per_row(part.need("SCB"))
 
 
 def parse(fields: Fields) -> QuantizationConfig:
@@ -230,7 +228,7 @@ def _read_state(part: StoredPart, kind: str) -> dict[str, Any]:
         raise ModelError(f"{where}: malformed: {error!r}") from error
     wanted = (kind, BLOCK, [part.num_rows, part.num_columns])
     if found != wanted:
-        raise ModelError(f"{where}: type, block size and shape are {found}, but config.json means {wanted}")
+        raise ModelError(f"{where}: type, block size and shape are {found}, but config.json requires {wanted}")
     return state
 
 

@@ -23,11 +23,11 @@ from models.quantization.config import LayerNames, QuantizationConfig, Rule, Sch
 from models.quantization.fp8 import Fp8, Fp8Block
 from models.quantization.integers import (
     INT32,
-    IntMethod,
     IntPart,
     describe_groups,
     group_band,
     int_matrix_bytes,
+    make_int_method,
     read_order,
     unpack_words,
 )
@@ -54,17 +54,12 @@ class PackQuantized:
         """See Scheme."""
         return 32 // self.bits if self.has_order else math.lcm(32 // self.bits, self.group_size or 1)
 
+    matrix_bytes = int_matrix_bytes
+    make_method = make_int_method
+
     def describe(self) -> str:
         """See Scheme.describe."""
         return f"pack-quantized ({describe_groups(self.bits, self.group_size)})"
-
-    def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
-        """See Scheme.matrix_bytes."""
-        return int_matrix_bytes(self, out_features, in_features)
-
-    def make_method(self) -> IntMethod:
-        """See Scheme.make_method."""
-        return IntMethod(self)
 
     def read(self, part: StoredPart) -> IntPart:
         """See IntScheme.read."""
@@ -108,7 +103,7 @@ def _check_shape(part: StoredPart) -> None:
     found = [int(size) for size in part.w.stored("weight_shape", (2,), (torch.int64, torch.int32))]
     if found != [part.num_rows, part.num_columns]:
         raise ModelError(
-            f"tensor {part.w.full_name('weight_shape')} says {found}, but config.json means"
+            f"tensor {part.w.full_name('weight_shape')} says {found}, but config.json requires"
             f" {[part.num_rows, part.num_columns]}"
         )
 
@@ -185,7 +180,7 @@ def parse(fields: Fields) -> QuantizationConfig:
 def _word(fields: Fields, name: str, *, default: str) -> str:
     value = fields.get(name) or default
     if not isinstance(value, str):
-        raise ModelError(f"{fields.where}: {name} must be a word, found {value!r}")
+        raise ModelError(f"{fields.where}: {name} must be a string, found {value!r}")
     return value
 
 
@@ -242,7 +237,7 @@ def _pack_quantized(group: Group) -> Scheme:
     if not is_known or weights.type != "int" or weights.num_bits not in (4, 8) or weights.dynamic:
         raise weights.refuse("weights")
     if group.activations is not None:
-        raise group.activations.refuse("activations beside packed weights")
+        raise group.activations.refuse("activations with packed weights")
     order = weights.fields.get("actorder")
     return PackQuantized(
         bits=weights.num_bits,

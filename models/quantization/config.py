@@ -1,7 +1,7 @@
 """QuantizationConfig: the storage schemes of a model's linear layers. Part of ModelConfig; made by schemes.py.
 
 A Scheme is the frozen settings of one storage format. Each has its own file in this folder, which also makes its
-LinearMethod. The layer's full name in the checkpoint decides its scheme.
+LinearMethod, or is one. The layer's full name in the checkpoint decides its scheme.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Scheme(Protocol):
         ...
 
     def make_method(self) -> LinearMethod:
-        """Return the LinearMethod of layers with this scheme."""
+        """Return the LinearMethod of layers with this scheme: itself, unless the method owns scratch."""
         ...
 
 
@@ -63,7 +63,7 @@ class LayerNames:
             try:
                 re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
             except re.error as error:
-                raise ModelError(f"{where}: {pattern!r} is no regular expression: {error}") from error
+                raise ModelError(f"{where}: {pattern!r} is not a regular expression: {error}") from error
         return cls(
             tuple(pattern for pattern in patterns if pattern not in everything), bool({*patterns} & {*everything})
         )

@@ -24,38 +24,6 @@ from models.weights.weights import Weights
 
 
 @dataclass(frozen=True)
-class Fp8Block:
-    """Scheme: weights scaled by blocks of rows × columns, activations by groups of as many columns of each token."""
-
-    COLUMNS: ClassVar[tuple[int, ...]] = (32, 64, 128)
-
-    rows: int
-    columns: int
-
-    @property
-    def output_multiple(self) -> int:
-        """1: ranks may split a block of rows."""
-        return 1
-
-    @property
-    def input_multiple(self) -> int:
-        """The columns of a block: one rank holds each group of columns."""
-        return self.columns
-
-    def describe(self) -> str:
-        """See Scheme.describe."""
-        return f"fp8 (e4m3; scales: weights by {self.rows} × {self.columns}, activations by token and {self.columns})"
-
-    def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
-        """See Scheme.matrix_bytes."""
-        return out_features * in_features + 4 * -(-out_features // self.rows) * -(-in_features // self.columns)
-
-    def make_method(self) -> Fp8BlockLinear:
-        """See Scheme.make_method."""
-        return Fp8BlockLinear(self)
-
-
-@dataclass(frozen=True)
 class Fp8BlockParams:
     """Parts merged along their outputs."""
 
@@ -67,21 +35,48 @@ class Fp8BlockParams:
     rows: int
 
 
-class Fp8BlockLinear:
-    """LinearMethod of Fp8Block."""
+@dataclass(frozen=True)
+class Fp8Block:
+    """Scheme and its LinearMethod: weights scaled by blocks of rows × columns.
 
-    def __init__(self, scheme: Fp8Block) -> None:
-        self._scheme = scheme
+    Activations are scaled by groups of as many columns of each token.
+    """
+
+    COLUMNS: ClassVar[tuple[int, ...]] = (32, 64, 128)
+
+    rows: int
+    columns: int
+
+    @property
+    def output_multiple(self) -> int:
+        """Return 1: ranks may split a block of rows."""
+        return 1
+
+    @property
+    def input_multiple(self) -> int:
+        """Return the columns of a block: one rank holds each group of columns."""
+        return self.columns
+
+    def describe(self) -> str:
+        """See Scheme.describe."""
+        return f"fp8 (e4m3; scales: weights by {self.rows} × {self.columns}, activations by token and {self.columns})"
+
+    def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
+        """See Scheme.matrix_bytes."""
+        return out_features * in_features + 4 * -(-out_features // self.rows) * -(-in_features // self.columns)
+
+    def make_method(self) -> Fp8Block:
+        """See Scheme.make_method."""
+        return self
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> Fp8BlockParams:
         """Read `weight` and `weight_scale_inv` of each part; see LinearMethod.load."""
-        scheme = self._scheme
         stored = [StoredPart.locate(w, part) for part in parts]
         # Parts end on multiples of this number, so it can be the rows per scale of the merged matrix
-        rows = math.gcd(scheme.rows, *(edge for part in stored for edge in (part.rows.start, len(part.rows))))
-        rows = scheme.rows if len(stored) == 1 and stored[0].rows.start % scheme.rows == 0 else rows
+        rows = math.gcd(self.rows, *(edge for part in stored for edge in (part.rows.start, len(part.rows))))
+        rows = self.rows if len(stored) == 1 and stored[0].rows.start % self.rows == 0 else rows
         if w.is_random:
-            values = [quantize_blocks(read_dense(w, part), rows, scheme.columns) for part in parts]
+            values = [quantize_blocks(read_dense(w, part), rows, self.columns) for part in parts]
         else:
             values = [(part.matrix("weight", (FP8,)), self._read_scales(part, rows)) for part in stored]
         weight, scales = (merge_outputs([pair[i] for pair in values]) for i in range(2))
@@ -89,25 +84,35 @@ class Fp8BlockLinear:
 
     def apply(self, params: Fp8BlockParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
-        columns = self._scheme.columns
-        quantized, x_scales = linear_ops.quantize_groups(x, columns)
+        quantized, x_scales = linear_ops.quantize_groups(x, self.columns)
         return linear_ops.blocks_linear(
-            quantized, x_scales, params.weight, params.scales, bias, x.dtype, rows=params.rows, columns=columns
+            quantized, x_scales, params.weight, params.scales, bias, x.dtype, rows=params.rows, columns=self.columns
         )
 
     def _read_scales(self, part: StoredPart, rows: int) -> torch.Tensor:
         """Read one row of scales for each `rows` rows of this rank's share. rows divides the scheme's block rows."""
-        scheme = self._scheme
-        shape = (-(-part.num_rows // scheme.rows), -(-part.num_columns // scheme.columns))
-        first, last = part.columns.start // scheme.columns, -(-part.columns.stop // scheme.columns)
+        shape = (-(-part.num_rows // self.rows), -(-part.num_columns // self.columns))
+        first, last = part.columns.start // self.columns, -(-part.columns.stop // self.columns)
         scales = part.w.stored(part.need("weight_scale_inv", "weight_scale"), shape, SCALE_DTYPES)[:, first:last]
         firsts = torch.arange(part.rows.start, part.rows.stop, rows, device=scales.device)
-        return scales.float()[firsts // scheme.rows].contiguous()
+        return scales.float()[firsts // self.rows].contiguous()
+
+
+@dataclass(frozen=True)
+class Fp8Params:
+    """Parts merged along their outputs."""
+
+    # [out, in] e4m3
+    weight: torch.Tensor
+    # [out] fp32, also for one scale per tensor, since merged tensors have several
+    scales: torch.Tensor
+    # [] fp32 static scale; None: computed for each token
+    input_scale: torch.Tensor | None
 
 
 @dataclass(frozen=True)
 class Fp8:
-    """Scheme: weights scaled by tensor or by row; activations by token, or by a static scale.
+    """Scheme and its LinearMethod: weights scaled by tensor or by row; activations by token, or by a static scale.
 
     Scaling by token also replaces one scale per step: no coarser, and a token's result does not depend on its batch.
     """
@@ -127,37 +132,15 @@ class Fp8:
         """See Scheme.matrix_bytes."""
         return out_features * in_features + 4 * out_features
 
-    def make_method(self) -> Fp8Linear:
+    def make_method(self) -> Fp8:
         """See Scheme.make_method."""
-        return Fp8Linear(self)
-
-
-ON_LOAD = Fp8("row", "token", is_stored=False)
-
-
-@dataclass(frozen=True)
-class Fp8Params:
-    """Parts merged along their outputs."""
-
-    # [out, in] e4m3
-    weight: torch.Tensor
-    # [out] fp32, also for one scale per tensor, since merged tensors have several
-    scales: torch.Tensor
-    # [] fp32 static scale; None: computed for each token
-    input_scale: torch.Tensor | None
-
-
-class Fp8Linear:
-    """LinearMethod of Fp8."""
-
-    def __init__(self, scheme: Fp8) -> None:
-        self._scheme = scheme
+        return self
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> Fp8Params:
         """Read `weight`, `weight_scale` and `input_scale` of each part; see LinearMethod.load."""
-        if not self._scheme.is_stored or w.is_random:
+        if not self.is_stored or w.is_random:
             values = [quantize_rows(read_dense(w, part)) for part in parts]
-            scale = torch.ones((), device=w.device) / 16 if self._scheme.activations == "static" else None
+            scale = torch.ones((), device=w.device) / 16 if self.activations == "static" else None
             return Fp8Params(
                 merge_outputs([value for value, _ in values]), merge_outputs([scales for _, scales in values]), scale
             )
@@ -177,16 +160,19 @@ class Fp8Linear:
     def _read_scales(self, part: StoredPart) -> torch.Tensor:
         """Read the scales: [outputs of this rank]."""
         name = part.need("weight_scale", "weight_scale_inv")
-        if self._scheme.weights == "row":
+        if self.weights == "row":
             return part.per_row(name)
         return part.scalar(name).expand(len(part.rows))
 
     def _read_input_scale(self, parts: Sequence[StoredPart]) -> torch.Tensor | None:
         """Return the parts' largest scale: they share one input, and a larger scale covers a smaller one's range."""
-        if self._scheme.activations != "static":
+        if self.activations != "static":
             return None
         scales = [part.scalar(part.need("input_scale", "activation_scale")) for part in parts]
         return torch.stack(scales).amax()
+
+
+ON_LOAD = Fp8("row", "token", is_stored=False)
 
 
 def parse(fields: Fields) -> QuantizationConfig:

@@ -19,12 +19,12 @@ from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Rule
 from models.quantization.integers import (
     INT32,
-    IntMethod,
     IntPart,
     check_aligned,
     describe_groups,
     group_band,
     int_matrix_bytes,
+    make_int_method,
     read_bits,
     read_group_size,
     read_order,
@@ -56,17 +56,12 @@ class Gptq:
         """See Scheme."""
         return 32 // self.bits if self.has_order else math.lcm(32 // self.bits, self.group_size or 1)
 
+    matrix_bytes = int_matrix_bytes
+    make_method = make_int_method
+
     def describe(self) -> str:
         """See Scheme.describe."""
         return f"gptq ({describe_groups(self.bits, self.group_size)}{', desc_act' if self.has_order else ''})"
-
-    def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
-        """See Scheme.matrix_bytes."""
-        return int_matrix_bytes(self, out_features, in_features)
-
-    def make_method(self) -> IntMethod:
-        """See Scheme.make_method."""
-        return IntMethod(self)
 
     def read(self, part: StoredPart) -> IntPart:
         """See IntScheme.read."""

@@ -122,10 +122,15 @@ class IntMethod:
         return self._dense_linear(x, block, bias)
 
 
-def int_matrix_bytes(scheme: IntScheme, out_features: int, in_features: int) -> int:
+def int_matrix_bytes(scheme: IntScheme, out_features: int, in_features: int, *, itemsize: int) -> int:
     """See Scheme.matrix_bytes."""
     num_groups = 1 if scheme.group_size is None else -(-in_features // scheme.group_size)
     return int_weight_bytes(out_features, in_features, bits=scheme.bits, num_groups=num_groups)
+
+
+def make_int_method(scheme: IntScheme) -> IntMethod:
+    """See Scheme.make_method."""
+    return IntMethod(scheme)
 
 
 def describe_groups(bits: int, group_size: int | None) -> str:
@@ -160,7 +165,9 @@ def group_band(part: StoredPart, group_size: int | None) -> tuple[int, range]:
     if group_size is None:
         return 1, range(1)
     if part.num_columns % group_size != 0:
-        raise ModelError(f"{part.name} has {part.num_columns} inputs, which is no multiple of group_size {group_size}")
+        raise ModelError(
+            f"{part.name} has {part.num_columns} inputs, which is not a multiple of group_size {group_size}"
+        )
     return part.num_columns // group_size, range(part.columns.start // group_size, part.columns.stop // group_size)
 
 
@@ -178,7 +185,7 @@ def read_order(part: StoredPart, name: str, group_size: int | None, *, is_needed
     if bool((group_of == inputs // (group_size or part.num_columns)).all()) or bool((group_of == -1).all()):
         return None
     if int(group_of.min()) < 0 or int(group_of.max()) >= num_groups:
-        raise ModelError(f"tensor {part.w.full_name(name)} names groups beyond the {num_groups} that there are")
+        raise ModelError(f"tensor {part.w.full_name(name)} has group numbers outside 0 to {num_groups - 1}")
     return group_of
 
 
@@ -211,7 +218,9 @@ def _store(parts: Sequence[IntPart], bits: int, dtype: torch.dtype, *, name: str
     if bool((sizes == sizes[0]).all()):
         return make_int_weight(codes[:, order], scales[groups], zeros[groups], bits=bits, order=order)
     # A rank's inputs in their own order have groups of any size
-    logger.warning("%s: kept in %s, since this rank's inputs cut the groups that desc_act made", name, dtype)
+    logger.warning(
+        "matrices=%s dequantized dtype=%s: this rank has parts of the groups that desc_act scattered", name, dtype
+    )
     return ((codes.float() - zeros[group_of].T.float()) * scales[group_of].T.float()).to(dtype)
 
 

@@ -139,5 +139,7 @@ def choose_quantization(found: QuantizationConfig | None, wanted: str) -> Quanti
         return None
     if wanted not in ON_LOAD:
         names = ", ".join(ON_LOAD)
-        raise ModelError(f"--quantization {wanted}: the checkpoint is not, and on load layers become only {names}")
+        raise ModelError(
+            f"--quantization {wanted}: the checkpoint is not quantized, and quantization on load supports only {names}"
+        )
     return QuantizationConfig.of_all(wanted, ON_LOAD[wanted], is_on_load=True)

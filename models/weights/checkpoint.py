@@ -30,7 +30,21 @@ _INNER = "model."  # prefix of all tensors but the head's; a model saved without
 # Buffers in old checkpoints that every model recomputes
 HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 MAX_NAMES_IN_ERROR = 8
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class TensorSlice:
+    """The part [start, stop) along dim of the tensor `name`, which must have `shape`; () is a scalar."""
+
+    name: str
+    shape: tuple[int, ...]
+    dim: int
+    start: int
+    stop: int
+    # the tensor must have one of these dtypes and keeps it; (): the part gets the model's dtype
+    stored: tuple[torch.dtype, ...] = ()
 
 
 class SafetensorsReader:
@@ -55,17 +69,9 @@ class SafetensorsReader:
         self._bytes_done = 0
         self._bytes_total = sum(path.stat().st_size for path in self._files)
 
-    def read(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        *,
-        dim: int,
-        start: int,
-        stop: int,
-        stored: tuple[torch.dtype, ...] = (),
-    ) -> torch.Tensor:
-        """Read [start, stop) along dim; see TensorReader.read."""
+    def read(self, part: TensorSlice) -> torch.Tensor:
+        """See TensorReader.read."""
+        name, shape = part.name, part.shape
         if name not in self._path_of:
             form = f" with shape {list(shape)}" if shape else ""
             raise ModelError(f"{self._folder}: tensor {name}{form} is missing from the checkpoint")
@@ -74,31 +80,24 @@ class SafetensorsReader:
             whole = self._files[path].get_slice(self._stored_name(name))
             found = whole.get_shape()
             if found != list(shape):
-                raise ModelError(f"{path}: tensor {name} has shape {found}, but config.json means {list(shape)}")
+                raise ModelError(f"{path}: tensor {name} has shape {found}, but config.json requires {list(shape)}")
             if shape:
-                part = whole[(slice(None),) * dim + (slice(start, stop),)]
+                values = whole[(slice(None),) * part.dim + (slice(part.start, part.stop),)]
             else:
-                part = self._files[path].get_tensor(self._stored_name(name))
+                values = self._files[path].get_tensor(self._stored_name(name))
         except SafetensorError as error:
             raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
-        if part.dtype not in (stored or _FLOATING):
-            wanted = " or ".join(_name(dtype) for dtype in stored) if stored else "a float of 16 bits or more"
-            raise ModelError(f"{path}: tensor {name} is {_name(part.dtype)}, but config.json means {wanted}")
-        self._record(name, math.prod(shape) * part.element_size())
+        if values.dtype not in (part.stored or _FLOATING):
+            wanted = " or ".join(map(_dtype_name, part.stored)) if part.stored else "a float of 16 bits or more"
+            raise ModelError(f"{path}: tensor {name} is {_dtype_name(values.dtype)}, but config.json requires {wanted}")
+        self._record(name, math.prod(shape) * values.element_size())
         # copy: a tensor still mapped onto the file would change, or fault, when the file does
-        return part.to(self.device, part.dtype if stored else self.dtype, copy=True)
+        return values.to(self.device, values.dtype if part.stored else self.dtype, copy=True)
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         """See TensorReader.shape_of."""
         path = self._path_of.get(name)
         return None if path is None else tuple(self._files[path].get_slice(self._stored_name(name)).get_shape())
-
-    def projection(self, name: str) -> tuple[str, int, int | None]:
-        """See TensorReader.projection."""
-        return name, 0, None
-
-    def _stored_name(self, name: str) -> str:
-        return name.removeprefix(self._added_prefix)
 
     def optional(self, name: str) -> torch.Tensor | None:
         """Read a whole tensor, None if it is missing; see TensorReader.optional."""
@@ -119,7 +118,9 @@ class SafetensorsReader:
         served = [name for name in unread if not name.startswith(ignored_prefixes)]
         if len(served) < len(unread):
             logger.warning(
-                "only text is served: %d tensors of %s stay unread", len(unread) - len(served), ignored_prefixes
+                "only text is served, other tensors are not read: tensors=%d prefixes=%s",
+                len(unread) - len(served),
+                ",".join(ignored_prefixes),
             )
         unread = served
         if has_tied_embeddings:
@@ -129,6 +130,9 @@ class SafetensorsReader:
             raise ModelError(f"{self._folder}: {len(unread)} tensors have no place in the model: {names}")
         if self._progress is not None:
             self._progress(self._bytes_total, self._bytes_total)
+
+    def _stored_name(self, name: str) -> str:
+        return name.removeprefix(self._added_prefix)
 
     def _record(self, name: str, num_bytes: int) -> None:
         if name not in self._unread:
@@ -160,7 +164,7 @@ class SafetensorsReader:
             stored = set(self._open(path))
             for name in (name for name, file in file_of.items() if file == path):
                 if name not in stored:
-                    raise ModelError(f"{path}: tensor {name} is missing, though {INDEX_FILE} says it is here")
+                    raise ModelError(f"{path}: tensor {name} is missing, although {INDEX_FILE} names this file for it")
         return file_of
 
     def _open(self, path: Path) -> list[str]:
@@ -174,7 +178,8 @@ class SafetensorsReader:
 class RandomReader:
     """Draws normal(0, std) weights from a seed and the tensor's name. Norms are ones; biases are drawn like weights.
 
-    The whole tensor is drawn before it is sliced, so that ranks hold slices of the same model for every split.
+    The whole tensor is drawn before it is sliced, so that ranks hold slices of the same model for every split. On the
+    meta device tensors have shapes without values.
     """
 
     is_random = True
@@ -185,36 +190,28 @@ class RandomReader:
         self._seed = seed
         self._std = std
 
-    def read(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        *,
-        dim: int,
-        start: int,
-        stop: int,
-        stored: tuple[torch.dtype, ...] = (),
-    ) -> torch.Tensor:
-        """Draw [start, stop) along dim; see TensorReader.read. Integers are uniform over their dtype's range."""
-        whole = self._draw(name, shape, stored[0] if stored else self.dtype)
-        if not shape:
+    def read(self, part: TensorSlice) -> torch.Tensor:
+        """Draw the part; see TensorReader.read. Integers are uniform over their dtype's range."""
+        whole = self._draw(part.name, part.shape, part.stored[0] if part.stored else self.dtype)
+        if not part.shape:
             return whole
-        part = whole.narrow(dim, start, stop - start)
-        return part if part.shape == whole.shape else part.contiguous().clone()
+        values = whole.narrow(part.dim, part.start, part.stop - part.start)
+        return values if values.shape == whole.shape else values.contiguous().clone()
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         """Return None: nothing is stored."""
         return None
 
-    def projection(self, name: str) -> tuple[str, int, int | None]:
-        """See TensorReader.projection."""
-        return name, 0, None
-
     def optional(self, name: str) -> torch.Tensor | None:
         """Return None: there are no optional tensors."""
         return None
 
+    def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
+        """Do nothing: no file is open, and no tensor can be unread."""
+
     def _draw(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if self.device.type == "meta":
+            return torch.empty(shape, device=self.device, dtype=dtype)
         if name.endswith("norm.weight"):
             return torch.ones(shape, device=self.device, dtype=dtype)
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
@@ -225,16 +222,6 @@ class RandomReader:
             return whole.random_(limits.min, limits.max, generator=generator)
         drawn = torch.empty(shape, device=self.device, dtype=dtype if dtype.itemsize > 1 else torch.bfloat16)
         return drawn.normal_(0.0, self._std, generator=generator).to(dtype)
-
-    def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
-        """Do nothing: no file is open, and no tensor can be unread."""
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 @dataclass(frozen=True)
@@ -266,6 +253,10 @@ def folder_stats(
     if not paths:
         return None
     return FolderStats(num_parameters, num_bytes.total(), tuple(dtype for dtype, _ in num_bytes.most_common()))
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _files(folder: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 A layer asks for what it needs (`w / "layers.0" / "self_attn"`, then tensor or slice). Each read goes straight to the
 device and dtype, and only this rank's slice is read from the file. After the build, finish() raises an error for every
-tensor that no layer asked for: a partly read checkpoint is a wrong model. SplitReader presents a projection that a
+tensor that no layer asked for: a partly read checkpoint is a wrong model. Weights.split presents a projection that a
 checkpoint stores merged (such as qkv_proj) as its parts. The readers are in models/weights/checkpoint.py.
 """
 
@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
-from models.weights.checkpoint import Progress, RandomReader, SafetensorsReader
+from models.weights.checkpoint import Progress, RandomReader, SafetensorsReader, TensorSlice
 
 
 class Companion(Protocol):
@@ -26,67 +27,6 @@ class Companion(Protocol):
         ...
 
 
-class SplitReader:
-    """TensorReader: `<prefix><part>.<tensor>` is a band of `<prefix><merged>.<tensor>`; other names pass unchanged.
-
-    Bands lie along the dimension that a read slices, in proportion to the parts' numbers of outputs.
-    """
-
-    def __init__(self, reader: TensorReader, prefix: str, merged: str, sizes: Mapping[str, int]) -> None:
-        self.device = reader.device
-        self.dtype = reader.dtype
-        self.is_random = reader.is_random
-        self._reader = reader
-        self._merged = f"{prefix}{merged}."
-        self._num_outputs = sum(sizes.values())
-        self._bands: dict[str, tuple[int, int]] = {}  # prefix of a part → its first output, and its number of outputs
-        start = 0
-        for part, size in sizes.items():
-            self._bands[f"{prefix}{part}."] = (start, size)
-            start += size
-
-    def read(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        *,
-        dim: int,
-        start: int,
-        stop: int,
-        stored: tuple[torch.dtype, ...] = (),
-    ) -> torch.Tensor:
-        """Read [start, stop) along dim; see TensorReader.read."""
-        head, dot, tensor = name.rpartition(".")
-        band = self._bands.get(head + dot)
-        if band is None:
-            return self._reader.read(name, shape, dim=dim, start=start, stop=stop, stored=stored)
-        first, size = band
-        whole = (*shape[:dim], shape[dim] * self._num_outputs // size, *shape[dim + 1 :])
-        offset = shape[dim] * first // size
-        return self._reader.read(
-            self._merged + tensor, whole, dim=dim, start=offset + start, stop=offset + stop, stored=stored
-        )
-
-    def shape_of(self, name: str) -> tuple[int, ...] | None:
-        """See TensorReader.shape_of."""
-        return self._reader.shape_of(name)
-
-    def projection(self, name: str) -> tuple[str, int, int | None]:
-        """Return the merged matrix for its parts; see TensorReader.projection."""
-        band = self._bands.get(f"{name}.")
-        if band is None:
-            return self._reader.projection(name)
-        return self._merged.removesuffix("."), band[0], self._num_outputs
-
-    def optional(self, name: str) -> torch.Tensor | None:
-        """See TensorReader.optional; names are not mapped."""
-        return self._reader.optional(name)
-
-    def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
-        """See TensorReader.finish."""
-        self._reader.finish(has_tied_embeddings=has_tied_embeddings, ignored_prefixes=ignored_prefixes)
-
-
 class TensorReader(Protocol):
     """A source of tensors by full name, on one device and in one dtype."""
 
@@ -94,32 +34,12 @@ class TensorReader(Protocol):
     dtype: torch.dtype
     is_random: bool  # any requested tensor is made; nothing is stored
 
-    def read(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        *,
-        dim: int,
-        start: int,
-        stop: int,
-        stored: tuple[torch.dtype, ...] = (),
-    ) -> torch.Tensor:
-        """Return a new tensor: [start, stop) along dim of `name`, which must have `shape`. Raises ModelError.
-
-        stored: the tensor must have one of these dtypes and keeps it; without it, the result has the model's dtype.
-        Shape () is a scalar.
-        """
+    def read(self, part: TensorSlice) -> torch.Tensor:
+        """Return the part as a new tensor. Raises ModelError."""
         ...
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of tensor `name`, None if it is missing or tensors are random."""
-        ...
-
-    def projection(self, name: str) -> tuple[str, int, int | None]:
-        """Return the matrix that holds projection `name`: its name, the projection's first output, its output count.
-
-        An output count of None: the matrix is the projection alone.
-        """
         ...
 
     def optional(self, name: str) -> torch.Tensor | None:
@@ -147,9 +67,17 @@ class Weights:
     adapters: LoRA adapters that the linear layers add to their products; None: no adapters.
     """
 
-    def __init__(self, reader: TensorReader, prefix: str = "", *, adapters: Companion | None = None) -> None:
+    def __init__(
+        self,
+        reader: TensorReader,
+        prefix: str = "",
+        *,
+        adapters: Companion | None = None,
+        bands: Mapping[str, _Band] = MappingProxyType({}),  # by full name
+    ) -> None:
         self._reader = reader
         self._prefix = prefix
+        self._bands = bands
         self.adapters = adapters
         self.device = reader.device
         self.dtype = reader.dtype
@@ -180,14 +108,18 @@ class Weights:
         return cls(RandomReader(device=device, dtype=dtype, seed=seed), adapters=adapters)
 
     def __truediv__(self, part: str) -> Weights:
-        return Weights(self._reader, f"{self._prefix}{part}.", adapters=self.adapters)
+        return Weights(self._reader, f"{self._prefix}{part}.", adapters=self.adapters, bands=self._bands)
 
     def split(self, merged: str, sizes: Mapping[str, int]) -> Weights:
         """Return a view that presents the checkpoint's projection `merged` as the projections `sizes`.
 
         sizes: name → outputs, in the checkpoint's order.
         """
-        return Weights(SplitReader(self._reader, self._prefix, merged, sizes), self._prefix, adapters=self.adapters)
+        bands, first, total = dict(self._bands), 0, sum(sizes.values())
+        for part, size in sizes.items():
+            bands[self.full_name(part)] = _Band(self.full_name(merged), first, size, total)
+            first += size
+        return Weights(self._reader, self._prefix, adapters=self.adapters, bands=bands)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Read the whole tensor, which must have `shape`."""
@@ -201,7 +133,7 @@ class Weights:
 
     def slice(self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int) -> torch.Tensor:
         """Read [start, stop) along dim. shape: of the whole tensor."""
-        return self._reader.read(self.full_name(name), shape, dim=dim, start=start, stop=stop)
+        return self._read(TensorSlice(self.full_name(name), shape, dim, start, stop))
 
     def optional(self, name: str) -> torch.Tensor | None:
         """Read a small tensor that some checkpoints omit; see TensorReader.optional."""
@@ -223,19 +155,44 @@ class Weights:
     ) -> torch.Tensor:
         """Read [start, stop) along dim of a tensor that has one of `dtypes`, in that dtype. stop: None is the end."""
         end = (shape[dim] if shape else 1) if stop is None else stop
-        return self._reader.read(self._prefix + name, shape, dim=dim, start=start, stop=end, stored=dtypes)
+        return self._read(TensorSlice(self.full_name(name), shape, dim, start, end, dtypes))
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         """Return a tensor's stored shape, None if it is missing or tensors are random."""
-        return self._reader.shape_of(self._prefix + name)
+        return self._reader.shape_of(self.full_name(name))
 
     def projection(self, name: str, num_outputs: int) -> Projection:
         """Find the checkpoint's matrix for projection `name`, which has num_outputs."""
-        stored, first, total = self._reader.projection(self._prefix + name)
-        return Projection(Weights(self._reader, f"{stored}."), stored, first, total or num_outputs)
+        full_name = self.full_name(name)
+        band = self._bands.get(full_name, _Band(full_name, 0, num_outputs, num_outputs))
+        return Projection(Weights(self._reader, f"{band.merged}."), band.merged, band.first_output, band.num_merged)
 
     def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """Finish the build. Raises ModelError naming unread tensors of the checkpoint or of its adapters."""
         self._reader.finish(has_tied_embeddings=has_tied_embeddings, ignored_prefixes=ignored_prefixes)
         if self.adapters is not None:
             self.adapters.finish()
+
+    def _read(self, part: TensorSlice) -> torch.Tensor:
+        projection, _, tensor = part.name.rpartition(".")
+        band = self._bands.get(projection)
+        return self._reader.read(part if band is None else band.map(part, tensor))
+
+
+@dataclass(frozen=True)
+class _Band:
+    """The outputs of a projection within the merged projection that the checkpoint stores."""
+
+    merged: str  # full name
+    first_output: int
+    num_outputs: int
+    num_merged: int  # outputs of the merged projection
+
+    def map(self, part: TensorSlice, tensor: str) -> TensorSlice:
+        """Return a part of the projection's `tensor` as a part of the merged one's, in proportion to the outputs."""
+        size = part.shape[part.dim]
+        offset = size * self.first_output // self.num_outputs
+        merged_size = size * self.num_merged // self.num_outputs
+        shape = (*part.shape[: part.dim], merged_size, *part.shape[part.dim + 1 :])
+        start, stop = offset + part.start, offset + part.stop
+        return TensorSlice(f"{self.merged}.{tensor}", shape, part.dim, start, stop, part.stored)

@@ -19,7 +19,7 @@ from models.build import build
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.parallel import TensorParallel
-from models.weights.checkpoint import RandomReader
+from models.weights.checkpoint import RandomReader, TensorSlice
 from models.weights.weights import TensorReader, Weights
 
 _MAX_TOKENS = 8192  # per forward pass
@@ -34,24 +34,12 @@ class Upcast:
         self.dtype = dtype
         self.is_random = reader.is_random
 
-    def read(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        *,
-        dim: int,
-        start: int,
-        stop: int,
-        stored: tuple[torch.dtype, ...] = (),
-    ) -> torch.Tensor:
-        tensor = self._reader.read(name, shape, dim=dim, start=start, stop=stop, stored=stored)
-        return tensor if stored else tensor.to(self.dtype)
+    def read(self, part: TensorSlice) -> torch.Tensor:
+        tensor = self._reader.read(part)
+        return tensor if part.stored else tensor.to(self.dtype)
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         return self._reader.shape_of(name)
-
-    def projection(self, name: str) -> tuple[str, int, int | None]:
-        return self._reader.projection(name)
 
     def optional(self, name: str) -> torch.Tensor | None:
         return self._reader.optional(name)

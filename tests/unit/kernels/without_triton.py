@@ -55,7 +55,7 @@ def gather_mixed_inputs() -> None:
     plan.seq_lens.fill_(1)
     plan.query_start_loc[1] = 1
     ops.gather_mixed_inputs(
-        plan, last_token=ROW, num_computed=ROW.clone(), block_table=torch.zeros(1, 4, dtype=torch.int32),
+        ROW, plan, num_computed=ROW.clone(), block_table=torch.zeros(1, 4, dtype=torch.int32),
         block_size=16, out=MixedInputs.allocate(max_tokens=4, max_rows=2, max_blocks=4, device=CPU),
     )  # fmt: skip
 

@@ -88,6 +88,6 @@ def test_a_shape_that_no_backend_takes_is_a_named_error(change: dict, block_size
     pytest.importorskip("triton")
     model = dataclasses.replace(ModelConfig.from_folder(DEMO), **change)
     config = EngineConfig(model=str(DEMO), attention_backend="triton", block_size=block_size)
-    with pytest.raises(StartupError, match=f"no attention backend takes this model: triton: {words}") as info:
+    with pytest.raises(StartupError, match=f"no attention backend supports this model: triton: {words}") as info:
         _select_backend(config, model, torch.bfloat16, torch.device("cuda"))
     assert info.value.exit_code == 3

@@ -126,7 +126,7 @@ def test_gathered_mixed_inputs_equal_the_specification():
     for gather in (inputs.gather_mixed_inputs, inputs_triton.gather_mixed_inputs):
         out = inputs.MixedInputs.allocate(max_tokens=400, max_rows=9, max_blocks=max_blocks, device=torch.device("cpu"))
         advanced = torch.tensor([0, 0, 220, 76, 0])
-        gather(plan, last_token=torch.arange(70, 75), num_computed=advanced, block_table=table, block_size=16, out=out)
+        gather(torch.arange(70, 75), plan, num_computed=advanced, block_table=table, block_size=16, out=out)
         results.append((out, advanced))
     (expected, expected_lengths), (out, advanced) = results
     assert advanced.tolist() == expected_lengths.tolist() == [40, 1, 520, 77, 0]

@@ -36,7 +36,7 @@ class Problem:
 
 def make_problem(rows, size, *, spread=3.0, dtype=torch.float32, device="cpu", seed=0):
     """Random logits of that spread, the rows of a wider tensor; random seeds and positions."""
-    from kernels.sampling.triton_truncation import SamplingState
+    from kernels.sampling.reference import SamplingState
 
     random = torch.Generator(device).manual_seed(seed)
     num_rows, num_requests = len(rows), len(rows) + 3

@@ -88,7 +88,7 @@ def test_scales_follow_alpha_rank_and_their_patterns(fields, q, up):
         ({"lora_alpha": None}, ["lora_alpha is missing"]),
         ({"rank_pattern": {"q_proj": -1}}, ["q_proj", "-1"]),
         ({"rank_pattern": ["q_proj"]}, ["rank_pattern"]),
-        ({"rank_pattern": {"(?i)q_proj": 4}}, ["rank_pattern", "(?i)q_proj", "no regular expression"]),
+        ({"rank_pattern": {"(?i)q_proj": 4}}, ["rank_pattern", "(?i)q_proj", "is not a regular expression"]),
         ({"alpha_pattern": {"(": 1}}, ["alpha_pattern", "'('"]),
     ],
 )

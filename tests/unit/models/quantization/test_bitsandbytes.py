@@ -20,7 +20,7 @@ from kernels.linear import reference
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
-from models.quantization.bitsandbytes import Bnb4Bit, Bnb4BitLinear, BnbInt8, BnbInt8Linear
+from models.quantization.bitsandbytes import Bnb4Bit, Bnb4BitLinear, BnbInt8
 from models.quantization.linear_method import LinearPart
 from models.weights.weights import Weights
 from tests.support.models_harness import CPU
@@ -80,7 +80,7 @@ def test_ranks_take_shares_of_codes_and_scales(name, dim):
     inner = 320 if name == "nf4_double" else 128
     part, shape = ("gate_proj", (inner, 64)) if dim == 0 else ("down_proj", (64, inner))
     w = Weights.from_folder(FOLDER / name, device=CPU, dtype=torch.float32) / "model.layers.0.mlp"
-    method = BnbInt8Linear(BnbInt8(is_stored=True)) if name == "int8" else Bnb4BitLinear(NF4)
+    method = BnbInt8(is_stored=True) if name == "int8" else Bnb4BitLinear(NF4)
 
     def dense(rank, size):
         params = method.load(w, [LinearPart(part, *shape, dim=dim, rank=rank, size=size)])
@@ -146,14 +146,18 @@ def test_ranks_that_would_cut_blocks_are_refused():
             {
                 "weight.quant_state.bitsandbytes__nf4": b'{"quant_type": "nf4", "blocksize": 128, "shape": [64, 128]}',
             },
-            r"are \('nf4', 128, \[64, 128\]\), but config\.json means \('nf4', 64, \[64, 128\]\)",
+            r"are \('nf4', 128, \[64, 128\]\), but config\.json requires \('nf4', 64, \[64, 128\]\)",
         ),
-        ("nf4", {"weight": torch.zeros(8, 1, dtype=torch.uint8)}, r"weight has shape \[8, 1\], .* means \[4096, 1\]"),
-        ("nf4", {"weight": torch.zeros(4096, 1)}, r"down_proj\.weight is float32, but config\.json means uint8"),
-        ("nf4", {"weight.absmax": torch.zeros(3)}, r"absmax has shape \[3\], but config\.json means \[128\]"),
+        (
+            "nf4",
+            {"weight": torch.zeros(8, 1, dtype=torch.uint8)},
+            r"weight has shape \[8, 1\], .* requires \[4096, 1\]",
+        ),
+        ("nf4", {"weight": torch.zeros(4096, 1)}, r"down_proj\.weight is float32, but config\.json requires uint8"),
+        ("nf4", {"weight.absmax": torch.zeros(3)}, r"absmax has shape \[3\], but config\.json requires \[128\]"),
         ("nf4_double", {"weight.nested_quant_map": None}, r"nested_quant_map is missing"),
         ("int8", {"SCB": None}, r"down_proj\.SCB is missing .* is quantized"),
-        ("int8", {"weight": torch.zeros(64, 128)}, r"down_proj\.weight is float32, but config\.json means int8"),
+        ("int8", {"weight": torch.zeros(64, 128)}, r"down_proj\.weight is float32, but config\.json requires int8"),
         ("int8", {"weight_format": torch.tensor(2, dtype=torch.uint8)}, r"weight_format is 2: only 0, row-major"),
     ],
 )

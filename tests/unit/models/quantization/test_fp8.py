@@ -12,7 +12,7 @@ from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.layers.linear import ColumnLinear, RowLinear
 from models.parallel import TensorParallel
-from models.quantization.fp8 import Fp8, Fp8Block, Fp8BlockLinear, Fp8Linear
+from models.quantization.fp8 import Fp8, Fp8Block
 from models.quantization.linear_method import LinearPart
 from models.weights.weights import Weights
 from tests.support.models_harness import CPU
@@ -161,7 +161,7 @@ def weights_of(folder):
 def test_ranks_take_shares_of_matrix_and_scales(source, tmp_path, dim):
     w = weights_of(requantize(source, tmp_path / "fp8", by_row, compressed()))
     name, shape = ("gate_proj", (192, 128)) if dim == 0 else ("down_proj", (128, 192))
-    method = Fp8Linear(Fp8("row", "token", is_stored=True))
+    method = Fp8("row", "token", is_stored=True)
     whole = method.load(w, [LinearPart(name, *shape, dim=dim, rank=0, size=1)])
     shares = [method.load(w, [LinearPart(name, *shape, dim=dim, rank=rank, size=2)]) for rank in range(2)]
     assert torch.equal(torch.cat([share.weight.float() for share in shares], dim), whole.weight.float())
@@ -173,7 +173,7 @@ def test_ranks_take_shares_of_matrix_and_scales(source, tmp_path, dim):
 def test_ranks_take_shares_of_blocks(tmp_path, name, shape, dim):
     save_checkpoint(tmp_path / "source", LlamaConfig(**SHAPE | {"intermediate_size": 192 if dim == 0 else 256}))
     w = weights_of(requantize(tmp_path / "source", tmp_path / "fp8", by_block, BLOCKS))
-    method = Fp8BlockLinear(Fp8Block(128, 128))
+    method = Fp8Block(128, 128)
 
     def dense(rank, size):
         share = method.load(w, [LinearPart(name, *shape, dim=dim, rank=rank, size=size)])
@@ -205,7 +205,7 @@ def test_one_scale_of_activations_for_merged_parts_is_their_largest(source, tmp_
 
     w = weights_of(requantize(source, tmp_path / "fp8", store, STATIC))
     parts = [LinearPart(name, 192, 128, dim=0, rank=0, size=1) for name in ("gate_proj", "up_proj")]
-    assert Fp8Linear(Fp8("tensor", "static", is_stored=True)).load(w, parts).input_scale == 0.5
+    assert Fp8("tensor", "static", is_stored=True).load(w, parts).input_scale == 0.5
 
 
 LAYER = r"model\.layers\.0\.mlp\.down_proj"
@@ -225,12 +225,12 @@ LAYER = r"model\.layers\.0\.mlp\.down_proj"
         (
             "compressed_channel",
             {"weight": torch.zeros(128, 96).to(torch.float8_e4m3fn)},
-            rf"{LAYER}\.weight has shape \[128, 96\], but config\.json means \[128, 192\]",
+            rf"{LAYER}\.weight has shape \[128, 96\], but config\.json requires \[128, 192\]",
         ),
         (
             "compressed_channel",
             {"weight_scale": torch.ones(127)},
-            rf"{LAYER}\.weight_scale has shape \[127\], but config\.json means \[128\]",
+            rf"{LAYER}\.weight_scale has shape \[127\], but config\.json requires \[128\]",
         ),
         ("fp8_tensor", {"weight_scale": torch.ones(2)}, rf"{LAYER}\.weight_scale has shape \[2\]"),
         ("fp8_blocks", {"weight_scale_inv": torch.ones(1, 1)}, rf"{LAYER}\.weight_scale_inv has shape \[1, 1\]"),
@@ -265,7 +265,7 @@ def test_an_unquantised_matrix_is_not_read_from_8_bit_floats(source, tmp_path):
     folder = requantize(source, tmp_path / "fp8", by_tensor, FP8)
     edit(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].to(torch.float8_e4m3fn)}))
     with pytest.raises(
-        ModelError, match=r"lm_head\.weight is float8_e4m3fn, but config\.json means a float of 16 bits"
+        ModelError, match=r"lm_head\.weight is float8_e4m3fn, but config\.json requires a float of 16 bits"
     ):
         load_model(folder)
 

@@ -6,10 +6,11 @@ from torch import distributed
 
 from kernels.lora.reference import LoraWeights
 from kernels.ops import LoraTokens
-from models.layers.linear import MergedColumnLinear, QKVLinear, RowLinear
+from models.layers.linear import ColumnLinear, RowLinear, column_part, qkv_parts, row_part
 from models.parallel import TensorParallel
 from models.quantization.linear_method import LinearPart
 from models.weights.weights import Weights
+from tests.unit.models.config.test_model_config import parse
 
 NO_GROUP = distributed.GroupMember.NON_GROUP_MEMBER
 W = Weights.dummy(device=torch.device("cpu"), dtype=torch.float32)
@@ -31,27 +32,26 @@ class RecordingMethod:
     [(0, 1, 0, 1), (1, 2, 1, 2), (3, 4, 1, 2), (1, 4, 0, 2), (5, 8, 1, 2)],
 )
 def test_qkv_parts_replicate_kv_heads_over_neighbouring_ranks(rank, size, kv_rank, kv_size):
-    method = RecordingMethod()
-    QKVLinear(
-        W,
-        hidden_size=32,
-        num_heads=8,
-        num_kv_heads=2,
-        head_dim=4,
-        has_bias=False,
-        method=method,
-        tp=TensorParallel(rank, size, NO_GROUP),
-    )
-    assert method.parts == [
+    config = parse(hidden_size=32, num_attention_heads=8, num_key_value_heads=2, head_dim=4)
+    assert qkv_parts(config, TensorParallel(rank, size, NO_GROUP)) == [
         LinearPart("q_proj", 32, 32, dim=0, rank=rank, size=size),
         LinearPart("k_proj", 8, 32, dim=0, rank=kv_rank, size=kv_size),
         LinearPart("v_proj", 8, 32, dim=0, rank=kv_rank, size=kv_size),
     ]
 
 
+def two_columns(tp):
+    return [column_part(name, out_features=4, in_features=6, tp=tp) for name in ("a", "b")]
+
+
 def test_merged_columns_split_outputs_and_their_biases():
     method, tp = RecordingMethod(), TensorParallel(1, 2, NO_GROUP)
-    layer = MergedColumnLinear(W, ("a", "b"), in_features=6, out_features=4, has_bias=True, method=method, tp=tp)
+    layer = ColumnLinear(
+        W,
+        two_columns(tp),
+        has_bias=True,
+        method=method,
+    )
     assert method.parts == [LinearPart(name, 4, 6, dim=0, rank=1, size=2) for name in ("a", "b")]
     biases = [(W / name).tensor("bias", (4,))[2:] for name in ("a", "b")]
     assert torch.equal(layer(torch.ones(3, 4)), torch.full((3, 4), 2.0) + torch.cat(biases))
@@ -62,7 +62,7 @@ def test_row_splits_inputs_and_adds_its_bias_on_one_rank_only():
     biases = []
     for rank in range(2):
         tp = TensorParallel(rank, 2, NO_GROUP)
-        layer = RowLinear(W, "o", in_features=6, out_features=4, has_bias=True, method=method, tp=tp)
+        layer = RowLinear(W, row_part("o", out_features=4, in_features=6, tp=tp), has_bias=True, method=method, tp=tp)
         assert method.parts == [LinearPart("o", 4, 6, dim=1, rank=rank, size=2)]
         biases.append(layer.bias)
     assert torch.equal(biases[0], (W / "o").tensor("bias", (4,)))
@@ -88,7 +88,12 @@ class OneModuleStack:
 def test_adapters_add_to_what_any_method_gives():
     adapters, method, tp = OneModuleStack((4, 4)), RecordingMethod(), TensorParallel()
     w = Weights.dummy(device=torch.device("cpu"), dtype=torch.float32, adapters=adapters)
-    layer = MergedColumnLinear(w, ("a", "b"), in_features=6, out_features=4, has_bias=False, method=method, tp=tp)
+    layer = ColumnLinear(
+        w,
+        two_columns(tp),
+        has_bias=False,
+        method=method,
+    )
     x = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     method.apply = lambda params, x, bias: torch.full((3, 8), 5.0) * params["scales"]
     adapters.tokens.gather(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([1, 0, 1]))

@@ -79,7 +79,7 @@ def test_a_checkpoint_says_how_its_layers_are_stored(section, scheme):
         (BNB | {"load_in_8bit": True, "llm_int8_has_fp16_weight": True}, "llm_int8_has_fp16_weight is not supported"),
         (compressed() | {"config_groups": {}}, "config_groups must be an object of objects, found {}"),
         (compressed() | {"format": "marlin-24"}, "group_0: format 'marlin-24' is not supported"),
-        (compressed() | {"ignore": ["re:("]}, r"ignore: 're:\(' is no regular expression"),
+        (compressed() | {"ignore": ["re:("]}, r"ignore: 're:\(' is not a regular expression"),
         (compressed() | {"quantization_status": "frozen"}, "quantization_status 'frozen' is not supported"),
         (compressed() | {"sparsity_config": {"format": "sparse-24"}}, "sparse checkpoints are not supported"),
         (changed(compressed(), targets="Linear"), "group_0: targets must be a list of layer names"),

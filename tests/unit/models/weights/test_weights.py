@@ -114,14 +114,14 @@ def test_missing_tensor_is_named_with_the_shape_it_should_have(folder):
 
 def test_wrong_shape_names_tensor_file_and_both_shapes(folder):
     edit(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}))
-    message = r"model\.safetensors: tensor model\.norm\.weight has shape \[31\], but config\.json means \[32\]"
+    message = r"model\.safetensors: tensor model\.norm\.weight has shape \[31\], but config\.json requires \[32\]"
     with pytest.raises(ModelError, match=message):
         load(folder)
 
 
 def test_integer_weights_are_refused(folder):
     edit(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)}))
-    with pytest.raises(ModelError, match=r"model\.norm\.weight is int8, but config.json means a float"):
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is int8, but config.json requires a float"):
         load(folder)
 
 
@@ -151,7 +151,7 @@ def test_tensor_must_be_in_the_shard_that_the_index_names(sharded):
     index = json.loads(path.read_text())
     index["weight_map"]["model.extra.weight"] = min(index["weight_map"].values())
     path.write_text(json.dumps(index))
-    with pytest.raises(ModelError, match=r"tensor model\.extra\.weight is missing, though model\.safetensors\.index"):
+    with pytest.raises(ModelError, match=r"tensor model\.extra\.weight is missing, although model\.safetensors\.index"):
         load(sharded)
 
 
@@ -206,6 +206,6 @@ def test_a_merged_projection_of_another_size_is_named_as_the_checkpoint_names_it
     save_file({"attn.qkv_proj.weight": torch.zeros(12, 6)}, tmp_path / MODEL_FILE)
     w = (open_weights(tmp_path) / "attn").split("qkv_proj", {"q_proj": 8, "k_proj": 4, "v_proj": 4})
     with pytest.raises(
-        ModelError, match=r"attn\.qkv_proj\.weight has shape \[12, 6\], but config.json means \[16, 6\]"
+        ModelError, match=r"attn\.qkv_proj\.weight has shape \[12, 6\], but config.json requires \[16, 6\]"
     ):
         (w / "k_proj").tensor("weight", (4, 6))
