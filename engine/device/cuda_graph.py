@@ -34,7 +34,7 @@ Agree = Callable[[list[float]], list[float]]
 TOKEN_SIZES = (
     32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 6144, 8192,
 )  # fmt: skip
-_NEARLY = 0.85  # share of the best rate
+_NEARLY = 0.95  # share of the best rate
 FEW_ROWS, FEW_ROWS_MAX_TOKENS, FEW_PREFILLS_MAX_TOKENS = 32, 2048, 4096
 MANY_DRAFTED_MAX_TOKENS = 512  # limit of shapes with drafts in many rows
 
