@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.core.executor import Executor, StepHandle
-from engine.core.step import StepPlan
+from engine.core.step import Executor, StepHandle, StepPlan
 from engine.interface.child_process import die_with_parent
 from engine.interface.errors import StartupError, sentence
 from engine.interface.logs import configure_logging

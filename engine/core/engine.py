@@ -14,15 +14,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.core.executor import Executor, StepHandle
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.kv_snapshot import KvView
-from engine.core.outbox import Outbox, Transport
+from engine.core.outputs import EngineStats, Outbox, Transport
 from engine.core.request import EmbeddingAccumulator, Request
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
-from engine.core.stats import EngineStats
-from engine.core.step import StepPlan, TokenMasks
+from engine.core.step import Executor, StepHandle, StepPlan, TokenMasks
 from engine.interface.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError, UnsupportedFeature
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
@@ -166,7 +164,8 @@ class Engine:
         patience_s = idle_timeout_s if self.is_idle else _PENDING_POLL_S if is_only_compiling else 0
         for client_id, message in self._transport.receive(patience_s):
             self._handle(client_id, message)
-        self._queue_compiled()
+        if self._grammars.pending or self._grammars.compiling:
+            self._queue_compiled()
         plan = failure = None
         try:
             plan = self._turn()
@@ -177,7 +176,8 @@ class Engine:
         self._send_events()
         self._stats.record_turn(plan, self.clock())
         self._tell_if_full()
-        self._kv_view.answer(self._transport)
+        if self._kv_view.askers:
+            self._kv_view.answer(self._transport)
 
     def abort_all(self, client_id: int | None = None) -> None:
         """End every request, or those of one client. The next run_once() sends their `finished` rows."""
@@ -204,7 +204,7 @@ class Engine:
         if self.overlap_depth > 1:
             self._commit()
         if step is not None and plan is not None:
-            step.sample(self._masks(plan))
+            step.sample(self._masks(plan) if self._grammars.live else None)
         self._in_flight = step
         return plan
 
@@ -336,7 +336,7 @@ class Engine:
         now = self.clock()
         outputs = self.scheduler.commit(result, now)
         self._stats.record_commit(sum(len(output.token_ids) for output in outputs), now)
-        for request, error in self._grammars.advance(outputs):
+        for request, error in self._grammars.advance(outputs) if self._grammars.live else ():
             if error is None:
                 self.scheduler.abort(request.request_id, "stop")
             else:

@@ -15,7 +15,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from engine.core.outbox import Transport
+from engine.core.outputs import Transport
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.interface.protocol import KvRequest, KvSnapshot
@@ -52,21 +52,20 @@ class KvView:
         self._pending = pending
         self._bytes_per_block = bytes_per_block
         self._clock = clock
-        self._askers: list[int] = []
+        self.askers: list[int] = []  # client ids
         self._tables: dict[str, TableRuns] = {}  # of the last snapshot's requests
 
     def ask(self, client_id: int) -> None:
         """Register a client for the next snapshot."""
-        if client_id not in self._askers:
-            self._askers.append(client_id)
+        if client_id not in self.askers:
+            self.askers.append(client_id)
 
     def answer(self, transport: Transport) -> None:
-        """Send a snapshot to the clients that asked for one since the last."""
-        if self._askers:
-            snapshot = self.snapshot()
-            for client_id in self._askers:
-                transport.send(client_id, snapshot)
-            self._askers.clear()
+        """Send one snapshot to all `askers`."""
+        snapshot = self.snapshot()
+        for client_id in self.askers:
+            transport.send(client_id, snapshot)
+        self.askers.clear()
 
     def snapshot(self) -> KvSnapshot:
         """Return a snapshot of the pool and its requests."""

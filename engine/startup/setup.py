@@ -23,7 +23,7 @@ import torch
 
 from engine.core.engine import Engine, EngineParts
 from engine.core.grammars import Grammars
-from engine.core.outbox import Transport
+from engine.core.outputs import Transport
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import make_drafter
 from engine.device.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache, smallest_pool_bytes
