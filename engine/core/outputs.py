@@ -175,49 +175,36 @@ class Outbox:
     def add_tokens(self, output: RowOutput) -> None:
         """Add a request's committed tokens, with Started at the first and Finished at the last."""
         request = output.request
-        events = self._events_for(request)
-        row = len(events.request_ids)
-        events.request_ids.append(request.request_id)
-        events.num_tokens.append(len(output.token_ids))
+        events, row = self._add_row(request, len(output.token_ids))
         events.token_ids += output.token_ids
         if request.unsent_prompt_logprobs:
             events.prompt_logprobs[row], request.unsent_prompt_logprobs = request.unsent_prompt_logprobs, []
         if output.logprobs is not None:
             events.logprobs[row] = output.logprobs
         if len(request.output_token_ids) == len(output.token_ids):
-            queue_s, prefill_s = self._stats.record_started(request)
-            events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s))
+            self._add_start(events, row, request)
         if request.finish_reason is not None:
             events.finished.append(Finished(row, request.finish_reason, request.stop_token_id))
             self._stats.record_finished(request)
 
     def add_prompt_logprobs(self, request: Request) -> None:
         """Add log-probabilities of a prompt that is only partly computed."""
-        events = self._events_for(request)
-        events.prompt_logprobs[len(events.request_ids)] = request.unsent_prompt_logprobs
-        request.unsent_prompt_logprobs = []
-        events.request_ids.append(request.request_id)
-        events.num_tokens.append(0)
+        events, row = self._add_row(request)
+        events.prompt_logprobs[row], request.unsent_prompt_logprobs = request.unsent_prompt_logprobs, []
 
     def add_embedding(self, request: Request) -> None:
         """Add a prompt's embedding, with both Started and Finished of its request."""
         assert request.embedding is not None
-        events = self._events_for(request)
-        row = len(events.request_ids)
-        events.request_ids.append(request.request_id)
-        events.num_tokens.append(0)
+        events, row = self._add_row(request)
         events.embeddings[row] = request.embedding.vector()
-        queue_s, prefill_s = self._stats.record_started(request)
-        events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s))
+        self._add_start(events, row, request)
         events.finished.append(Finished(row, "stop", None))
         self._stats.record_finished(request)
 
     def add_end(self, request: Request, reason: str) -> None:
         """Add a request's end without a token."""
-        events = self._events_for(request)
-        events.finished.append(Finished(len(events.request_ids), reason, None))
-        events.request_ids.append(request.request_id)
-        events.num_tokens.append(0)
+        events, row = self._add_row(request)
+        events.finished.append(Finished(row, reason, None))
         self._stats.record_finished(request)
 
     def drop(self, client_id: int) -> None:
@@ -231,9 +218,15 @@ class Outbox:
             events.step_id = step_id
             self._transport.send(client_id, events)
 
-    def _events_for(self, request: Request) -> StepEvents:
-        """Return the message being filled for the request's client."""
+    def _add_row(self, request: Request, num_tokens: int = 0) -> tuple[StepEvents, int]:
+        """Begin a request's row; return the message being filled for its client, and the row's index."""
         events = self._events.get(request.client_id)
         if events is None:
             events = self._events[request.client_id] = StepEvents(0, [], [], [])
-        return events
+        events.request_ids.append(request.request_id)
+        events.num_tokens.append(num_tokens)
+        return events, len(events.request_ids) - 1
+
+    def _add_start(self, events: StepEvents, row: int, request: Request) -> None:
+        queue_s, prefill_s = self._stats.record_started(request)
+        events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s))

@@ -21,7 +21,7 @@ import torch
 from engine.device.memory import DeviceMemory, format_size, measure_memory
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig
-from engine.interface.errors import StartupError, sentence
+from engine.interface.errors import StartupError, phrase_as_sentence, sentence
 from engine.interface.fit_report import Ask, Diagnosis, Gpu, Machine, ModelReport, Room, Stored
 from engine.startup.device_choice import resolve_device, resolve_dtype, resolve_kv_dtype, why_no_cuda
 from engine.startup.load import BACKENDS
@@ -60,7 +60,7 @@ def _examine_model(ask: Ask, folder: Path) -> ModelReport:
         report.quantization = None if model.quantization is None else model.quantization.describe()
         _fill_in(report, ask, model, folder)
     except ModelError as error:
-        report.problem = _sentence(error)
+        report.problem = phrase_as_sentence(str(error))
         if report.stored is None:
             report.stored = _stored(folder, None)
     except StartupError as error:
@@ -206,11 +206,6 @@ def _raw_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return raw if isinstance(raw, dict) else {}
-
-
-def _sentence(error: ModelError) -> str:
-    text = str(error)
-    return sentence(text[:1].upper() + text[1:] if text.split(" ", 1)[0].isalpha() else text)
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
+from engine.interface.errors import first_line
 from kernels.dispatch import HAS_TRITON, has_pdl
 from models.parallel import OneShotAllReduce, TensorParallel
 
@@ -184,4 +185,4 @@ def _share_inboxes(
 
 
 def _log_refusal(error: Exception) -> None:
-    logger.info("one_shot_all_reduce=nccl reason=%r", str(error).strip().partition("\n")[0])
+    logger.info("one_shot_all_reduce=nccl reason=%r", first_line(error))
