@@ -116,11 +116,11 @@ class EngineProcess:
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             num_blocks=sizes.num_blocks,
             block_size=sizes.block_size,
-            vocab_size=loaded.vocab_size,
+            vocab_size=loaded.model_config.vocab_size,
             max_queued_requests=limits.max_queued_requests,
-            hidden_size=loaded.hidden_size,
+            hidden_size=loaded.model_config.hidden_size,
             max_queued_tokens=most_tokens,
-            can_generate=loaded.has_lm_head,
+            can_generate=loaded.model_config.has_lm_head,
         )
         transport = SocketTransport(
             self._config.engine_socket, ready, control=self._control, on_control=self._on_control
@@ -129,7 +129,7 @@ class EngineProcess:
             transport, self._metrics, max_queued_requests=limits.max_queued_requests, max_queued_tokens=most_tokens
         )
         self._measure_memory = loaded.measure_gpu_memory
-        self._metrics.gauge("kv_cache_bytes", loaded.kv_cache_bytes)
+        self._metrics.gauge("kv_cache_bytes", loaded.plan.num_bytes)
         self._control.send(EngineInfo(loaded.facts, loaded.build))
         self._control.send(Stage("ready"))
         return engine

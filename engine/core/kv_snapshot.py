@@ -87,8 +87,8 @@ class KvView:
             _row(request, request.status.value, now, num_runs, num_shared)
             for request, num_runs, num_shared in zip(holders, num_runs, num_shared, strict=True)
         ]
-        others = chain(_rows_without_blocks(self._pending.values(), "gate", now), self._waiting_rows(now))
-        rows += islice(others, MAX_LISTED)
+        pending = _rows_without_blocks(self._pending.values(), "gate", now)
+        rows += islice(chain(pending, _rows_without_blocks(scheduler.waiting, "waiting", now)), MAX_LISTED)
         return KvSnapshot(
             step_id=scheduler.committed_step_id,
             now_s=now,
@@ -112,9 +112,6 @@ class KvView:
     def _table_of(self, request: Request) -> TableRuns:
         known = self._tables.get(request.request_id)
         return known if known is not None and known.block_ids is request.block_ids else TableRuns(request.block_ids)
-
-    def _waiting_rows(self, now: float) -> Iterator[KvRequest]:
-        return _rows_without_blocks(self._scheduler.waiting, "waiting", now)
 
 
 def encode_runs(block_ids: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The engine's part of `quire doctor`: examines the machine, and computes if a model fits it. Imports torch.
+"""The engine's part of `quire doctor`: examines the machine, and computes whether a model fits. Imports torch.
 
     python -m engine.startup.fit < ask.json > diagnosis.json        (engine/interface/fit_report.py)
 It uses the engine's own arithmetic and loads no weights: it reads config.json and, if present, the weights' headers.
@@ -108,7 +108,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
         total=memory.total,
         usable=memory.usable,
         step=setup.step_bytes,
-        kv_cache=plan.num_blocks * plan.bytes_per_block,
+        kv_cache=plan.num_bytes,
         kv_cache_tokens=plan.num_tokens,
         max_model_len=plan.max_model_len,
         max_num_seqs=limits.max_num_seqs,

@@ -139,9 +139,8 @@ def _describe_model(model: ModelConfig) -> str:
 
 
 def _describe_pool(plan: KVCachePlan, each: str) -> str:
-    size = format_size(plan.bytes_per_block * plan.num_blocks)
-    requests = plan.num_tokens // plan.max_model_len
-    return f"{plan.num_tokens:,} tokens = {requests} requests × {plan.max_model_len:,} ({size}{each})"
+    size, num_requests = format_size(plan.num_bytes), plan.num_tokens // plan.max_model_len
+    return f"{plan.num_tokens:,} tokens = {num_requests} requests × {plan.max_model_len:,} ({size}{each})"
 
 
 def _describe_fp8(model: Model) -> str:
@@ -224,8 +223,7 @@ def _load_beside(
         workloads = [lambda: _serve_small(setup, plan, None), lambda: _serve_small(eager, plan, serve)]
         compilation = precompile(workloads, key=key)
     setup.compiler_loader.start()  # concurrently with the weights, but after precompile(), which forks
-    dtype = str(setup.dtype).removeprefix("torch.")
-    detail = f"{whole.architecture}, {whole.num_layers} layers, {dtype} on {device.type}"
+    detail = f"{whole.architecture}, {whole.num_layers} layers, {_name(setup.dtype)} on {device.type}"
     if ranks is not None:
         on_stage(Stage("ranks", detail=f"{config.tensor_parallel_size} processes"))
         setup = setup.after_join(ranks.rendezvous, 0)
@@ -244,7 +242,7 @@ def _load_beside(
             "max_model_len=%d reduced from %d: that is what %s of KV cache holds",
             plan.max_model_len,
             whole.max_context_len,
-            format_size(plan.bytes_per_block * plan.num_blocks),
+            format_size(plan.num_bytes),
         )
     facts = describe_setup(
         dataclasses.replace(setup, model_config=whole), plan, model, backends=BACKENDS, weights_s=weights_s
