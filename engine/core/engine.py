@@ -121,7 +121,7 @@ class RequestFactory:
 
 
 class Engine:
-    """Owns the loop and the outgoing messages. A device fault raises out of run_once(); a request's fault never."""
+    """Owns the loop and the outgoing messages. A device fault raises out of run_once(); a request's fault does not."""
 
     def __init__(self, parts: EngineParts) -> None:
         self.scheduler = parts.scheduler

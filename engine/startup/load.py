@@ -149,8 +149,8 @@ def _describe_fp8(model: Model) -> str:
     largest = max((float(layer.key_bias.abs().max()) for layer in layers if layer.key_bias is not None), default=0.0)
     if largest > _MAX_KEY_BIAS:
         logger.warning(
-            "kv_cache_dtype=fp8: this model adds up to %.0f to its keys, which fp8 then rounds so coarsely that answers"
-            " may be wrong: use --kv-cache-dtype auto",
+            "answers may be wrong, since the fp8 KV cache rounds this model's large keys coarsely:"
+            " use --kv-cache-dtype auto largest_key_bias=%.0f",
             largest,
         )
     return "fp8 with the checkpoint's scales" if any(layer.kv_scales != UNSCALED for layer in layers) else "fp8"
@@ -239,7 +239,7 @@ def _load_beside(
     plan = setup.plan_pool(has_weights=True)
     if config.max_model_len is None and plan.max_model_len < whole.max_context_len:
         logger.warning(
-            "max_model_len=%d reduced from %d: that is what %s of KV cache holds",
+            "context reduced to the size of the KV cache max_model_len=%d model_max_len=%d kv_cache=%r",
             plan.max_model_len,
             whole.max_context_len,
             format_size(plan.num_bytes),

@@ -59,7 +59,7 @@ def precompile(workloads: Sequence[Callable[[], None]], *, key: str) -> Precompi
         return Precompilation(Compilation(kernels), done)
     except Exception as error:  # an error that also affects serving occurs there again
         reason = f"{type(error).__name__}: {first_line(error)}"
-        logger.warning("kernels compile one by one, since their precompilation failed: %s", reason)
+        logger.warning("precompilation failed, so kernels compile at their first launch: %s", reason)
     _free_memory()
     return None
 
