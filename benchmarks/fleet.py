@@ -15,10 +15,9 @@ import msgspec
 
 from benchmarks.load_connection import RequestTiming
 from benchmarks.step_times import StepTimes
-from engine.core.request import Request
+from engine.core.request import Request, RowOutput
 from engine.core.scheduler import Scheduler
 from engine.core.step import StepPlan, StepResult
-from engine.core.step_in_flight import RowOutput
 from engine.interface.protocol import SamplingParams
 
 POLICIES = ("least-requests", "round-robin")

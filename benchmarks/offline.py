@@ -132,7 +132,8 @@ def _fit(loaded: LoadedEngine, name: str, requests: Requests) -> Requests:
     longest, limit = max(len(prompt) + n for prompt, n in requests), loaded.scheduler_config.max_model_len
     if longest > limit:
         raise BenchError(f"Workload {name} needs a context of {longest:,} tokens, and this model has {limit:,} here.")
-    return [([token % loaded.vocab_size for token in prompt], num_tokens) for prompt, num_tokens in requests]
+    vocab_size = loaded.model_config.vocab_size
+    return [([token % vocab_size for token in prompt], num_tokens) for prompt, num_tokens in requests]
 
 
 def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:

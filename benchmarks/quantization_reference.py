@@ -93,7 +93,7 @@ class Reference:
         block = prefix.removeprefix("model.")
         for layer, amax in self.input_amax.items():
             owner, _, merged = layer.rpartition(".")
-            if owner.endswith(f".{block}") and is_last(name) == is_last(merged):
+            if owner == block and is_last(name) == is_last(merged):
                 return amax
         raise ModelError(f"{projection}: no layer of the model has it")
 

@@ -196,7 +196,7 @@ def _end(offline: OfflineEngine) -> None:
 
 
 def _add(offline: OfflineEngine, request_id: str, num_tokens: int, *, max_tokens: int) -> None:
-    vocab_size = offline.loaded.vocab_size
+    vocab_size = offline.loaded.model_config.vocab_size
     prompt = [(len(request_id) * 31 + 7 * i) % vocab_size for i in range(num_tokens)]
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     offline.transport.inbox.append((0, AddRequest(request_id, prompt, params, 0.0)))

@@ -73,7 +73,7 @@ class OfflineEngine:
 
         On CUDA it runs every small batch size, greedy and sampled, so that no client's request compiles a kernel.
         """
-        if not self.loaded.has_lm_head:
+        if not self.loaded.model_config.has_lm_head:
             for generation in self.embed([[0]] * 2, "last"):
                 if generation.error is not None:
                     raise StartupError(f"The self-test failed: {generation.error.message}")
@@ -95,7 +95,7 @@ class OfflineEngine:
         sizes = sorted({size for power in range(12) for size in (2**power, 3 * 2**power // 2)})
         fitting = [size for size in sizes if size <= self.loaded.scheduler_config.max_num_seqs]
         longest = self.engine.scheduler.max_num_tokens - 2
-        if not self.loaded.has_lm_head:
+        if not self.loaded.model_config.has_lm_head:
             for num_requests in fitting[::3]:
                 for num_tokens in _PROMPT_LENS:
                     prompt = [0] * min(max(num_tokens // num_requests, 1), longest)

@@ -34,7 +34,7 @@ from engine.interface.control import (
     Hello,
     Stage,
 )
-from engine.interface.errors import StartupError, sentence
+from engine.interface.errors import StartupError, first_line, phrase_as_sentence
 from engine.interface.logs import configure_logging
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import EngineReady
@@ -76,7 +76,7 @@ class EngineProcess:
             self._await_blame()
             if self._config.debug:
                 traceback.print_exc()
-            return self._fail(f"{type(error).__name__} while loading: {_first_line(error)} (--debug shows where)", 3)
+            return self._fail(f"{type(error).__name__} while loading: {first_line(error)} (--debug shows where)", 3)
         gc.collect()
         gc.freeze()
         try:
@@ -86,7 +86,7 @@ class EngineProcess:
         except BaseException as error:  # a bug, or a device fault, after which no device memory can be trusted
             self._await_blame()
             logger.exception("engine fault")
-            self._fail(f"{type(error).__name__} while serving: {_first_line(error)}", 1)
+            self._fail(f"{type(error).__name__} while serving: {first_line(error)}", 1)
             os._exit(1)  # no clean-up: destructors could wait for a broken device without end
         if self._ranks is not None:
             self._ranks.close()
@@ -116,11 +116,11 @@ class EngineProcess:
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             num_blocks=sizes.num_blocks,
             block_size=sizes.block_size,
-            vocab_size=loaded.vocab_size,
+            vocab_size=loaded.model_config.vocab_size,
             max_queued_requests=limits.max_queued_requests,
-            hidden_size=loaded.hidden_size,
+            hidden_size=loaded.model_config.hidden_size,
             max_queued_tokens=most_tokens,
-            can_generate=loaded.has_lm_head,
+            can_generate=loaded.model_config.has_lm_head,
         )
         transport = SocketTransport(
             self._config.engine_socket, ready, control=self._control, on_control=self._on_control
@@ -129,14 +129,14 @@ class EngineProcess:
             transport, self._metrics, max_queued_requests=limits.max_queued_requests, max_queued_tokens=most_tokens
         )
         self._measure_memory = loaded.measure_gpu_memory
-        self._metrics.gauge("kv_cache_bytes", loaded.kv_cache_bytes)
+        self._metrics.gauge("kv_cache_bytes", loaded.plan.num_bytes)
         self._control.send(EngineInfo(loaded.facts, loaded.build))
         self._control.send(Stage("ready"))
         return engine
 
     def _fail(self, message: str, exit_code: int) -> int:
         self._control.sock.setblocking(True)
-        self._control.send(EngineFailed(_as_sentence(message), exit_code))
+        self._control.send(EngineFailed(phrase_as_sentence(message), exit_code))
         return exit_code
 
     def _await_blame(self) -> None:
@@ -151,7 +151,7 @@ class EngineProcess:
         """
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.connect(self._config.control_socket)
-            for told in (Hello("engine", 0, os.getpid()), EngineFailed(_as_sentence(message), exit_code)):
+            for told in (Hello("engine", 0, os.getpid()), EngineFailed(phrase_as_sentence(message), exit_code)):
                 sock.sendall(encode_frame(told))
         os._exit(exit_code)
 
@@ -188,16 +188,6 @@ class EngineProcess:
             self._next_delta_s = now + _DELTA_INTERVAL_S
         if self._stop_at_s is not None and now >= self._stop_at_s and self._engine is not None:
             self._engine.abort_all()
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]
-
-
-def _as_sentence(message: str) -> str:
-    """Return an error phrase of models or kernels as a sentence, with a capital letter and a full stop."""
-    is_word = message.split(" ", 1)[0].isalpha()  # not a path or a flag
-    return sentence(message[:1].upper() + message[1:] if is_word else message)
 
 
 def main() -> int:

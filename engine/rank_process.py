@@ -15,10 +15,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.core.executor import Executor, StepHandle
-from engine.core.step import StepPlan
+from engine.core.step import Executor, StepHandle, StepPlan
 from engine.interface.child_process import die_with_parent
-from engine.interface.errors import StartupError, sentence
+from engine.interface.errors import StartupError, first_line, sentence
 from engine.interface.logs import configure_logging
 from engine.interface.transport import encode_frame
 from engine.tensor_parallel.ranks import RankConfig, RankFailed, read_frame
@@ -68,7 +67,7 @@ def main() -> int:
         if exit_code == 1 or config.debug:
             logger.exception("rank fault")
         during, hint = ("serving", "") if exit_code == 1 else ("loading", " (--debug shows where)")
-        what = f"{type(error).__name__} while {during}: {str(error).strip().partition(chr(10))[0]}"
+        what = f"{type(error).__name__} while {during}: {first_line(error)}"
         sock.sendall(encode_frame(RankFailed(sentence(what + hint), exit_code)))
         return exit_code
     return 0

@@ -14,8 +14,7 @@ from functools import partial
 
 from torch import nn
 
-from models.layers.causal_lm import CausalLM, LayerParts
-from models.layers.decoder import DecoderLayer, Normed
+from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts, Normed
 
 
 def make_layer(parts: LayerParts) -> nn.Module:

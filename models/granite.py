@@ -6,8 +6,7 @@ from functools import partial
 
 from torch import nn
 
-from models.layers.causal_lm import CausalLM, LayerParts
-from models.layers.decoder import DecoderLayer, Scaled
+from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts, Scaled
 
 
 def make_layer(parts: LayerParts) -> nn.Module:

@@ -14,8 +14,7 @@ from kernels.elementwise.reference import KVScales
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention
-from models.layers.causal_lm import CausalLM, LayerParts
-from models.layers.decoder import Normed
+from models.layers.causal_lm import CausalLM, LayerParts, Normed
 from models.layers.linear import qkv_parts
 from models.layers.norm import SplitRMSNorm
 from models.parallel import TensorParallel

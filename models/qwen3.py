@@ -9,8 +9,7 @@ from functools import partial
 
 from torch import nn
 
-from models.layers.causal_lm import CausalLM, LayerParts
-from models.layers.decoder import DecoderLayer
+from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts
 
 
 def make_layer(parts: LayerParts) -> nn.Module:

@@ -163,6 +163,6 @@ class BlockManager:
 
 
 def _root(request: Request) -> bytes:
-    """Return the parent of a request's first hash: from its salt and, since keys and values depend on it, adapter."""
+    """Return the parent of a request's first hash, of its salt and of its adapter, on which keys and values depend."""
     salt = sha256(request.cache_salt.encode()).digest()
     return sha256(f"adapter {request.lora_index}: ".encode() + salt).digest() if request.lora_index else salt

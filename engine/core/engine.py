@@ -14,15 +14,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.core.executor import Executor, StepHandle
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.kv_snapshot import KvView
-from engine.core.outbox import Outbox, Transport
+from engine.core.outputs import EngineStats, Outbox, Transport
 from engine.core.request import EmbeddingAccumulator, Request
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
-from engine.core.stats import EngineStats
-from engine.core.step import StepPlan, TokenMasks
+from engine.core.step import Executor, StepHandle, StepPlan, TokenMasks
 from engine.interface.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError, UnsupportedFeature
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
@@ -70,10 +68,7 @@ class RequestFactory:
     """Makes a Request from an AddRequest, if the model can serve it."""
 
     def __init__(self, parts: EngineParts) -> None:
-        self._vocab_size = parts.vocab_size
-        self._num_loras = parts.num_loras
-        self._can_generate = parts.can_generate
-        self._make_drafter = parts.make_drafter
+        self._parts = parts
 
     def make(self, message: AddRequest, *, client_id: int) -> Request:
         """Make the request. Raises InvalidParameter or UnsupportedFeature."""
@@ -81,9 +76,9 @@ class RequestFactory:
         self._check_ids(message.params.logit_bias, "logit_bias")
         self._check_ids(message.params.stop_token_ids, "stop_token_ids")
         self._check_filter(message.params)
-        if not 0 <= message.lora_index <= self._num_loras:
+        if not 0 <= message.lora_index <= self._parts.num_loras:
             raise InvalidParameter(
-                f"There is no adapter {message.lora_index}; {self._num_loras} are loaded.", param="model"
+                f"There is no adapter {message.lora_index}; {self._parts.num_loras} are loaded.", param="model"
             )
         request = Request(
             message.request_id,
@@ -97,10 +92,10 @@ class RequestFactory:
         )
         if message.pooling is not None:
             request.embedding = EmbeddingAccumulator(message.pooling, len(message.prompt_token_ids))
-        elif not self._can_generate:
+        elif not self._parts.can_generate:
             raise UnsupportedFeature("This model has no language-model head: it makes embeddings and no text.")
-        elif message.grammar is None and not message.params.has_filter and self._make_drafter is not None:
-            request.drafter = self._make_drafter(message.params)
+        elif message.grammar is None and not message.params.has_filter and self._parts.make_drafter is not None:
+            request.drafter = self._parts.make_drafter(message.params)
         return request
 
     def _check_filter(self, params: SamplingParams) -> None:
@@ -109,24 +104,24 @@ class RequestFactory:
         for word in params.bad_words:
             self._check_ids(word, "bad_words")
         bad = {word[0] for word in params.bad_words if len(word) == 1}
-        if bad and all(token_id in bad for token_id in params.allowed_token_ids or range(self._vocab_size)):
+        if bad and all(token_id in bad for token_id in params.allowed_token_ids or range(self._parts.vocab_size)):
             raise InvalidParameter(
                 f"The {len(bad)} tokens that are bad_words leave none to sample: there are "
-                f"{len(params.allowed_token_ids) or self._vocab_size} allowed ones.",
+                f"{len(params.allowed_token_ids) or self._parts.vocab_size} allowed ones.",
                 param="bad_words",
             )
 
     def _check_ids(self, token_ids: list[int] | dict[int, float], name: str) -> None:
         """Raise InvalidParameter unless all ids exist."""
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._parts.vocab_size):
             wrong = min(token_ids) if min(token_ids) < 0 else max(token_ids)
             raise InvalidParameter(
-                f"Token id {wrong} is outside the vocabulary of {self._vocab_size} tokens.", param=name
+                f"Token id {wrong} is outside the vocabulary of {self._parts.vocab_size} tokens.", param=name
             )
 
 
 class Engine:
-    """Owns the loop and the outgoing messages. A device fault raises out of run_once(); a request's fault never."""
+    """Owns the loop and the outgoing messages. A device fault raises out of run_once(); a request's fault does not."""
 
     def __init__(self, parts: EngineParts) -> None:
         self.scheduler = parts.scheduler
@@ -166,7 +161,8 @@ class Engine:
         patience_s = idle_timeout_s if self.is_idle else _PENDING_POLL_S if is_only_compiling else 0
         for client_id, message in self._transport.receive(patience_s):
             self._handle(client_id, message)
-        self._queue_compiled()
+        if self._grammars.pending or self._grammars.compiling:
+            self._queue_compiled()
         plan = failure = None
         try:
             plan = self._turn()
@@ -177,7 +173,8 @@ class Engine:
         self._send_events()
         self._stats.record_turn(plan, self.clock())
         self._tell_if_full()
-        self._kv_view.answer(self._transport)
+        if self._kv_view.askers:
+            self._kv_view.answer(self._transport)
 
     def abort_all(self, client_id: int | None = None) -> None:
         """End every request, or those of one client. The next run_once() sends their `finished` rows."""
@@ -193,9 +190,7 @@ class Engine:
         """Launch one step and commit the previous one; return the launched plan."""
         if self.overlap_depth == 1:
             self._commit()
-            self._outbox.send(
-                self.scheduler.committed_step_id
-            )  # before forward(), which blocks on some devices: these tokens must not wait for the next step
+            self._send_events()  # before forward(), which blocks on some devices, so that tokens do not wait for it
         plan = self.scheduler.schedule(self.clock())
         if plan is None and self._is_speculative:
             self._commit()  # all requests wait for the verification of their drafts; here the device waits for the host
@@ -204,7 +199,7 @@ class Engine:
         if self.overlap_depth > 1:
             self._commit()
         if step is not None and plan is not None:
-            step.sample(self._masks(plan))
+            step.sample(self._masks(plan) if self._grammars.live else None)
         self._in_flight = step
         return plan
 
@@ -223,9 +218,9 @@ class Engine:
             len(self.scheduler.waiting),
             reason,
         )
+        shortage = OutOfMemory("The device has too little free memory for this request now; try again shortly.")
         for request in failed:
-            message = "The device has too little free memory for this request now; try again shortly."
-            self._transport.send(request.client_id, RequestFailed(request.request_id, OutOfMemory.code, message))
+            self._send_failure(request.client_id, request.request_id, shortage)
             self._stats.record_finished(request)
 
     def _handle(self, client_id: int, message: ToEngine | ClientGone) -> None:
@@ -234,8 +229,7 @@ class Engine:
                 try:
                     self._add(client_id, message)
                 except ServiceError as error:  # the HTTP worker counts refused requests
-                    failed = RequestFailed(message.request_id, error.code, error.message, error.param)
-                    self._transport.send(client_id, failed)
+                    self._send_failure(client_id, message.request_id, error)
             case AbortRequest(request_id, reason):
                 request = self._find(request_id)
                 if request is not None and request.client_id == client_id:
@@ -251,9 +245,7 @@ class Engine:
             raise Overloaded("The engine is shutting down and takes no new requests.")
         if self._find(message.request_id) is not None:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
-        # requests for free rows are not counted: a burst into an idle engine starts at once and is no queue
-        num_waiting = len(self.scheduler.waiting) + len(self._grammars.pending)
-        if num_waiting >= self.max_queued_requests + self.scheduler.num_free_rows:
+        if self._has_max_requests:
             raise Overloaded(f"The queue is full: {self.max_queued_requests} requests are waiting.")
         self._check_queued_tokens(len(message.prompt_token_ids))
         request = self._request_factory.make(message, client_id=client_id)
@@ -276,10 +268,8 @@ class Engine:
     def _masks(self, plan: StepPlan) -> TokenMasks | None:
         """Return the token masks of a plan's constrained rows. End the requests that have no allowed token."""
         masks, ended = self._grammars.masks(plan)
-        if ended:
-            self._outbox.send(
-                self.scheduler.committed_step_id
-            )  # these requests have a row in the current message, which may have only one per request
+        if ended:  # these requests have a row in the current message, which may have only one per request
+            self._send_events()
         for request, error in ended:
             if error is None:
                 self._abort(request.request_id, "stop")
@@ -291,9 +281,11 @@ class Engine:
         """End a request with RequestFailed. The outbox must contain no row of it."""
         if self.scheduler.abort(request.request_id, "error") is None:
             request.finish_reason = "error"  # it was never queued
-        failed = RequestFailed(request.request_id, error.code, error.message, error.param)
-        self._transport.send(request.client_id, failed)
+        self._send_failure(request.client_id, request.request_id, error)
         self._stats.record_failed()
+
+    def _send_failure(self, client_id: int, request_id: str, error: ServiceError) -> None:
+        self._transport.send(client_id, RequestFailed(request_id, error.code, error.message, error.param))
 
     def _find(self, request_id: str) -> Request | None:
         """Return a request that has not ended (running, queued, or waiting for its grammar), or None."""
@@ -302,6 +294,12 @@ class Engine:
     @property
     def _num_queued_tokens(self) -> int:
         return self.scheduler.waiting.num_tokens + self._grammars.num_pending_prompt_tokens
+
+    @property
+    def _has_max_requests(self) -> bool:
+        # requests for free rows are not counted: a burst into an idle engine starts at once and is no queue
+        num_waiting = len(self.scheduler.waiting) + len(self._grammars.pending)
+        return num_waiting >= self.max_queued_requests + self.scheduler.num_free_rows
 
     def _check_queued_tokens(self, num_prompt: int) -> None:
         """Raise Overloaded if a prompt would exceed max_queued_tokens; an empty queue accepts any prompt."""
@@ -315,9 +313,7 @@ class Engine:
     def _tell_if_full(self) -> None:
         """Send QueueState when the queue becomes full or has room again, so that workers can refuse requests."""
         num_queued, limit = self._num_queued_tokens, self.max_queued_tokens
-        num_waiting = len(self.scheduler.waiting) + len(self._grammars.pending)
-        is_full = num_waiting >= self.max_queued_requests + self.scheduler.num_free_rows
-        is_full = is_full or (limit is not None and num_queued > 0 and num_queued >= limit)
+        is_full = self._has_max_requests or (limit is not None and num_queued > 0 and num_queued >= limit)
         if is_full != self._is_full:
             self._is_full = is_full
             self._transport.broadcast(QueueState(is_full))
@@ -336,7 +332,7 @@ class Engine:
         now = self.clock()
         outputs = self.scheduler.commit(result, now)
         self._stats.record_commit(sum(len(output.token_ids) for output in outputs), now)
-        for request, error in self._grammars.advance(outputs):
+        for request, error in self._grammars.advance(outputs) if self._grammars.live else ():
             if error is None:
                 self.scheduler.abort(request.request_id, "stop")
             else:

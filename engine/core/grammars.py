@@ -5,7 +5,7 @@ Life of a request with a grammar: defer() keeps it while its grammar compiles in
 the loop, with its own matcher → masks() before each of its tokens is sampled, advance() after each is committed → end.
 Without a grammar its life begins with follow().
 The Request owns its matcher. Matcher and filter depend on committed tokens only, so preemption, recomputation, dropped
-steps and aborts need no code here. Without constrained requests the cost is a test for an empty dict.
+steps and aborts need no code here. Without constrained requests the loop only tests `live`, `pending` and `compiling`.
 """
 
 import logging
@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.core.request import Request
+from engine.core.request import Request, RowOutput
 from engine.core.step import StepPlan, TokenMasks
-from engine.core.step_in_flight import RowOutput
 from engine.grammar.compiler import GrammarCompiler, Matcher
 from engine.interface.errors import GrammarError, ServiceError, UnsupportedFeature
 from engine.interface.protocol import GrammarSpec, SamplingParams
@@ -73,9 +72,9 @@ class Grammars:
         self.pending: dict[str, Request] = {}  # requests whose grammar compiles, by request_id
         self.num_pending_prompt_tokens = 0  # total length of their prompts
         self._wanted: dict[str, tuple[GrammarSpec, float]] = {}  # by request_id: grammar and deadline
-        self._live: dict[Request, TokenFilter | None] = {}
+        self.live: dict[Request, TokenFilter | None] = {}  # the queued and running constrained requests
         self._compiled: OrderedDict[GrammarSpec, Matcher] = OrderedDict()  # initial states; least recently used first
-        self._compiling: set[GrammarSpec] = set()
+        self.compiling: set[GrammarSpec] = set()  # queued in a thread, or with a result for pop_compiled()
         self._todo: queue.SimpleQueue[GrammarSpec] = queue.SimpleQueue()
         self._done: deque[tuple[GrammarSpec, Matcher | ServiceError]] = deque()
         self._threads: list[threading.Thread] = []
@@ -88,16 +87,16 @@ class Grammars:
         self.pending[request.request_id] = request
         self.num_pending_prompt_tokens += request.num_tokens
         self._wanted[request.request_id] = (spec, now + COMPILE_TIMEOUT_S)
-        if spec not in self._compiled and spec not in self._compiling:
+        if spec not in self._compiled and spec not in self.compiling:
             self._start_threads()
-            self._compiling.add(spec)
+            self.compiling.add(spec)
             self._todo.put(spec)
 
     def follow(self, request: Request) -> None:
         """Add a request that is about to be queued to the live ones, if it has a matcher or a token filter."""
         params = request.params
         if request.matcher is not None or params.has_filter:
-            self._live[request] = TokenFilter(params, vocab_size=self._vocab_size) if params.has_filter else None
+            self.live[request] = TokenFilter(params, vocab_size=self._vocab_size) if params.has_filter else None
 
     def drop(self, request_id: str, reason: str) -> Request | None:
         """End a pending request and return it; None if it is not pending."""
@@ -112,7 +111,7 @@ class Grammars:
         failures: dict[GrammarSpec, ServiceError] = {}
         while self._done:
             spec, result = self._done.popleft()
-            self._compiling.discard(spec)
+            self.compiling.discard(spec)
             if isinstance(result, ServiceError):
                 failures[spec] = result
             else:
@@ -129,31 +128,28 @@ class Grammars:
     def advance(self, outputs: Iterable[RowOutput]) -> list[Outcome]:
         """Advance the matchers by the committed tokens; return the requests that must end now."""
         outcomes: list[Outcome] = []
-        if self._live:
-            for request, token_ids, _ in outputs:
-                matcher = request.matcher
-                if matcher is None or request.finish_reason is not None:
-                    continue
-                if not matcher.accept(token_ids[0]):  # constrained requests have no drafts
-                    outcomes.append(self._fail(request, matcher))
-                elif matcher.is_ended:
-                    outcomes.append(Outcome(request, None))
+        for request, token_ids, _ in outputs:
+            matcher = request.matcher
+            if matcher is None or request.finish_reason is not None:
+                continue
+            if not matcher.accept(token_ids[0]):  # constrained requests have no drafts
+                outcomes.append(self._fail(request, matcher))
+            elif matcher.is_ended:
+                outcomes.append(Outcome(request, None))
         return outcomes
 
     def masks(self, plan: StepPlan) -> tuple[TokenMasks | None, list[Outcome]]:
         """Return the token masks of a plan's constrained rows, and the requests that must end instead of sampling."""
-        if not self._live:
-            return None, []
-        self._live = {request: filter_ for request, filter_ in self._live.items() if request.finish_reason is None}
+        self.live = {request: filter_ for request, filter_ in self.live.items() if request.finish_reason is None}
         sampling = {row.req_index for row in plan.rows if row.samples}
-        requests = [request for request in self._live if request.req_index in sampling]
+        requests = [request for request in self.live if request.req_index in sampling]
         if not requests:
             return None, []
         masks, may_end = self._grammar_masks(requests)
         outcomes: list[Outcome] = []
         free_rows: list[int] = []
         for row, request in enumerate(requests):
-            matcher, filter_ = request.matcher, self._live[request]
+            matcher, filter_ = request.matcher, self.live[request]
             if filter_ is not None:
                 filter_.apply(masks[row], request.output_token_ids)
             _apply_stop_tokens(masks[row], request, may_end=may_end[row])

@@ -15,7 +15,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from engine.core.outbox import Transport
+from engine.core.outputs import Transport
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.interface.protocol import KvRequest, KvSnapshot
@@ -52,21 +52,20 @@ class KvView:
         self._pending = pending
         self._bytes_per_block = bytes_per_block
         self._clock = clock
-        self._askers: list[int] = []
+        self.askers: list[int] = []  # client ids
         self._tables: dict[str, TableRuns] = {}  # of the last snapshot's requests
 
     def ask(self, client_id: int) -> None:
         """Register a client for the next snapshot."""
-        if client_id not in self._askers:
-            self._askers.append(client_id)
+        if client_id not in self.askers:
+            self.askers.append(client_id)
 
     def answer(self, transport: Transport) -> None:
-        """Send a snapshot to the clients that asked for one since the last."""
-        if self._askers:
-            snapshot = self.snapshot()
-            for client_id in self._askers:
-                transport.send(client_id, snapshot)
-            self._askers.clear()
+        """Send one snapshot to all `askers`."""
+        snapshot = self.snapshot()
+        for client_id in self.askers:
+            transport.send(client_id, snapshot)
+        self.askers.clear()
 
     def snapshot(self) -> KvSnapshot:
         """Return a snapshot of the pool and its requests."""
@@ -88,8 +87,8 @@ class KvView:
             _row(request, request.status.value, now, num_runs, num_shared)
             for request, num_runs, num_shared in zip(holders, num_runs, num_shared, strict=True)
         ]
-        others = chain(_rows_without_blocks(self._pending.values(), "gate", now), self._waiting_rows(now))
-        rows += islice(others, MAX_LISTED)
+        pending = _rows_without_blocks(self._pending.values(), "gate", now)
+        rows += islice(chain(pending, _rows_without_blocks(scheduler.waiting, "waiting", now)), MAX_LISTED)
         return KvSnapshot(
             step_id=scheduler.committed_step_id,
             now_s=now,
@@ -113,9 +112,6 @@ class KvView:
     def _table_of(self, request: Request) -> TableRuns:
         known = self._tables.get(request.request_id)
         return known if known is not None and known.block_ids is request.block_ids else TableRuns(request.block_ids)
-
-    def _waiting_rows(self, now: float) -> Iterator[KvRequest]:
-        return _rows_without_blocks(self._scheduler.waiting, "waiting", now)
 
 
 def encode_runs(block_ids: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -22,10 +22,9 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from engine.core.block_manager import BlockManager
-from engine.core.request import Request, Status
+from engine.core.request import DraftCounts, PlannedStep, Request, RowOutput, Status, apply_verified
 from engine.core.speculative import Drafter
 from engine.core.step import NEWEST, RequestInit, RowPlan, StepPlan, StepResult
-from engine.core.step_in_flight import DraftCounts, PlannedStep, RowOutput, apply_verified
 from engine.interface.config import SchedulerConfig
 from engine.interface.errors import InvalidParameter, PromptTooLong
 

@@ -94,7 +94,7 @@ class DeviceState:
         self.in_prompt: torch.Tensor | None = None
 
     def init(self, inits: list[RequestInit]) -> None:
-        """Fill the rows of new requests; the number of copies does not depend on theirs, except with penalties."""
+        """Fill the rows of new requests; their number does not change the number of copies, except with penalties."""
         rows = self.staging.send(np.array([init.req_index for init in inits]))
         params = [init.params for init in inits]
         floats = [

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from engine.core.step import NEWEST, RowPlan, StepPlan
-from engine.device.device_state import DeviceState, Staging
+from engine.device.device_state import DeviceState
 from kernels.attention.base import AttentionMetadata
 from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
 from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
@@ -87,14 +87,13 @@ class InputBatchBuilder:
     def __init__(
         self,
         state: DeviceState,
-        staging: Staging,
         *,
         block_size: int,
         max_mixed: MixedShape,
         lora_tokens: LoraTokens | None = None,
     ) -> None:
         self._state = state
-        self._staging = staging
+        self._staging = state.staging
         self._block_size = block_size
         self._lora_tokens = lora_tokens
         max_rows, max_blocks, device = state.last_token.shape[0], state.block_table.shape[1], state.device

@@ -34,6 +34,11 @@ class KVCachePlan:
         """The pool's capacity, in tokens of all requests together."""
         return (self.num_blocks - 1) * self.block_size
 
+    @property
+    def num_bytes(self) -> int:
+        """The pool's size in bytes, padding included."""
+        return self.num_blocks * self.bytes_per_block
+
 
 def smallest_pool_bytes(config: EngineConfig, model: ModelConfig, *, dtype: torch.dtype, block_size: int) -> int:
     """Return the bytes of a pool that holds one short request, or the configured size."""
@@ -90,7 +95,7 @@ def allocate_kv_cache(
     try:
         layers = [_zeros(shape, dtype, device) for _ in range(model.num_layers)]
     except (RuntimeError, OSError, OverflowError) as error:  # torch.OutOfMemoryError is a RuntimeError; others: mmap
-        size = format_size(plan.bytes_per_block * plan.num_blocks)
+        size = format_size(plan.num_bytes)
         raise StartupError(f"The KV cache of {size} cannot be allocated: use a smaller --kv-cache-memory.") from error
     return [(layer[0], layer[1]) for layer in layers]
 

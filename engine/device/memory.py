@@ -66,9 +66,7 @@ def check_memory(
         f"{memory.name} has {format_size(memory.free)} free of {format_size(memory.total)}, of which this daemon may"
         f" use {format_size(memory.usable)}; {model.architecture} with {format_count(model.num_parameters)} parameters"
         f" needs {', '.join(parts)} and {format_size(pool_bytes)} of KV cache: use "
-        + ", or ".join(
-            _what_fits(config, model, memory, dtype, weights=weights, step_bytes=step_bytes, pool_bytes=pool_bytes)
-        )
+        + ", or ".join(_what_fits(config, model, memory, dtype, step_bytes=step_bytes, pool_bytes=pool_bytes))
         + "."
     )
 
@@ -104,12 +102,11 @@ def _what_fits(
     memory: DeviceMemory,
     dtype: torch.dtype,
     *,
-    weights: int,
     step_bytes: int,
     pool_bytes: int,
 ) -> list[str]:
     """Return changes that each suffice alone; a device with more memory if there are none."""
-    needed, held = weights + step_bytes + pool_bytes, memory.total - memory.free
+    needed, held = model.weight_bytes(dtype) + step_bytes + pool_bytes, memory.total - memory.free
     spare = memory.usable - needed
     remedies = []
     if config.kv_cache_memory_bytes is not None and spare + pool_bytes > 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -73,12 +73,12 @@ class ModelRunner:
         max_rows = self._shapes[-1].num_rows
         max_mixed = MixedShape(max_tokens, max_rows, max_rows)
         self._builder = InputBatchBuilder(
-            self._state, staging, block_size=plan.block_size, max_mixed=max_mixed, lora_tokens=lora_tokens
+            self._state, block_size=plan.block_size, max_mixed=max_mixed, lora_tokens=lora_tokens
         )
         self._sampler = Sampler(self._state, max_rows=max_rows, tp=tp)
         self._prompt_logprobs = PromptLogprobsComputer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
         self._decode_graphs: DecodeGraphs | None = None
-        self._mixed_graphs: MixedGraphs | None = None
+        self.mixed_graphs: MixedGraphs | None = None  # of capture_graphs(), with their timings
 
     def capture_graphs(self, on_progress: Callable[[int, int], None]) -> None:
         """Capture decode and mixed steps as CUDA graphs, which forward() then replays. Blocks."""
@@ -99,25 +99,7 @@ class ModelRunner:
             for graphs in (mixed, decode):  # the larger ones first
                 graphs.capture(pool, lambda: on_progress(next(done), mixed.num_graphs + decode.num_graphs))
         torch.cuda.empty_cache()  # memory of the steps before each capture: the pool has its own
-        self._decode_graphs, self._mixed_graphs = decode, mixed
-
-    def fitting_tokens(self, seconds: float) -> int | None:
-        """Return the measured number of tokens of a step that takes `seconds`; None: no graphs were captured."""
-        return None if self._mixed_graphs is None else self._mixed_graphs.fitting_tokens(seconds)
-
-    def tokens_at_best_rate(self, seconds: float) -> int | None:
-        """Return the number of tokens without context computed in `seconds` at the best rate; None: no graphs."""
-        return None if self._mixed_graphs is None else self._mixed_graphs.tokens_at_best_rate(seconds)
-
-    @property
-    def efficient_tokens(self) -> int | None:
-        """The smallest number of tokens of a step with nearly the best rate; None: no graphs were captured."""
-        return None if self._mixed_graphs is None else self._mixed_graphs.efficient_tokens
-
-    @property
-    def padded_tokens(self) -> list[int]:
-        """The token counts to which steps with prompt chunks are padded, ascending; empty: no padding."""
-        return [] if self._mixed_graphs is None else self._mixed_graphs.num_tokens
+        self._decode_graphs, self.mixed_graphs = decode, mixed
 
     def forward(self, plan: StepPlan) -> _Step:
         """See Executor.forward."""
@@ -151,7 +133,7 @@ class ModelRunner:
     def close(self) -> None:
         """Release the pool, the graphs and the weights."""
         self._kv_caches = []
-        self._decode_graphs = self._mixed_graphs = None
+        self._decode_graphs = self.mixed_graphs = None
         del self._model
 
     def _run_decode(self, req_index: torch.Tensor, max_seq_len: int) -> torch.Tensor:
@@ -162,12 +144,12 @@ class ModelRunner:
         """Run rows of any kind; return hidden [S, hidden_size] of the S ≥ 0 sampled positions, and their metadata."""
         rows = plan.rows
         exact, shape = shape_of(rows, num_decodes), None
-        if self._mixed_graphs is not None:  # with one more row, for padding
+        if self.mixed_graphs is not None:  # with one more row, for padding
             needed = MixedShape(exact.num_tokens, max(exact.num_rows, len(rows) + 1), len(rows) - num_decodes + 1)
-            shape = self._mixed_graphs.fitting_shape(needed)
+            shape = self.mixed_graphs.fitting_shape(needed)
         packed = self._builder.pack(plan, shape or exact)
-        if self._mixed_graphs is not None and shape is not None:
-            hidden = self._mixed_graphs.replay(packed)
+        if self.mixed_graphs is not None and shape is not None:
+            hidden = self.mixed_graphs.replay(packed)
         else:
             hidden = self._last_hidden(self._exact_batch(packed))
         return hidden[: len(packed.sampling.rows)], packed.sampling
@@ -221,37 +203,29 @@ class _OfPrompts:
     sums: PoolSums | None = None
 
 
+@dataclass(eq=False)
 class _Step:
     """The StepHandle of a ModelRunner."""
 
-    def __init__(
-        self,
-        step_id: int,
-        sampling: SamplingMetadata,
-        logits: torch.Tensor,
-        sampler: Sampler,
-        device: torch.device,
-        of_prompts: _OfPrompts,
-    ) -> None:
-        self._step_id = step_id
-        self._sampling = sampling
-        self._logits = logits
-        self._sampler = sampler
-        self._device = device
-        self._of_prompts = of_prompts
-        self._sampled: Sampled | None = None
-        self._num_logprobs: dict[int, int | None] = {}
-        self._done: torch.cuda.Event | None = None
+    step_id: int
+    sampling: SamplingMetadata
+    logits: torch.Tensor
+    sampler: Sampler
+    device: torch.device
+    of_prompts: _OfPrompts
+    _sampled: Sampled | None = None
+    _num_logprobs: dict[int, int | None] = field(default_factory=dict)
+    _done: torch.cuda.Event | None = None
 
     def sample(self, masks: TokenMasks | None = None) -> None:
         """See StepHandle.sample."""
-        if self._sampling.rows:
+        if self.sampling.rows:
             # read now, since another request may use the row once the step is committed
-            self._num_logprobs = self._sampler.num_logprobs(self._sampling.rows)
+            self._num_logprobs = self.sampler.num_logprobs(self.sampling.rows)
             with torch.inference_mode():
-                sampled = self._sampler.sample(self._logits, self._sampling, masks)
+                sampled = self.sampler.sample(self.logits, self.sampling, masks)
                 self._sampled = None if sampled is None else sampled.start_copy()
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             self._done = torch.cuda.Event()
             self._done.record()
 
@@ -259,11 +233,11 @@ class _Step:
         """See StepHandle.wait."""
         if self._done is not None:
             self._done.synchronize()
-        result = StepResult(self._step_id, [])
+        result = StepResult(self.step_id, [])
         if self._sampled is not None:
-            result.token_ids, result.logprobs = self._sampled.to_lists(self._sampling.rows, self._num_logprobs)
-        if self._of_prompts.logprobs is not None:
-            result.prompt_logprobs = self._of_prompts.logprobs.to_lists()
-        if self._of_prompts.sums is not None:
-            result.pooled = self._of_prompts.sums.to_bytes()
+            result.token_ids, result.logprobs = self._sampled.to_lists(self.sampling.rows, self._num_logprobs)
+        if self.of_prompts.logprobs is not None:
+            result.prompt_logprobs = self.of_prompts.logprobs.to_lists()
+        if self.of_prompts.sums is not None:
+            result.pooled = self.of_prompts.sums.to_bytes()
         return result

@@ -25,6 +25,7 @@ from engine.interface.protocol import (
     KvSnapshot,
     QueueState,
     RequestFailed,
+    Started,
     StepEvents,
     TokenLogprobs,
 )
@@ -123,14 +124,11 @@ class SocketEngineClient:
 
     async def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """See EngineClient.submit."""
-        if self._is_closed:
-            raise _shutting_down()
-        if self._writer is None or self._ready is None:
-            raise EngineDead("The engine is not serving; try again shortly.")
+        writer = self._serving_writer()
         if self._is_full:
             raise Overloaded(QUEUE_IS_FULL)
         mailbox = self._mailboxes[request.request_id] = _Mailbox()
-        self._writer.write(encode_frame(request))
+        writer.write(encode_frame(request))
         try:
             while True:
                 output = await mailbox.get()
@@ -151,12 +149,9 @@ class SocketEngineClient:
     async def kv_snapshot(self) -> KvSnapshot:
         """See EngineClient.kv_snapshot."""
         if self._kv is None:
-            if self._is_closed:
-                raise _shutting_down()
-            if self._writer is None or self._ready is None:
-                raise EngineDead("The engine is not serving; try again shortly.")
+            writer = self._serving_writer()
             self._kv = asyncio.get_running_loop().create_future()
-            self._writer.write(encode_frame(AskKv()))
+            writer.write(encode_frame(AskKv()))
         return await asyncio.shield(self._kv)
 
     async def aclose(self) -> None:
@@ -167,6 +162,14 @@ class SocketEngineClient:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         self._disconnected(_shutting_down)
+
+    def _serving_writer(self) -> asyncio.StreamWriter:
+        """Return the connection to an engine that serves. Raises ShuttingDown or EngineDead."""
+        if self._is_closed:
+            raise _shutting_down()
+        if self._writer is None or self._ready is None:
+            raise EngineDead("The engine is not serving; try again shortly.")
+        return self._writer
 
     async def _run(self) -> None:
         while True:
@@ -181,7 +184,7 @@ class SocketEngineClient:
             except (OSError, msgspec.MsgspecError) as error:
                 logger.warning("engine connection lost error=%r", str(error))
             except Exception:  # after a bug here this worker must still reconnect
-                logger.exception("engine connection dropped")
+                logger.exception("engine connection dropped after an internal error")
             self._disconnected(_engine_dead)
             await asyncio.sleep(_RECONNECT_S)
 
@@ -229,12 +232,7 @@ class SocketEngineClient:
                     output.prompt_logprobs = events.prompt_logprobs[row]
                 output.embedding = events.embeddings.get(row, b"")
                 if row in started:
-                    entry = started[row]
-                    output.num_cached_tokens, output.queue_s, output.prefill_s = (
-                        entry.num_cached_tokens,
-                        entry.queue_s,
-                        entry.prefill_s,
-                    )
+                    _copy_start(started[row], output)
                 if row in finished:
                     output.finish_reason, output.stop_token_id = finished[row].reason, finished[row].stop_token_id
                 mailbox.put(output)
@@ -285,14 +283,15 @@ class _Mailbox:
             self._waiter.set_result(None)
 
 
+def _copy_start(source: Started | RequestOutput, output: RequestOutput) -> None:
+    output.num_cached_tokens, output.queue_s = source.num_cached_tokens, source.queue_s
+    output.prefill_s = source.prefill_s
+
+
 def _merge(first: RequestOutput, second: RequestOutput) -> None:
     """Append `second` to `first` in place. Only the first output with a token has cached tokens and start times."""
     if not first.token_ids and second.queue_s is not None:  # `first` has only prompt log-probabilities
-        first.num_cached_tokens, first.queue_s, first.prefill_s = (
-            second.num_cached_tokens,
-            second.queue_s,
-            second.prefill_s,
-        )
+        _copy_start(second, first)
     first.token_ids += second.token_ids
     first.prompt_logprobs += second.prompt_logprobs
     first.embedding += second.embedding

@@ -32,9 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"  # auto | cuda | mps | cpu
     tensor_parallel_size: int = 1  # devices that share the model, with one process each
     dtype: str = "auto"  # auto | bfloat16 | float16 | float32
-    quantization: str = (
-        "auto"  # linear layers. auto: as in the checkpoint | none | a scheme of server/config/value_types.py
-    )
+    quantization: str = "auto"  # auto: as in the checkpoint | none | a scheme of server/config/value_types.py
     loras: list[LoraSource] = []  # LoRA adapters; the first has lora_index 1
     attention_backend: str = "auto"
     max_model_len: int | None = None  # tokens

@@ -86,7 +86,7 @@ class Connection:
         self._unsent += encode_frame(message)
         self.flush()
         if len(self._unsent) > MAX_UNSENT_BYTES:  # the peer stopped reading: the buffer would grow without limit
-            logger.error("connection dropped unsent_bytes=%d", len(self._unsent))
+            logger.error("connection dropped, since its peer does not read unsent_bytes=%d", len(self._unsent))
             self._unsent.clear()
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)

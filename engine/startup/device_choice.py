@@ -93,13 +93,17 @@ def _resolve_kind(name: str) -> torch.device:
     if name in ("cuda", "auto"):
         reason, is_fault = why_no_cuda()
         if reason is None:
-            _warn_without_triton()
+            if not HAS_TRITON:
+                logger.warning(
+                    "the package triton cannot be imported, so every kernel falls back to torch, which is several times"
+                    " slower: install it with `pip install triton`"
+                )
             return torch.device("cuda")
         if name == "cuda":
             raise StartupError(f"--device cuda: {reason}: use --device cpu")
         if torch.backends.mps.is_available():
             return torch.device("mps")
-        logger.log(logging.WARNING if is_fault else logging.INFO, "device=cpu no_cuda=%r", reason)
+        logger.log(logging.WARNING if is_fault else logging.INFO, "no CUDA device, the CPU is used reason=%r", reason)
         return torch.device("cpu")
     if name == "mps" and not torch.backends.mps.is_available():
         raise StartupError(f"--device mps: torch {torch.__version__} finds no Apple GPU here: use --device cpu")
@@ -109,11 +113,3 @@ def _resolve_kind(name: str) -> torch.device:
 def _first_sentence(text: str) -> str:
     text = text.strip().partition("\n")[0].partition(". ")[0].removesuffix(".")
     return text.removeprefix("CUDA initialization: ")
-
-
-def _warn_without_triton() -> None:
-    if not HAS_TRITON:
-        logger.warning(
-            "kernels=torch the package triton cannot be imported, so every kernel falls back to torch, which is several"
-            " times slower: install it with `pip install triton`"
-        )

@@ -1,4 +1,4 @@
-"""The engine's part of `quire doctor`: examines the machine, and computes if a model fits it. Imports torch.
+"""The engine's part of `quire doctor`: examines the machine, and computes whether a model fits. Imports torch.
 
     python -m engine.startup.fit < ask.json > diagnosis.json        (engine/interface/fit_report.py)
 It uses the engine's own arithmetic and loads no weights: it reads config.json and, if present, the weights' headers.
@@ -21,7 +21,7 @@ import torch
 from engine.device.memory import DeviceMemory, format_size, measure_memory
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig
-from engine.interface.errors import StartupError, sentence
+from engine.interface.errors import StartupError, phrase_as_sentence, sentence
 from engine.interface.fit_report import Ask, Diagnosis, Gpu, Machine, ModelReport, Room, Stored
 from engine.startup.device_choice import resolve_device, resolve_dtype, resolve_kv_dtype, why_no_cuda
 from engine.startup.load import BACKENDS
@@ -60,7 +60,7 @@ def _examine_model(ask: Ask, folder: Path) -> ModelReport:
         report.quantization = None if model.quantization is None else model.quantization.describe()
         _fill_in(report, ask, model, folder)
     except ModelError as error:
-        report.problem = _sentence(error)
+        report.problem = phrase_as_sentence(str(error))
         if report.stored is None:
             report.stored = _stored(folder, None)
     except StartupError as error:
@@ -108,7 +108,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
         total=memory.total,
         usable=memory.usable,
         step=setup.step_bytes,
-        kv_cache=plan.num_blocks * plan.bytes_per_block,
+        kv_cache=plan.num_bytes,
         kv_cache_tokens=plan.num_tokens,
         max_model_len=plan.max_model_len,
         max_num_seqs=limits.max_num_seqs,
@@ -206,11 +206,6 @@ def _raw_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return raw if isinstance(raw, dict) else {}
-
-
-def _sentence(error: ModelError) -> str:
-    text = str(error)
-    return sentence(text[:1].upper() + text[1:] if text.split(" ", 1)[0].isalpha() else text)
 
 
 def main() -> int:

@@ -139,9 +139,8 @@ def _describe_model(model: ModelConfig) -> str:
 
 
 def _describe_pool(plan: KVCachePlan, each: str) -> str:
-    size = format_size(plan.bytes_per_block * plan.num_blocks)
-    requests = plan.num_tokens // plan.max_model_len
-    return f"{plan.num_tokens:,} tokens = {requests} requests × {plan.max_model_len:,} ({size}{each})"
+    size, num_requests = format_size(plan.num_bytes), plan.num_tokens // plan.max_model_len
+    return f"{plan.num_tokens:,} tokens = {num_requests} requests × {plan.max_model_len:,} ({size}{each})"
 
 
 def _describe_fp8(model: Model) -> str:
@@ -150,8 +149,8 @@ def _describe_fp8(model: Model) -> str:
     largest = max((float(layer.key_bias.abs().max()) for layer in layers if layer.key_bias is not None), default=0.0)
     if largest > _MAX_KEY_BIAS:
         logger.warning(
-            "kv_cache_dtype=fp8: this model adds up to %.0f to its keys, which fp8 then rounds so coarsely that answers"
-            " may be wrong: use --kv-cache-dtype auto",
+            "answers may be wrong, since the fp8 KV cache rounds this model's large keys coarsely:"
+            " use --kv-cache-dtype auto largest_key_bias=%.0f",
             largest,
         )
     return "fp8 with the checkpoint's scales" if any(layer.kv_scales != UNSCALED for layer in layers) else "fp8"
@@ -224,8 +223,7 @@ def _load_beside(
         workloads = [lambda: _serve_small(setup, plan, None), lambda: _serve_small(eager, plan, serve)]
         compilation = precompile(workloads, key=key)
     setup.compiler_loader.start()  # concurrently with the weights, but after precompile(), which forks
-    dtype = str(setup.dtype).removeprefix("torch.")
-    detail = f"{whole.architecture}, {whole.num_layers} layers, {dtype} on {device.type}"
+    detail = f"{whole.architecture}, {whole.num_layers} layers, {_name(setup.dtype)} on {device.type}"
     if ranks is not None:
         on_stage(Stage("ranks", detail=f"{config.tensor_parallel_size} processes"))
         setup = setup.after_join(ranks.rendezvous, 0)
@@ -241,10 +239,10 @@ def _load_beside(
     plan = setup.plan_pool(has_weights=True)
     if config.max_model_len is None and plan.max_model_len < whole.max_context_len:
         logger.warning(
-            "max_model_len=%d reduced from %d: that is what %s of KV cache holds",
+            "context reduced to the size of the KV cache max_model_len=%d model_max_len=%d kv_cache=%r",
             plan.max_model_len,
             whole.max_context_len,
-            format_size(plan.bytes_per_block * plan.num_blocks),
+            format_size(plan.num_bytes),
         )
     facts = describe_setup(
         dataclasses.replace(setup, model_config=whole), plan, model, backends=BACKENDS, weights_s=weights_s

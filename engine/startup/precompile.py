@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from engine.interface.errors import first_line
+
 try:
     import triton
 
@@ -56,7 +58,8 @@ def precompile(workloads: Sequence[Callable[[], None]], *, key: str) -> Precompi
                 _free_memory()
         return Precompilation(Compilation(kernels), done)
     except Exception as error:  # an error that also affects serving occurs there again
-        logger.warning("kernels compile one by one, since their precompilation failed: %s", _first_line(error))
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        logger.warning("precompilation failed, so kernels compile at their first launch: %s", reason)
     _free_memory()
     return None
 
@@ -76,7 +79,3 @@ def _done_file(key: str) -> Path:
     cache = Path(triton.knobs.cache.dir)
     cache.mkdir(parents=True, exist_ok=True)
     return cache / f"quire-{digest.hexdigest()[:32]}"
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]

@@ -2,11 +2,7 @@
 
 Life of a Setup: engine/startup/load.py makes it → plan_pool() → with_max_model_len() → after_join(), with several ranks
 → assemble(), with the loaded model → LoadedEngine. choose_limits() sets the defaults of max_num_seqs and
-max_num_batched_tokens.
-
-Adapters: opens the LoRA adapters of --lora and checks them against the model. Imports torch.
-
-This happens before the model's weights are read.
+max_num_batched_tokens. open_adapters() opens the LoRA adapters of --lora and checks them against the model.
 """
 
 from __future__ import annotations
@@ -18,14 +14,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import torch
 
 from engine.core.engine import Engine, EngineParts
 from engine.core.grammars import Grammars
-from engine.core.outbox import Transport
+from engine.core.outputs import Transport
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import make_drafter
+from engine.device.cuda_graph import MixedGraphs
 from engine.device.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache, smallest_pool_bytes
 from engine.device.memory import GIB, DeviceMemory, check_memory, format_size, measure_memory
 from engine.device.model_runner import ModelRunner
@@ -43,6 +39,12 @@ from models.config.size import mlp_values_per_token
 from models.lora.adapter import Adapter
 from models.lora.linear import AdapterStack, check_adapters
 from models.parallel import ALONE, TensorParallel
+
+_MANY_SAMPLES = 256  # positions of a step
+# Target for the longest step with decode rows and prompt chunks: a pause that readers of a stream do not notice
+_LONG_STEP_S = 0.045
+# Memory of the captured graphs on a GPU, about 10 MiB each
+_GRAPHS_BYTES = GIB
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,6 @@ def open_adapters(
     num_bytes = check_adapters(opened, model, dtype=dtype, tp=tp)
     tokens = LoraTokens(num_adapters=len(opened), max_tokens=max_step_tokens, device=device)
     return Adapters(opened, num_bytes, tokens)
-
-
-_MANY_SAMPLES = 256  # positions of a step
-# Target for the longest step with decode rows and prompt chunks: a pause that readers of a stream do not notice
-_LONG_STEP_S = 0.045
-# Memory of the captured graphs on a GPU, about 10 MiB each
-_GRAPHS_BYTES = GIB
 
 
 @dataclass(frozen=True)
@@ -123,14 +118,11 @@ class LoadedEngine:
     runner: ModelRunner
     scheduler_config: SchedulerConfig
     overlap_depth: int
-    vocab_size: int
     facts: dict[str, str]
     compiler_loader: CompilerLoader
-    hidden_size: int
-    has_lm_head: bool
-    bytes_per_block: int
+    model_config: ModelConfig
+    plan: KVCachePlan
     dtype: torch.dtype
-    kv_cache_bytes: int
     num_loras: int = 0
     speculative: SpeculativeConfig | None = None
     ranks: Ranks | None = None  # the other ranks of a split model
@@ -151,18 +143,18 @@ class LoadedEngine:
             transport=transport,
             metrics=metrics,
             clock=time.monotonic,
-            vocab_size=self.vocab_size,
+            vocab_size=self.model_config.vocab_size,
             overlap_depth=overlap_depth or self.overlap_depth,
             max_queued_requests=max_queued_requests,
             max_queued_tokens=max_queued_tokens,
             # several ranks cannot drop a step that one of them has begun
             memory_error=torch.OutOfMemoryError if self.ranks is None else NeverRaised,
             release_memory=self._release_memory,
-            grammars=Grammars(self.compiler_loader.get, vocab_size=self.vocab_size),
-            can_generate=self.has_lm_head,
+            grammars=Grammars(self.compiler_loader.get, vocab_size=self.model_config.vocab_size),
+            can_generate=self.model_config.has_lm_head,
             num_loras=self.num_loras,
             make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
-            bytes_per_block=self.bytes_per_block,
+            bytes_per_block=self.plan.bytes_per_block,
         )
         return Engine(parts)
 
@@ -308,51 +300,50 @@ class Setup:
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager
         if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
             runner.capture_graphs(on_graph)
-        longest = _longest_step(runner, limits, config)
-        least = longest if config.is_offline else min(runner.efficient_tokens or longest, longest)
-        scheduler_config = SchedulerConfig(
-            num_blocks=plan.num_blocks,
-            block_size=plan.block_size,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            min_decode_step_tokens=least,
-            max_decode_step_tokens=longest,
-            step_sizes=runner.padded_tokens,
-            max_mixed_cost=config.max_decode_step_tokens or runner.tokens_at_best_rate(_LONG_STEP_S),
-            costly_context=_costly_context(self.model_config),
-            max_model_len=plan.max_model_len,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
-        if limits.max_num_samples is not None:
-            # above the size with nearly the best rate, a draft costs as much as a token
-            most = min(limits.max_num_samples, runner.efficient_tokens or longest, longest)
-            scheduler_config = msgspec.structs.replace(scheduler_config, max_num_samples=most)
-        overlap_depth = config.overlap_depth or (2 if device.type == "cuda" else 1)
         return LoadedEngine(
             runner=runner,
-            scheduler_config=scheduler_config,
-            overlap_depth=overlap_depth,
-            vocab_size=self.model_config.vocab_size,
+            scheduler_config=self._scheduler_config(plan, runner.mixed_graphs),
+            overlap_depth=config.overlap_depth or (2 if device.type == "cuda" else 1),
             facts=facts,
             compiler_loader=self.compiler_loader,
-            hidden_size=self.model_config.hidden_size,
-            has_lm_head=self.model_config.has_lm_head,
-            bytes_per_block=plan.bytes_per_block,
+            model_config=self.model_config,
+            plan=plan,
             dtype=self.dtype,
-            kv_cache_bytes=plan.num_blocks * plan.bytes_per_block,
             num_loras=self.num_loras,
             speculative=config.speculative,
             ranks=ranks,
         )
 
+    def _scheduler_config(self, plan: KVCachePlan, graphs: MixedGraphs | None) -> SchedulerConfig:
+        """Return the scheduler's limits, from the timings of the captured graphs, if any."""
+        config, limits = self.config, self.limits
+        longest = _longest_step(config, limits, graphs)
+        efficient = longest if graphs is None else min(graphs.efficient_tokens, longest)
+        max_cost = None if graphs is None else graphs.tokens_at_best_rate(_LONG_STEP_S)
+        return SchedulerConfig(
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            min_decode_step_tokens=longest if config.is_offline else efficient,
+            max_decode_step_tokens=longest,
+            step_sizes=[] if graphs is None else graphs.num_tokens,
+            max_mixed_cost=config.max_decode_step_tokens or max_cost,
+            costly_context=_costly_context(self.model_config),
+            max_model_len=plan.max_model_len,
+            enable_prefix_caching=config.enable_prefix_caching,
+            # above the size with nearly the best rate, a draft costs as much as a token
+            max_num_samples=None if limits.max_num_samples is None else min(limits.max_num_samples, efficient),
+        )
 
-def _longest_step(runner: ModelRunner, limits: Limits, config: EngineConfig) -> int:
+
+def _longest_step(config: EngineConfig, limits: Limits, graphs: MixedGraphs | None) -> int:
     """Return the maximum tokens of a step with decode rows: the user's setting, else as measured here."""
     if config.max_decode_step_tokens:
         return config.max_decode_step_tokens
-    fitting = None if config.is_offline else runner.fitting_tokens(_LONG_STEP_S)
-    fitting = fitting or limits.max_num_batched_tokens
-    return min(max(fitting, 2 * limits.max_num_seqs), limits.max_num_batched_tokens)
+    if graphs is None or config.is_offline:
+        return limits.max_num_batched_tokens
+    return min(max(graphs.fitting_tokens(_LONG_STEP_S), 2 * limits.max_num_seqs), limits.max_num_batched_tokens)
 
 
 def _costly_context(model: ModelConfig) -> int:
@@ -362,12 +353,11 @@ def _costly_context(model: ModelConfig) -> int:
     return max(linear, 1) // max(4 * model.num_heads * model.head_dim * num_whole, 1)
 
 
-def _step_bytes(share: ModelConfig, limits: Limits, dtype: torch.dtype, *, vocab_size: int) -> int:
+def _step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype, *, vocab_size: int) -> int:
     """Return an upper estimate of a step's memory: widest layer, logits, penalty counts, graphs.
 
-    share: the model's dimensions on one rank; vocab_size: of the whole model.
+    model: its dimensions on one rank; vocab_size: of the whole model.
     """
-    model = share
     widest = 4 * model.hidden_size + mlp_values_per_token(model) + 3 * model.num_heads * model.head_dim
     num_samples = max(limits.max_num_seqs, limits.max_num_samples or 0)
     logits = num_samples * vocab_size * (4 * 4 + 5) * model.has_lm_head

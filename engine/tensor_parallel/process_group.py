@@ -18,6 +18,7 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
+from engine.interface.errors import first_line
 from kernels.dispatch import HAS_TRITON, has_pdl
 from models.parallel import OneShotAllReduce, TensorParallel
 
@@ -53,20 +54,20 @@ def share_one_shot_all_reduce(
     num_programs = torch.cuda.get_device_properties(device).multi_processor_count if can_share else 0
     num_programs = least_of(group, num_programs, device)
     if num_programs == 0:
-        logger.info("one_shot_all_reduce=nccl")
+        logger.info("NCCL computes all sums over ranks")
         return None
     shape = inbox_shape(num_ranks=size, width=width)
     own = _allocate(math.prod(shape), device)
     if least_of(group, int(own is not None), device) == 0 or own is None:  # before any rank waits in rendezvous()
-        logger.info("one_shot_all_reduce=nccl")
+        logger.info("NCCL computes all sums over ranks")
         return None
     shared = _share_inboxes(group, own, shape)
     is_shared = least_of(group, int(shared is not None), device) == 1  # from here on all inboxes are cleared
     if shared is None or not is_shared:
-        logger.info("one_shot_all_reduce=nccl")
+        logger.info("NCCL computes all sums over ranks")
         return None
     memory, inboxes = shared
-    logger.info("one_shot_all_reduce=triton ranks=%d width=%d programs=%d", size, width, num_programs)
+    logger.info("one-shot all-reduce sums small tensors ranks=%d width=%d programs=%d", size, width, num_programs)
     return TritonOneShotAllReduce(
         inboxes,
         memory=memory,
@@ -184,4 +185,4 @@ def _share_inboxes(
 
 
 def _log_refusal(error: Exception) -> None:
-    logger.info("one_shot_all_reduce=nccl reason=%r", str(error).strip().partition("\n")[0])
+    logger.info("one-shot all-reduce is not available reason=%r", first_line(error))

@@ -20,8 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.core.executor import Executor, StepHandle
-from engine.core.step import StepPlan
+from engine.core.step import Executor, StepHandle, StepPlan
 from engine.interface.child_process import describe_exit
 from engine.interface.config import EngineConfig, LoraSource
 from engine.interface.transport import encode_frame

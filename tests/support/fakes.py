@@ -2,7 +2,7 @@
 
 FakeEngineClient   engine.interface.client.EngineClient without processes: answers with scripted token ids
 FakeLauncherChannel     engine.interface.control.LauncherChannel without a launcher
-FakeExecutor       engine.core.executor.Executor by arithmetic; expected_tokens() says what it must lead to
+FakeExecutor       engine.core.step.Executor by arithmetic; expected_tokens() says what it must lead to
 FakeProposer       engine.core.speculative.Proposer that knows that arithmetic, and errs now and then
 """
 

@@ -24,7 +24,7 @@ from models.errors import ModelError
 from server.config.model_source import DEMO_FOLDER
 
 PROMPTS = ([5, 9, 300, 41, 7], [8, 1000, 12, 77, 500, 6, 3])
-GATE_UP = "decoder.layers.1.mlp.gate_up_proj"
+GATE_UP = "layers.1.mlp.gate_up_proj"
 
 
 @pytest.fixture(scope="module")

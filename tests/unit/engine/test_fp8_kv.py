@@ -190,4 +190,4 @@ def test_a_model_whose_keys_are_too_large_for_fp8_is_warned_of(
         caplog.clear()
         folder = make_biased(bias)
         load_engine(EngineConfig(model=str(folder), device="cpu", kv_cache_dtype=kv_cache_dtype), lambda stage: None)
-        assert ("adds up to 200 to its keys" in caplog.text) == is_warned
+        assert ("largest_key_bias=200" in caplog.text) == is_warned

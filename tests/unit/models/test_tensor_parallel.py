@@ -7,7 +7,7 @@ from transformers import LlamaConfig, Olmo2Config, Qwen3Config
 
 from kernels.elementwise.reference import add_rms_norm
 from models.config.model_config import ModelConfig
-from models.layers.decoder import load_vocab_rows
+from models.layers.causal_lm import load_vocab_rows
 from models.parallel import PartialSum, TensorParallel, whole
 from models.weights.weights import Weights
 from tests.support.checkpoints import TINY, make_configs

@@ -294,7 +294,7 @@ def test_an_abort_in_mid_answer_frees_it():
     assert answer(harness, "b") == "ab"
     harness.add("free", [1, 2], 5)
     harness.drain()
-    assert not harness.engine._grammars._live
+    assert not harness.engine._grammars.live
 
 
 def test_the_id_of_a_pending_request_is_refused_a_second_time():
@@ -320,7 +320,7 @@ def test_a_prompt_that_could_never_be_served_fails_and_leaves_nothing():
     harness.drain()
     assert harness.seen["long"].ends == ["context_length_exceeded"]
     assert answer(harness, "fine") == "ab"
-    assert not harness.engine._grammars._live
+    assert not harness.engine._grammars.live
 
 
 def test_without_llguidance_it_is_an_unsupported_feature(monkeypatch):

@@ -181,4 +181,4 @@ def test_nothing_is_kept_of_requests_that_ended(depth):
     harness.drain()
     harness.add("free", [1, 2], 4)
     harness.drain()
-    assert not harness.engine._grammars._live
+    assert not harness.engine._grammars.live

@@ -20,7 +20,7 @@ def make_builder() -> tuple[InputBatchBuilder, DeviceState]:
     state.last_token[:NUM_REQUESTS] = torch.arange(1000, 1000 + NUM_REQUESTS)
     state.block_table[:NUM_REQUESTS] = torch.arange(1, 1 + NUM_REQUESTS * MAX_BLOCKS).view(NUM_REQUESTS, MAX_BLOCKS)
     max_mixed = MixedShape(128, 128, 128)
-    return InputBatchBuilder(state, staging, block_size=BLOCK_SIZE, max_mixed=max_mixed), state
+    return InputBatchBuilder(state, block_size=BLOCK_SIZE, max_mixed=max_mixed), state
 
 
 @st.composite

@@ -153,7 +153,7 @@ def test_the_context_that_fits_by_itself_is_said_aloud(caplog: pytest.LogCapture
     config = EngineConfig(model=str(DEMO), device="cpu", kv_cache_memory_bytes=2**20)
     loaded = load_engine(config, lambda stage: None)
     assert loaded.scheduler_config.max_model_len < 4096
-    assert f"max_model_len={loaded.scheduler_config.max_model_len} reduced from 4096" in caplog.text
+    assert f"max_model_len={loaded.scheduler_config.max_model_len} model_max_len=4096" in caplog.text
 
 
 @pytest.mark.parametrize(("count", "text"), [(8_030_000_000, "8.0 B"), (596_000_000, "596 M"), (10, "1 M")])

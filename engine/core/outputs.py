@@ -1,18 +1,42 @@
-"""EngineStats: records the metrics of the engine's loop, and logs a line every 10 s while busy. Never torch or a clock.
+"""Outbox and EngineStats: the loop's outputs, events to clients and counts to the metrics. Never torch or a clock.
 
-It imports the scheduler and the metrics recorder; the caller passes the time.
+Outbox collects one StepEvents message per client in each loop iteration. A message has at most one row per request, and
+no row follows a request's end. EngineStats records the metrics of the loop, and logs a line every 10 s while busy; the
+caller passes the time.
 """
 
 import logging
+from collections.abc import Iterable
+from typing import Protocol
 
-from engine.core.request import Request
+from engine.core.request import Request, RowOutput
 from engine.core.scheduler import Scheduler
 from engine.core.step import StepPlan
 from engine.interface.metrics import Metrics
+from engine.interface.protocol import ClientGone, Finished, FromEngine, Started, StepEvents, ToEngine
 
 logger = logging.getLogger(__name__)
 
 _LOG_INTERVAL_S = 10.0
+
+
+class Transport(Protocol):
+    """Exchanges messages with the engine's clients.
+
+    Implemented by SocketTransport (engine/interface/transport.py) and LocalTransport (engine/core/local_client.py).
+    """
+
+    def receive(self, timeout_s: float | None) -> Iterable[tuple[int, ToEngine | ClientGone]]:
+        """Return arrived messages with their client ids. timeout_s: None may block until one arrives; 0 polls."""
+        ...
+
+    def send(self, client_id: int, message: FromEngine) -> None:
+        """Send without blocking; a disconnected client is ignored."""
+        ...
+
+    def broadcast(self, message: FromEngine) -> None:
+        """Send to every client."""
+        ...
 
 
 class EngineStats:
@@ -133,3 +157,76 @@ class EngineStats:
                 1 + scheduler.drafts.num_accepted / scheduler.drafts.num_rows,
             )
         self._num_prompt_tokens = self._num_output_tokens = 0
+
+
+class Outbox:
+    """Owns the messages being filled."""
+
+    def __init__(self, transport: Transport, stats: EngineStats) -> None:
+        self._transport = transport
+        self._stats = stats
+        self._events: dict[int, StepEvents] = {}  # by client_id
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to send."""
+        return not self._events
+
+    def add_tokens(self, output: RowOutput) -> None:
+        """Add a request's committed tokens, with Started at the first and Finished at the last."""
+        request = output.request
+        events, row = self._add_row(request, len(output.token_ids))
+        events.token_ids += output.token_ids
+        if request.unsent_prompt_logprobs:
+            events.prompt_logprobs[row], request.unsent_prompt_logprobs = request.unsent_prompt_logprobs, []
+        if output.logprobs is not None:
+            events.logprobs[row] = output.logprobs
+        if len(request.output_token_ids) == len(output.token_ids):
+            self._add_start(events, row, request)
+        if request.finish_reason is not None:
+            events.finished.append(Finished(row, request.finish_reason, request.stop_token_id))
+            self._stats.record_finished(request)
+
+    def add_prompt_logprobs(self, request: Request) -> None:
+        """Add log-probabilities of a prompt that is only partly computed."""
+        events, row = self._add_row(request)
+        events.prompt_logprobs[row], request.unsent_prompt_logprobs = request.unsent_prompt_logprobs, []
+
+    def add_embedding(self, request: Request) -> None:
+        """Add a prompt's embedding, with both Started and Finished of its request."""
+        assert request.embedding is not None
+        events, row = self._add_row(request)
+        events.embeddings[row] = request.embedding.vector()
+        self._add_start(events, row, request)
+        events.finished.append(Finished(row, "stop", None))
+        self._stats.record_finished(request)
+
+    def add_end(self, request: Request, reason: str) -> None:
+        """Add a request's end without a token."""
+        events, row = self._add_row(request)
+        events.finished.append(Finished(row, reason, None))
+        self._stats.record_finished(request)
+
+    def drop(self, client_id: int) -> None:
+        """Discard the message for a disconnected client."""
+        self._events.pop(client_id, None)
+
+    def send(self, step_id: int) -> None:
+        """Send all messages; step_id: the last committed step."""
+        filled, self._events = self._events, {}
+        for client_id, events in filled.items():
+            events.step_id = step_id
+            self._transport.send(client_id, events)
+
+    def _add_row(self, request: Request, num_tokens: int = 0) -> tuple[StepEvents, int]:
+        """Begin a request's row; return the message being filled for its client, and the row's index."""
+        events = self._events.get(request.client_id)
+        if events is None:
+            events = self._events[request.client_id] = StepEvents(0, [], [], [])
+        events.request_ids.append(request.request_id)
+        events.num_tokens.append(num_tokens)
+        return events, len(events.request_ids) - 1
+
+    def _add_start(self, events: StepEvents, row: int, request: Request) -> None:
+        queue_s, prefill_s = self._stats.record_started(request)
+        events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s))
