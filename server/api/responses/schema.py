@@ -6,17 +6,17 @@ function_tool() check the served ones. The caller refuses or skips the other typ
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
 from server.api.sampling_fields import MAX_TOKENS, SharedSampling
-from server.api.schemas import MAX_LOGPROBS, MAX_TOOLS, Json, Label, StreamOptions, TextOrParts, parse_body
+from server.api.schemas import MAX_LOGPROBS, MAX_TOOLS, Json, Label, StreamOptions, TextOrParts
+from server.api.strict_json import StrictModel, parse_body
 
 MAX_ITEMS = 8192
 MAX_METADATA = 16
 MAX_NAME_CHARS = 256
 
-_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 _ITEMS_SCHEMA = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": MAX_ITEMS}]
 }
@@ -27,10 +27,8 @@ MetadataValue = Annotated[str, Field(max_length=512)]
 MetadataKey = Annotated[str, Field(max_length=64)]
 
 
-class MessageItem(BaseModel):
+class MessageItem(StrictModel):
     """A message of the input. An answer's own message, sent back, has an id and a status."""
-
-    model_config = _STRICT
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
@@ -40,10 +38,8 @@ class MessageItem(BaseModel):
     phase: Label | None = None
 
 
-class FunctionCallItem(BaseModel):
+class FunctionCallItem(StrictModel):
     """A function call of the model."""
-
-    model_config = _STRICT
 
     type: Literal["function_call"]
     call_id: Label
@@ -53,10 +49,8 @@ class FunctionCallItem(BaseModel):
     status: ItemStatus | None = None
 
 
-class FunctionOutputItem(BaseModel):
+class FunctionOutputItem(StrictModel):
     """The result of a function call."""
-
-    model_config = _STRICT
 
     type: Literal["function_call_output"]
     call_id: Label
@@ -65,19 +59,15 @@ class FunctionOutputItem(BaseModel):
     status: ItemStatus | None = None
 
 
-class ReasoningPart(BaseModel):
+class ReasoningPart(StrictModel):
     """A piece of reasoning, or of its summary."""
-
-    model_config = _STRICT
 
     type: Literal["reasoning_text", "summary_text", "text"]
     text: str
 
 
-class ReasoningItem(BaseModel):
+class ReasoningItem(StrictModel):
     """Reasoning of the model before its answer."""
-
-    model_config = _STRICT
 
     type: Literal["reasoning"]
     id: Label | None = None
@@ -87,10 +77,8 @@ class ReasoningItem(BaseModel):
     status: ItemStatus | None = None
 
 
-class OtherItem(BaseModel):
+class OtherItem(StrictModel):
     """An item of a type that is not served."""
-
-    model_config = _STRICT
 
     type: Label
 
@@ -105,10 +93,8 @@ _ITEM_MODELS: dict[str, type[InputItem]] = {
 }
 
 
-class FunctionToolBody(BaseModel):
+class FunctionToolBody(StrictModel):
     """A function the model may call, in the flat form of this endpoint."""
-
-    model_config = _STRICT
 
     type: Literal["function"]
     name: Name
@@ -117,10 +103,8 @@ class FunctionToolBody(BaseModel):
     strict: bool | None = None
 
 
-class TextFormat(BaseModel):
+class TextFormat(StrictModel):
     """text.format"""
-
-    model_config = _STRICT
 
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
@@ -129,19 +113,15 @@ class TextFormat(BaseModel):
     strict: bool | None = None
 
 
-class TextOptions(BaseModel):
+class TextOptions(StrictModel):
     """text"""
-
-    model_config = _STRICT
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ReasoningOptions(BaseModel):
+class ReasoningOptions(StrictModel):
     """reasoning"""
-
-    model_config = _STRICT
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -150,8 +130,6 @@ class ReasoningOptions(BaseModel):
 
 class ResponsesBody(SharedSampling):
     """POST /v1/responses."""
-
-    model_config = _STRICT
 
     model: Label | None = None
     input: Annotated[Any, WithJsonSchema(_ITEMS_SCHEMA)]

@@ -9,8 +9,8 @@ from server.api.embeddings.request import prepare_embeddings
 from server.api.embeddings.run import EmbeddingList, encode_answer
 from server.api.embeddings.schema import EmbeddingBody
 from server.api.request_record import record_of
-from server.api.schemas import parse_body
 from server.api.sse import run_while_connected
+from server.api.strict_json import parse_body
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.request_body import read_json
 

@@ -8,7 +8,8 @@ from server.api.chat.writer import ChatWriter
 from server.api.completions.request import prepare_completion
 from server.api.completions.writer import TextWriter
 from server.api.objects import ChatChunk, ChatCompletion, TextCompletion
-from server.api.schemas import ChatBody, CompletionBody, parse_body
+from server.api.schemas import ChatBody, CompletionBody
+from server.api.strict_json import parse_body
 from server.generation.generation import GenerationSpec
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer

@@ -11,7 +11,7 @@ from server.api.messages.request import translate_count, translate_messages
 from server.api.messages.schema import CountTokensBody, MessagesBody
 from server.api.messages.writer import MessagesWriter
 from server.api.request_record import record_of
-from server.api.schemas import parse_body
+from server.api.strict_json import parse_body
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer
 from server.http.routes.request_body import read_json

@@ -11,7 +11,7 @@ from server.api.responses import objects
 from server.api.responses.request import SEALED_REASONING, asks_for_summary, echo_of, translate_responses
 from server.api.responses.schema import ResponsesBody
 from server.api.responses.writer import Logprobs, ResponsesWriter
-from server.api.schemas import parse_body
+from server.api.strict_json import parse_body
 from server.errors import NotFound
 from server.generation.events import TextDelta
 from server.http.routes.api_route import ApiRoute

@@ -12,7 +12,8 @@ from server.api.chat.request import encode_chat, prepare_chat
 from server.api.completions.request import prepare_completion
 from server.api.objects import Detokenized, Rendered, Tokenized, TokenPiece
 from server.api.sampling_fields import check_ids
-from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
+from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from server.api.strict_json import parse_body
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.request_body import read_json
 from server.text.tokenizer import Tokenizer

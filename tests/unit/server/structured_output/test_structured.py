@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from engine.grammar.compiler import GrammarCompiler
 from engine.interface.errors import GrammarError, InvalidParameter
 from engine.interface.protocol import GrammarSpec
-from server.api.schemas import ChatBody, CompletionBody, parse_body
+from server.api.schemas import ChatBody, CompletionBody
+from server.api.strict_json import parse_body
 from server.config.model_source import DEMO_FOLDER
 from server.structured_output.grammar_spec import (
     MAX_CHOICE_STRINGS,
