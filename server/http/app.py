@@ -81,7 +81,7 @@ def create_app(
             expose_headers=["x-request-id", "x-quire-ignored", "retry-after", "traceresponse"],
         )
     app.add_middleware(
-        AccessLog, tracker=open_requests, on_end=http_metrics.end, tracer=tracer, root_path=config.root_path
+        AccessLog, open_requests=open_requests, on_end=http_metrics.end, tracer=tracer, root_path=config.root_path
     )
     app.openapi = lambda: _openapi(app, routes, needs_key=bool(config.api_key_hashes))  # type: ignore[method-assign]
     return app

@@ -6,9 +6,9 @@ server.text.parsers.
 """
 
 from enum import Enum, auto
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
-from server.text.parsers.base import Part, Reasoning, Text
+from server.text.parsers.base import AnswerParser, Part, Reasoning, Text
 from server.text.parsers.tool_calls import held_length
 
 ReasoningPlace = Literal["none", "possible", "open"]  # the answer has none, may begin with it, is in it already
@@ -19,18 +19,6 @@ class ReasoningTags(NamedTuple):
 
     opening: str
     closing: str
-
-
-class AnswerParser(Protocol):
-    """Splits the text after the reasoning into parts."""
-
-    def push(self, text: str) -> list[Part]:
-        """Return what is certain after this text."""
-        ...
-
-    def finish(self) -> list[Part]:
-        """Return what was held back: nothing follows."""
-        ...
 
 
 class PlainText:
