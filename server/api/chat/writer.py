@@ -30,10 +30,9 @@ from server.api.objects import (
     timings_of,
     usage_of,
 )
-from server.api.reply_options import ReplyOptions
-from server.api.sse import PING, SSE_DONE, ReplyHead, data_events, data_failure
+from server.api.reply_options import PreparedReply
+from server.api.sse import PING, SSE_DONE, data_events, data_failure
 from server.generation.events import ChoiceFinished, Event, TextDelta, ToolArguments, ToolCallStart
-from server.generation.generation import CompletionStream
 from server.text.tokenizer import Tokenizer
 
 
@@ -42,12 +41,8 @@ class ChatWriter:
 
     ping = PING
 
-    def __init__(
-        self, head: ReplyHead, options: ReplyOptions, *, generation: CompletionStream, tokenizer: Tokenizer
-    ) -> None:
-        self._head = head
-        self._options = options
-        self._generation = generation
+    def __init__(self, chat: PreparedReply, *, tokenizer: Tokenizer) -> None:
+        self._head, self._options, self._generation = chat.head, chat.options, chat.generation
         self._tokenizer = tokenizer
 
     def opening(self) -> bytes:

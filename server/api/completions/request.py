@@ -12,7 +12,7 @@ from server.api.app_state import AppState
 from server.api.generation_spec import check_completion, completion_spec
 from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
-from server.api.reply_options import ReplyOptions, reply_options
+from server.api.reply_options import PreparedReply, reply_options
 from server.api.request_record import record_of
 from server.api.sampling_fields import ModelFacts
 from server.api.schemas import CompletionBody
@@ -22,21 +22,13 @@ from server.structured_output.grammar_spec import constraint_of
 from server.text.tokenizer import Tokenizer
 
 
-class PreparedCompletion(msgspec.Struct, frozen=True):
-    """A checked completion request that has not started."""
-
-    head: ReplyHead
-    generation: CompletionStream
-    options: ReplyOptions
-    headers: dict[str, str]  # of the answer: names what was ignored
-
-
-async def prepare_completion(app_state: AppState, body: CompletionBody, request: Request) -> PreparedCompletion:
+async def prepare_completion(app_state: AppState, body: CompletionBody, request: Request) -> PreparedReply:
     """Check and encode a completion. Raises ServiceErrors. `request`: as in prepare_chat."""
     limits = app_state.limits()
     model = app_state.model_name(body.model)
     check_completion(body)
-    headers = app_state.ignored_header(ignored_fields(body))
+    ignored = ignored_fields(body)
+    headers = app_state.ignored_header(ignored)
     record = record_of(request.scope)
     record.model = model
     context = app_state.request_context(record)
@@ -53,7 +45,7 @@ async def prepare_completion(app_state: AppState, body: CompletionBody, request:
     generation = CompletionStream(
         spec, request_id=head.id, client=app_state.client, tokenizer=app_state.tokenizer, metrics=app_state.metrics
     )
-    return PreparedCompletion(head, generation, reply_options(body, spec.params), headers)
+    return PreparedReply(head, generation, reply_options(body, spec.params), headers, ignored)
 
 
 def _encode(tokenizer: Tokenizer, prompts: list[str], limits: EngineReady) -> list[list[int]]:

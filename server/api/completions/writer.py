@@ -13,10 +13,9 @@ from engine.interface.protocol import TokenLogprobs
 from server.api.collected import CollectedChoice, collect_choices
 from server.api.logprobs import LegacyLogprobs, prompt_logprobs_of
 from server.api.objects import TextChoice, TextCompletion, TextLogprobs, timings_of, usage_of
-from server.api.reply_options import ReplyOptions
-from server.api.sse import PING, SSE_DONE, ReplyHead, data_events, data_failure
+from server.api.reply_options import PreparedReply
+from server.api.sse import PING, SSE_DONE, data_events, data_failure
 from server.generation.events import ChoiceFinished, Event, TextDelta
-from server.generation.generation import CompletionStream
 from server.text.tokenizer import Tokenizer
 
 
@@ -25,18 +24,8 @@ class TextWriter:
 
     ping = PING
 
-    def __init__(
-        self,
-        head: ReplyHead,
-        options: ReplyOptions,
-        *,
-        generation: CompletionStream,
-        tokenizer: Tokenizer,
-        echo: list[str] | None,
-    ) -> None:
-        self._head = head
-        self._options = options
-        self._generation = generation
+    def __init__(self, completion: PreparedReply, *, tokenizer: Tokenizer, echo: list[str] | None) -> None:
+        self._head, self._options, self._generation = completion.head, completion.options, completion.generation
         self._tokenizer = tokenizer
         self._echo = echo
         self._legacy: dict[int, LegacyLogprobs] = {}  # of the choices that have begun

@@ -24,15 +24,7 @@ def chat_routes(app_state: AppState) -> list[ApiRoute]:
         app_state.check_room()  # before the body is read
         body = parse_body(ChatBody, await read_json(request))
         chat = await prepare_chat(app_state, body, request)
-        writer = ChatWriter(chat.head, chat.options, generation=chat.generation, tokenizer=app_state.tokenizer)
-        return await answer(
-            app_state,
-            request,
-            generation=chat.generation,
-            writer=writer,
-            is_stream=chat.options.is_stream,
-            headers=chat.headers,
-        )
+        return await answer(app_state, request, chat, ChatWriter(chat, tokenizer=app_state.tokenizer))
 
     return [
         ApiRoute(
@@ -54,17 +46,9 @@ def completions_routes(app_state: AppState) -> list[ApiRoute]:
         app_state.check_room()  # before the body is read
         body = parse_body(CompletionBody, await read_json(request))
         completion = await prepare_completion(app_state, body, request)
-        generation, options = completion.generation, completion.options
-        echo = _echo_texts(body, generation.spec, app_state.tokenizer) if body.echo else None
-        writer = TextWriter(completion.head, options, generation=generation, tokenizer=app_state.tokenizer, echo=echo)
-        return await answer(
-            app_state,
-            request,
-            generation=generation,
-            writer=writer,
-            is_stream=options.is_stream,
-            headers=completion.headers,
-        )
+        echo = _echo_texts(body, completion.generation.spec, app_state.tokenizer) if body.echo else None
+        writer = TextWriter(completion, tokenizer=app_state.tokenizer, echo=echo)
+        return await answer(app_state, request, completion, writer)
 
     return [
         ApiRoute(

@@ -4,8 +4,8 @@ import msgspec
 from fastapi import Request, Response
 
 from server.api.app_state import AppState
-from server.api.as_chat import errors_in_client_fields, rename_fields
-from server.api.chat.request import encode_chat, prepare_chat
+from server.api.as_chat import errors_in_client_fields
+from server.api.chat.request import encode_chat, prepare_equivalent
 from server.api.messages.objects import Message, TokenCount
 from server.api.messages.request import translate_count, translate_messages
 from server.api.messages.schema import CountTokensBody, MessagesBody
@@ -22,33 +22,18 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def create_message(request: Request) -> Response:
         app_state.check_room()  # before the body is read
-        record = record_of(request.scope)
         body = parse_body(MessagesBody, await read_json(request))
-        equivalent = translate_messages(body)
-        with errors_in_client_fields(equivalent.field_names):
-            chat = await prepare_chat(
-                app_state,
-                equivalent.body,
-                request,
-                id_prefix="msg_",
-                shrinks_max_tokens=True,
-                field_names=equivalent.field_names,
-            )
-        ignored = [*equivalent.ignored, *(rename_fields(name, equivalent.field_names) for name in chat.ignored)]
+        chat = await prepare_equivalent(
+            app_state, translate_messages(body), request, id_prefix="msg_", shrinks_max_tokens=True
+        )
         writer = MessagesWriter(
             chat.head,
             generation=chat.generation,
             max_tokens=body.max_tokens,
             omits_thinking=body.thinking is not None and body.thinking.display == "omitted",
         )
-        return await answer(
-            app_state,
-            request,
-            generation=chat.generation,
-            writer=writer,
-            is_stream=chat.options.is_stream,
-            headers={**app_state.ignored_header(ignored), "request-id": record.request_id},
-        )
+        chat.headers["request-id"] = record_of(request.scope).request_id
+        return await answer(app_state, request, chat, writer)
 
     async def count_tokens(request: Request) -> Response:
         app_state.limits()
