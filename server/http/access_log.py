@@ -8,31 +8,19 @@ Imports server only.
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.interface.errors import ServiceError
 from server.api.error_replies import error_reply
-from server.api.request_record import RECORD_SCOPE_KEY, OpenRequests, RequestRecord, TraceContext, make_request_id
+from server.api.request_record import RECORD_SCOPE_KEY, OpenRequests, RequestRecord, make_request_id
+from server.http.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("quire.access")
 
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
-
-
-class RequestTracer(Protocol):
-    """Makes traces of POST requests; the real class is in server/http/tracing.py."""
-
-    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
-        """Return the place of a request in its trace."""
-        ...
-
-    def end(self, scope: Scope, record: RequestRecord) -> None:
-        """Its answer is over."""
-        ...
 
 
 class AccessLog:
@@ -44,7 +32,7 @@ class AccessLog:
         *,
         open_requests: OpenRequests,
         on_end: Callable[[Scope, RequestRecord], None],
-        tracer: RequestTracer | None = None,
+        tracer: Tracer | None = None,
         root_path: str = "",
     ) -> None:
         self._app = app

@@ -23,7 +23,7 @@ from server.api.request_record import OpenRequests, record_of
 from server.config.api_keys import KeyRing
 from server.config.version import package_version
 from server.errors import ClientGone
-from server.http.access_log import AccessLog, RequestTracer
+from server.http.access_log import AccessLog
 from server.http.auth import KeyGuard
 from server.http.metrics import HttpMetrics
 from server.http.openapi import openapi_document
@@ -38,6 +38,7 @@ from server.http.routes.pages import chat_page_routes, docs_routes, kv_page_rout
 from server.http.routes.request_body import BodyLimit
 from server.http.routes.responses import responses_routes
 from server.http.routes.tokenize import tokens_routes
+from server.http.tracing import Tracer
 
 
 def create_app(
@@ -48,7 +49,7 @@ def create_app(
     metrics: Metrics,
     open_requests: OpenRequests,
     http_metrics: HttpMetrics,
-    tracer: RequestTracer | None = None,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
     """Load the model's text side and return the app. Raises StartupError."""
     app_state = make_app_state(config, client=client, launcher=launcher, metrics=metrics, created=int(time.time()))
