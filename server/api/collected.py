@@ -1,19 +1,12 @@
-"""CollectedChoice: all events of one choice, joined for a whole answer. Imports server.generation.events only."""
+"""CollectedChoice: all events of one choice, joined for a whole answer. Imports server only."""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from engine.interface.protocol import TokenLogprobs
+from server.api.objects import CalledFunction, ToolCall
 from server.generation.events import ChoiceFinished, Event, TextDelta, ToolArguments, ToolCallStart
-
-
-class CollectedCall(msgspec.Struct):
-    """One whole tool call."""
-
-    id: str
-    name: str
-    arguments: str = ""
 
 
 class CollectedChoice(msgspec.Struct):
@@ -22,7 +15,7 @@ class CollectedChoice(msgspec.Struct):
     index: int
     text: str = ""
     reasoning: str = ""
-    calls: list[CollectedCall] = []
+    calls: list[ToolCall] = []
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str = ""
@@ -47,7 +40,7 @@ def collect_choices(events: Sequence[Event]) -> list[CollectedChoice]:
                 own.setdefault(event.index, []).append(event.text)
                 _add_tokens(choice, event)
             case ToolCallStart():
-                choice.calls.append(CollectedCall(event.id, event.name))
+                choice.calls.append(ToolCall(id=event.id, function=CalledFunction(event.name, "")))
             case ToolArguments():
                 arguments.setdefault((event.index, event.call_index), []).append(event.text)
             case ChoiceFinished():
@@ -56,7 +49,7 @@ def collect_choices(events: Sequence[Event]) -> list[CollectedChoice]:
         choice.text = "".join(texts.get(index, ()))
         choice.reasoning = "".join(reasonings.get(index, ()))
         for i, call in enumerate(choice.calls):
-            call.arguments = "".join(arguments.get((index, i), ()))
+            call.function.arguments = "".join(arguments.get((index, i), ()))
     return [choices[index] for index in sorted(choices) if choices[index].finish_reason]
 
 

@@ -119,6 +119,7 @@ _STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type"
 Prompt = Annotated[Any, BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 Stop = Annotated[Any, BeforeValidator(_stop), WithJsonSchema(_STOP_SCHEMA)]
 Label = Annotated[str, Field(max_length=512)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]  # of a function, in other APIs than chat
 
 
 class StreamOptions(StrictModel):

@@ -1,6 +1,6 @@
 """parse_json: a request body as a JSON object, with bounds on depth and text. parse_body: that object by a schema.
 
-StrictModel is the base of all schemas of request bodies. Imports pydantic, engine.interface.errors and server.errors.
+StrictModel is the base of all schemas of request bodies. Imports pydantic and server.
 """
 
 import re
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from engine.interface.errors import InvalidParameter
 from server.errors import MalformedBody
+from server.structured_output.grammar_spec import is_deeper_than
 
 MAX_JSON_DEPTH = 64
 _SURROGATE = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
@@ -46,7 +47,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise MalformedBody(f"The body is not valid JSON: {str(error)[:200]}.") from None
     if not isinstance(value, dict):
         raise MalformedBody("The body must be a JSON object.")
-    if body.count(b"{") + body.count(b"[") > MAX_JSON_DEPTH and _is_deeper_than(value, MAX_JSON_DEPTH):
+    if body.count(b"{") + body.count(b"[") > MAX_JSON_DEPTH and is_deeper_than(value, MAX_JSON_DEPTH):
         raise _too_deep()
     return value
 
@@ -75,20 +76,6 @@ def _lone_surrogate(body: bytes) -> str | None:
 
 def _too_deep() -> MalformedBody:
     return MalformedBody(f"The body is nested too deeply, the limit is {MAX_JSON_DEPTH} levels.")
-
-
-def _is_deeper_than(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit):
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def _invalid(loc: tuple[int | str, ...], *, at: str, kind: str, message: str, value: Any) -> InvalidParameter:

@@ -37,7 +37,7 @@ from server.http.routes.models import models_routes, requests_routes
 from server.http.routes.pages import chat_page_routes, docs_routes, kv_page_routes
 from server.http.routes.request_body import BodyLimit
 from server.http.routes.responses import responses_routes
-from server.http.routes.tokenize import tokens_routes
+from server.http.routes.tokenize import render_routes, tokens_routes
 from server.http.tracing import Tracer
 
 
@@ -100,6 +100,7 @@ def _routes(app_state: AppState, open_requests: OpenRequests) -> list[ApiRoute]:
         *messages_routes(app_state),
         *embeddings_routes(app_state),
         *tokens_routes(app_state),
+        *render_routes(app_state),
         *models_routes(app_state),
         *metrics_routes(app_state),
         *kv_routes(app_state),

@@ -107,11 +107,6 @@ def choice_grammar(choices: Sequence[str]) -> GrammarSpec:
     return GrammarSpec(f"start: CHOICE\nCHOICE: {texts}")
 
 
-def lark_grammar(source: str) -> GrammarSpec:
-    """Return a grammar that a client wrote."""
-    return GrammarSpec(source)
-
-
 def _quoted(value: Any) -> str:
     """Return JSON in characters that Lark takes everywhere."""
     return json.dumps(value).replace("\x7f", "\\u007f")
@@ -129,6 +124,21 @@ def constraint_of(
             param="structured_outputs",
         )
     return by_format or by_outputs
+
+
+def is_deeper_than(value: Any, limit: int) -> bool:
+    """Return whether a JSON value has more than `limit` levels of objects and arrays."""
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return any(isinstance(item, dict | list) for item in level)
 
 
 def _of_format(asked: ResponseFormat) -> ConstraintRequest | None:
@@ -179,7 +189,7 @@ def _of_outputs(asked: StructuredOutputs) -> ConstraintRequest | None:
         _check_choices(asked.choice, param)
         return ConstraintRequest(choice_grammar(asked.choice), param)
     assert asked.grammar is not None
-    return ConstraintRequest(lark_grammar(_checked_lark(asked.grammar, param)), param)
+    return ConstraintRequest(GrammarSpec(_checked_lark(asked.grammar, param)), param)
 
 
 def _checked_schema(value: Any, param: str) -> dict[str, Any] | bool:
@@ -192,7 +202,7 @@ def _checked_schema(value: Any, param: str) -> dict[str, Any] | bool:
             raise InvalidParameter(f"{param} is a string that is not JSON: {str(error)[:200]}.", param=param) from None
     if not isinstance(value, dict | bool):
         raise InvalidParameter(f"{param} must be a JSON schema, that is an object or a boolean.", param=param)
-    if _depth_exceeds(value, MAX_SCHEMA_DEPTH):
+    if is_deeper_than(value, MAX_SCHEMA_DEPTH):
         raise InvalidParameter(f"{param} is nested deeper than {MAX_SCHEMA_DEPTH} levels, the limit.", param=param)
     _check_size(msgspec.json.encode(value), param, limit=MAX_SOURCE_BYTES)
     if isinstance(value, dict) and "x-guidance" in value:
@@ -226,17 +236,3 @@ def _check_choices(choices: list[str], param: str) -> None:
 def _check_size(data: bytes, param: str, *, limit: int) -> None:
     if len(data) > limit:
         raise InvalidParameter(f"{param} has {len(data)} bytes, the limit is {limit}.", param=param)
-
-
-def _depth_exceeds(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit):
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return False
-    return any(isinstance(item, dict | list) for item in level)

@@ -13,7 +13,6 @@ from engine.interface.protocol import TokenLogprobs
 from server.api.collected import CollectedChoice, collect_choices
 from server.api.logprobs import finite_logprob, prompt_logprobs_of, top_entries
 from server.api.objects import (
-    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -24,7 +23,6 @@ from server.api.objects import (
     ChatTokenLogprob,
     FunctionDelta,
     PromptLogprobs,
-    ToolCall,
     ToolCallDelta,
     TopLogprob,
     timings_of,
@@ -171,9 +169,7 @@ def _message(collected: CollectedChoice) -> ChatMessage:
     if collected.reasoning:
         message.reasoning_content = message.reasoning = collected.reasoning
     if collected.calls:
-        message.tool_calls = [
-            ToolCall(id=call.id, function=CalledFunction(call.name, call.arguments)) for call in collected.calls
-        ]
+        message.tool_calls = collected.calls
     return message
 
 

@@ -10,14 +10,10 @@ from pydantic import Field
 
 from engine.interface.errors import InvalidParameter
 from server.api.sampling_fields import MAX_TOKENS, SharedSampling
-from server.api.schemas import MAX_MESSAGES, MAX_TOOLS, Json, Label, Stop, TextOrParts
+from server.api.schemas import MAX_MESSAGES, MAX_TOOLS, Json, Label, Name, Stop, TextOrParts
 from server.api.strict_json import StrictModel, parse_body
 
 MAX_BLOCKS = 32_768  # of one request
-MAX_NAME_CHARS = 256
-
-
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class TextBlock(StrictModel):

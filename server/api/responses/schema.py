@@ -10,18 +10,16 @@ from pydantic import Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
 from server.api.sampling_fields import MAX_TOKENS, SharedSampling
-from server.api.schemas import MAX_LOGPROBS, MAX_TOOLS, Json, Label, StreamOptions, TextOrParts
+from server.api.schemas import MAX_LOGPROBS, MAX_TOOLS, Json, Label, Name, ReasoningEffort, StreamOptions, TextOrParts
 from server.api.strict_json import StrictModel, parse_body
 
 MAX_ITEMS = 8192
 MAX_METADATA = 16
-MAX_NAME_CHARS = 256
 
 _ITEMS_SCHEMA = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": MAX_ITEMS}]
 }
 
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 MetadataValue = Annotated[str, Field(max_length=512)]
 MetadataKey = Annotated[str, Field(max_length=64)]
@@ -123,7 +121,7 @@ class TextOptions(StrictModel):
 class ReasoningOptions(StrictModel):
     """reasoning"""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 

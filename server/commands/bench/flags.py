@@ -127,10 +127,7 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
 
 def rate(value: str) -> float:
     """Parse a number of requests per second."""
-    try:
-        return deadline(value)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number of requests per second above 0") from None
+    return _above_zero(value, "a number of requests per second above 0")
 
 
 def add_steps_flags(parser: argparse.ArgumentParser) -> None:
@@ -151,6 +148,12 @@ def add_steps_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     """Add those of plan, but for --goodput."""
+    _add_plan_load(parser)
+    _add_plan_fleet(parser)
+    _add_json(parser)
+
+
+def _add_plan_load(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--steps", type=text, required=True, metavar="FILE", help="output of quire bench steps --json")
     add("--against", type=text, metavar="FILE", help="report of quire bench serve: simulate its load and compare")
@@ -174,6 +177,10 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         help="tokens of a prefix that all prompts share",
     )
     add("--seed", type=integer(0, 2**31), default=0, metavar="N", help="seed of lengths and arrivals (0)")
+
+
+def _add_plan_fleet(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--replicas",
         type=_replicas,
@@ -209,7 +216,6 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     add_alias(parser, "--max-num-mixed-tokens", decode_step_tokens)
     add("--kv-tokens", type=integer(16, 2**40), metavar="N", help="instead: tokens in the KV cache")
     add("--price", type=_price, metavar="P", help="price of a replica per hour: adds the price of a million tokens")
-    _add_json(parser)
 
 
 def lengths(value: str) -> tuple[int, int]:
@@ -265,10 +271,14 @@ def _replicas(value: str) -> int:
 
 
 def _price(value: str) -> float:
+    return _above_zero(value, "a price above 0, up to 86,400")
+
+
+def _above_zero(value: str, meaning: str) -> float:
     try:
         return deadline(value)
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a price above 0, up to 86,400") from None
+        raise argparse.ArgumentTypeError(f"{value!r} is not {meaning}") from None
 
 
 def _milliseconds(value: str) -> float:

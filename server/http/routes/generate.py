@@ -9,11 +9,10 @@ from server.api.completions.request import prepare_completion
 from server.api.completions.writer import TextWriter
 from server.api.objects import ChatChunk, ChatCompletion, TextCompletion
 from server.api.schemas import ChatBody, CompletionBody
-from server.api.strict_json import parse_body
 from server.generation.generation import GenerationSpec
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer
-from server.http.routes.request_body import read_json
+from server.http.routes.request_body import read_body
 from server.text.tokenizer import Tokenizer
 
 
@@ -22,7 +21,7 @@ def chat_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def create_chat_completion(request: Request) -> Response:
         app_state.check_room()  # before the body is read
-        body = parse_body(ChatBody, await read_json(request))
+        body = await read_body(request, ChatBody)
         chat = await prepare_chat(app_state, body, request)
         return await answer(app_state, request, chat, ChatWriter(chat, tokenizer=app_state.tokenizer))
 
@@ -44,7 +43,7 @@ def completions_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def create_completion(request: Request) -> Response:
         app_state.check_room()  # before the body is read
-        body = parse_body(CompletionBody, await read_json(request))
+        body = await read_body(request, CompletionBody)
         completion = await prepare_completion(app_state, body, request)
         echo = _echo_texts(body, completion.generation.spec, app_state.tokenizer) if body.echo else None
         writer = TextWriter(completion, tokenizer=app_state.tokenizer, echo=echo)

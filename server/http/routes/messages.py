@@ -1,6 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
 
-import msgspec
 from fastapi import Request, Response
 
 from server.api.app_state import AppState
@@ -11,10 +10,9 @@ from server.api.messages.request import translate_count, translate_messages
 from server.api.messages.schema import CountTokensBody, MessagesBody
 from server.api.messages.writer import MessagesWriter
 from server.api.request_record import record_of
-from server.api.strict_json import parse_body
 from server.http.routes.api_route import ApiRoute
-from server.http.routes.reply import answer
-from server.http.routes.request_body import read_json
+from server.http.routes.reply import answer, json_reply
+from server.http.routes.request_body import read_body
 
 
 def messages_routes(app_state: AppState) -> list[ApiRoute]:
@@ -22,7 +20,7 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def create_message(request: Request) -> Response:
         app_state.check_room()  # before the body is read
-        body = parse_body(MessagesBody, await read_json(request))
+        body = await read_body(request, MessagesBody)
         chat = await prepare_equivalent(
             app_state, translate_messages(body), request, id_prefix="msg_", shrinks_max_tokens=True
         )
@@ -37,13 +35,13 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def count_tokens(request: Request) -> Response:
         app_state.limits()
-        body = parse_body(CountTokensBody, await read_json(request))
+        body = await read_body(request, CountTokensBody)
         app_state.model_name(body.model)
         equivalent = translate_count(body)
         with errors_in_client_fields(equivalent.field_names):
             num_tokens = len(await encode_chat(app_state, equivalent.body))
         headers = {**app_state.ignored_header(equivalent.ignored), "request-id": record_of(request.scope).request_id}
-        return Response(msgspec.json.encode(TokenCount(num_tokens)), media_type="application/json", headers=headers)
+        return json_reply(TokenCount(num_tokens), headers)
 
     return [
         ApiRoute(

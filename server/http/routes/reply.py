@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -62,6 +62,11 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
 
     stream = _stream(generation, writer, batches=batches, first=first, record=record, on_error=on_error)
     return EventStreamResponse(stream, headers=headers, on_disconnect=on_disconnect, close=close, ping=writer.ping)
+
+
+def json_reply(value: msgspec.Struct | Sequence[msgspec.Struct], headers: Mapping[str, str] | None = None) -> Response:
+    """Return the response of a value that is at hand."""
+    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
 
 
 async def _collect(generation: CompletionStream) -> list[Event]:

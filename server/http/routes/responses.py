@@ -11,12 +11,11 @@ from server.api.responses import objects
 from server.api.responses.request import SEALED_REASONING, asks_for_summary, echo_of, translate_responses
 from server.api.responses.schema import ResponsesBody
 from server.api.responses.writer import Logprobs, ResponsesWriter
-from server.api.strict_json import parse_body
 from server.errors import NotFound
 from server.generation.events import TextDelta
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer
-from server.http.routes.request_body import read_json
+from server.http.routes.request_body import read_body
 from server.text.tokenizer import Tokenizer
 
 
@@ -25,7 +24,7 @@ def responses_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def create_response(request: Request) -> Response:
         app_state.check_room()  # before the body is read
-        body = parse_body(ResponsesBody, await read_json(request))
+        body = await read_body(request, ResponsesBody)
         chat = await prepare_equivalent(app_state, translate_responses(body), request, id_prefix="resp_")
         writer = ResponsesWriter(
             chat.head,

@@ -55,11 +55,9 @@ class ReasoningParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """True while the text is reasoning."""
         return self._state is _State.REASONING
 
     def push(self, text: str) -> list[Part]:
-        """Return what is certain after this text."""
         if self._state is _State.ANSWER:
             return self._answer.push(text)
         parts: list[Part] = []
@@ -74,7 +72,6 @@ class ReasoningParser:
         return parts + self._answer.push(text) if text else parts
 
     def finish(self) -> list[Part]:
-        """Return what was held back: nothing follows."""
         held, self._held = self._held, ""
         if self._state is _State.REASONING:
             held = held if self._has_reasoning else held.lstrip()
