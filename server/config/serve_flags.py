@@ -55,13 +55,7 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
     add(
         "--device", choices=("auto", "cuda", "mps", "cpu"), metavar="DEV", default="auto", help="auto, cuda, mps or cpu"
     )
-    add(
-        "--tensor-parallel-size",
-        type=integer(1, 64),
-        metavar="N",
-        default=1,
-        help="GPUs of this machine over which the model is split (1)",
-    )
+    add_tensor_parallel_flag(group, help="GPUs of this machine over which the model is split (1)")
     add(
         "--dtype",
         choices=("auto", "bfloat16", "float16", "float32"),
@@ -144,6 +138,11 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="limit of prompt tokens in the queue (64 full contexts)",
     )
+
+
+def add_tensor_parallel_flag(container: argparse._ActionsContainer, *, help: str) -> None:  # noqa: A002 - argparse's name
+    """Add --tensor-parallel-size."""
+    container.add_argument("--tensor-parallel-size", type=integer(1, 64), default=1, metavar="N", help=help)
 
 
 def add_overlap_flag(container: argparse._ActionsContainer) -> None:

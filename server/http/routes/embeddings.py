@@ -33,7 +33,6 @@ def embeddings_routes(app_state: AppState) -> list[ApiRoute]:
 
     return [
         ApiRoute(
-            methods=("POST",),
             path="/v1/embeddings",
             handler=create_embeddings,
             summary="Embeddings",

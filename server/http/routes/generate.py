@@ -27,7 +27,6 @@ def chat_routes(app_state: AppState) -> list[ApiRoute]:
 
     return [
         ApiRoute(
-            methods=("POST",),
             path="/v1/chat/completions",
             handler=create_chat_completion,
             summary="Chat completion",
@@ -51,7 +50,6 @@ def completions_routes(app_state: AppState) -> list[ApiRoute]:
 
     return [
         ApiRoute(
-            methods=("POST",),
             path="/v1/completions",
             handler=create_completion,
             summary="Text completion",

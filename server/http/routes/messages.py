@@ -45,7 +45,6 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
 
     return [
         ApiRoute(
-            methods=("POST",),
             path="/v1/messages",
             handler=create_message,
             summary="Message",
@@ -54,7 +53,6 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
             stream="Anthropic's named events, from message_start to message_stop",
         ),
         ApiRoute(
-            methods=("POST",),
             path="/v1/messages/count_tokens",
             handler=count_tokens,
             summary="Count a prompt",

@@ -35,14 +35,12 @@ def models_routes(app_state: AppState) -> list[ApiRoute]:
 
     return [
         ApiRoute(
-            methods=("GET", "HEAD"),
             path="/v1/models",
             handler=list_models,
             summary="List the served models",
             answer=ModelList,
         ),
         ApiRoute(
-            methods=("GET", "HEAD"),
             path="/v1/models/{model_id:path}",
             handler=get_model,
             summary="One served model",

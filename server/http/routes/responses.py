@@ -41,7 +41,6 @@ def responses_routes(app_state: AppState) -> list[ApiRoute]:
 
     return [
         ApiRoute(
-            methods=("POST",),
             path="/v1/responses",
             handler=create_response,
             summary="Response",

@@ -48,14 +48,12 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
 
     return [
         ApiRoute(
-            methods=("POST",),
             path="/tokenize",
             handler=tokenize,
             summary="Tokens of a text or a chat",
             body=TokenizeBody,
         ),
         ApiRoute(
-            methods=("POST",),
             path="/detokenize",
             handler=detokenize,
             summary="Text of tokens",
@@ -78,14 +76,11 @@ def render_routes(app_state: AppState) -> list[ApiRoute]:
     async def render_completion(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
         completion = await prepare_completion(app_state, body, request)
-        prompts = completion.generation.spec.prompts
-        return json_reply(
-            await _rendered(app_state, completion.head.id, completion.head.model, prompts), completion.headers
-        )
+        head, prompts = completion.head, completion.generation.spec.prompts
+        return json_reply(await _rendered(app_state, head.id, head.model, prompts), completion.headers)
 
     return [
         ApiRoute(
-            methods=("POST",),
             path="/v1/chat/completions/render",
             handler=render_chat_completion,
             summary="The prompt of a chat completion, in tokens and as text",
@@ -93,7 +88,6 @@ def render_routes(app_state: AppState) -> list[ApiRoute]:
             answer=Rendered,
         ),
         ApiRoute(
-            methods=("POST",),
             path="/v1/completions/render",
             handler=render_completion,
             summary="The prompts of a completion, in tokens and as text",
