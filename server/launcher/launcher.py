@@ -273,7 +273,7 @@ class Launcher:
             self._control.set_state(is_draining=True)
             self._tasks.spawn(self._drain())
         elif not self._exit.done():
-            logger.warning("second signal, ending now")
+            logger.warning("second signal received; the daemon ends without a drain")
             self._exit.set_result(128 + number)
 
     def _on_hangup(self, was_on_terminal: bool) -> None:
@@ -287,7 +287,7 @@ class Launcher:
         """Let every stream finish or time out, then end the engine."""
         timeout_s = self._config.drain_timeout_s
         self._console.stop()
-        logger.info("draining timeout_s=%g; a second signal ends it now", timeout_s)
+        logger.info("draining timeout_s=%g; a second signal ends the daemon at once", timeout_s)
         self._control.send(Drain(timeout_s), role="worker")
         workers = [process for child, process in self._children.items() if child != _ENGINE]
         await asyncio.gather(*(end_child(worker, timeout_s=timeout_s + _DRAIN_GRACE_S) for worker in workers))

@@ -152,9 +152,9 @@ class ResponsesBody(SharedSampling):
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     service_tier: Label | None = None
     store: bool | None = None
-    # beyond OpenAI's form of this endpoint, as in chat; so is seed
+    # not in OpenAI's form of this endpoint, as seed; the same as in chat
     chat_template_kwargs: dict[str, Json] | None = None
-    # known, refused unless they ask for nothing
+    # known fields, refused if they ask for something
     previous_response_id: Json = None
     conversation: Json = None
     background: bool | None = None
@@ -185,7 +185,7 @@ def _item(value: Any, *, at: str) -> InputItem:
     if not isinstance(value, dict):
         raise InvalidParameter(f"{at} must be an object.", param=at)
     kind = value.get("type")
-    if kind is None:  # the short form of a message, or a bare {"id": …}
+    if kind is None:  # the short form of a message, or a reference: {"id": …}
         kind = "message" if "role" in value or "id" not in value else "item_reference"
         value = {**value, "type": kind}
     model = _ITEM_MODELS.get(kind, OtherItem) if isinstance(kind, str) else OtherItem
