@@ -21,7 +21,7 @@ import msgspec
 from engine.interface.child_process import die_with
 from engine.interface.config import LaunchConfig
 from engine.interface.control import EngineFailed
-from engine.interface.errors import StartupError
+from engine.interface.errors import StartupError, UsageError
 from engine.interface.logs import configure_logging
 from server.config.serve_config import check_flags, find_model
 from server.config.serve_flags import (
@@ -96,7 +96,7 @@ class _Parser(argparse.ArgumentParser):
     """Raises instead of writing to the terminal."""
 
     def error(self, message: str) -> NoReturn:
-        raise StartupError(f"{message.removeprefix('argument ')}.", exit_code=2)
+        raise UsageError(f"{message.removeprefix('argument ')}.")
 
 
 if __name__ == "__main__":

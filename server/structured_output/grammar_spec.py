@@ -70,11 +70,6 @@ class ConstraintRequest(NamedTuple):
     param: str
 
 
-def json_object_grammar() -> GrammarSpec:
-    """Return the grammar of any JSON object."""
-    return json_schema_grammar({"type": "object"})
-
-
 def json_schema_grammar(schema: dict[str, Any] | bool) -> GrammarSpec:
     """Return the grammar of the JSON values that a schema (draft 2020-12) allows, properties in the schema's order."""
     return GrammarSpec(f"start: {json_part(schema)}")
@@ -156,7 +151,7 @@ def _of_format(asked: ResponseFormat) -> ConstraintRequest | None:
     if asked.type == "text":
         return None
     if asked.type == "json_object":
-        return ConstraintRequest(json_object_grammar(), "response_format")
+        return ConstraintRequest(json_schema_grammar({"type": "object"}), "response_format")
     if asked.json_schema is None:
         raise InvalidParameter("response_format.json_schema is required.", param="response_format.json_schema")
     param = "response_format.json_schema.schema"

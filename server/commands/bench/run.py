@@ -75,6 +75,7 @@ _PLAN_MOST_USED = {
     "fleet": ("--steps", "--replicas", "--goodput", "--json"),
     "load": ("--rate", "--concurrency", "--num-requests", "--input-len", "--output-len", "--against"),
 }
+_WITH_GOODPUT = ("serve", "plan")
 
 
 class _Kind(NamedTuple):
@@ -113,6 +114,9 @@ def add_bench(commands: "argparse._SubParsersAction[AnyParser]", formatter: Form
         if kind.most_used is not None:
             add_short_help(parser, kind.most_used)
         kind.add_flags(parser)
+        if kind.name in _WITH_GOODPUT:
+            limits = "limits in ms, e.g. ttft:500,tpot:50,e2el:5000"
+            parser.add_argument("--goodput", type=_goodput, metavar="LIMITS", help=limits)
         parser.add_argument("--debug", action="store_true", help="show tracebacks")
         parser.set_defaults(run=_run)
 
@@ -147,22 +151,6 @@ def _measure(arguments: argparse.Namespace) -> int:
     return run(arguments)
 
 
-def _add_serve(parser: argparse.ArgumentParser) -> None:
-    add_serve_flags(parser)
-    _add_goodput(parser)
-
-
-def _add_plan(parser: argparse.ArgumentParser) -> None:
-    add_plan_flags(parser)
-    _add_goodput(parser)
-
-
-def _add_goodput(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--goodput", type=_goodput, metavar="LIMITS", help="limits in ms, e.g. ttft:500,tpot:50,e2el:5000"
-    )
-
-
 def _goodput(value: str) -> dict[str, float]:
     from benchmarks.latency import parse_goodput
 
@@ -183,7 +171,7 @@ _KINDS = (
     ),
     _Kind(
         "serve",
-        _add_serve,
+        add_serve_flags,
         "[--url URL]",
         "measure load on any OpenAI-compatible server",
         _SERVE_EXAMPLES,
@@ -202,6 +190,11 @@ _KINDS = (
         _STEPS_MOST_USED,
     ),
     _Kind(
-        "plan", _add_plan, "--steps FILE", "simulate a fleet: throughput, latencies", _PLAN_EXAMPLES, _PLAN_MOST_USED
+        "plan",
+        add_plan_flags,
+        "--steps FILE",
+        "simulate a fleet: throughput, latencies",
+        _PLAN_EXAMPLES,
+        _PLAN_MOST_USED,
     ),
 )
