@@ -13,7 +13,6 @@
     ├── EngineDead                    the engine process died; the launcher restarts it
     ├── ShuttingDown                  the daemon is shutting down and ends all open requests
     └── StartupError                  the daemon cannot start (bad folder, no memory, port in use, ...)
-        └── UsageError                a flag, an argument or a file that one of them names is wrong
 
 Every class has a stable `code` for programs. Every message is one sentence that names the value and the limit.
 HTTP statuses are decided only in server/api/error_replies.py.
@@ -112,13 +111,6 @@ class StartupError(ServiceError):
     def __init__(self, message: str, *, exit_code: int = 3) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-class UsageError(StartupError):
-    """A flag, an argument or a file that one of them names is wrong."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, exit_code=2)
 
 
 ERRORS_BY_CODE: dict[str, type[ServiceError]] = {

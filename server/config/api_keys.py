@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from engine.interface.errors import UsageError
+from server.config.value_types import UsageError
 
 ENVIRONMENT_NAME = "QUIRE_API_KEY"
 _MAX_KEY_CHARS = 512

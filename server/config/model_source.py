@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.interface.child_process import PROJECT_ROOT
-from engine.interface.errors import StartupError, UsageError, sentence
+from engine.interface.errors import StartupError, sentence
+from server.config.value_types import UsageError
 
 DEMO_NAME = "quire-demo"
 DEMO_FOLDER = PROJECT_ROOT / "models" / "demo" / "checkpoint"

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import msgspec
 
 from engine.interface.config import EngineConfig, LoraSource, ServerConfig
-from engine.interface.errors import UsageError
 from server.config.api_keys import read_key_hashes
 from server.config.model_source import check_kernels_package, resolve_model
 from server.config.serve_flags import num_steps_in_flight, speculative_of, traces_endpoint
-from server.config.value_types import readable_file, resolve_loras
+from server.config.value_types import UsageError, readable_file, resolve_loras
 from server.text.embedding_model import load_embedding_model
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from engine.interface.errors import UsageError
 from server.config.setting import add_alias
 from server.config.value_types import (
     BACKEND_NAMES,
     KV_CACHE_DTYPES,
     QUANTIZATION_NAMES,
+    UsageError,
     deadline,
     depth_overlaps,
     integer,

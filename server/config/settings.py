@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from engine.interface.errors import StartupError, UsageError
+from engine.interface.errors import StartupError
 from server.config.setting import COMMAND_LINE, DEFAULT, VARIABLE_PREFIX, FlagAlias, Setting, nearest
-from server.config.value_types import boolean
+from server.config.value_types import UsageError, boolean
 
 if TYPE_CHECKING:
     from server.config.setting import FileValue

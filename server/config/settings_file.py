@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from engine.interface.errors import StartupError, UsageError
+from engine.interface.errors import StartupError
 from server.config.setting import DEFAULT, FileValue, Setting, nearest
+from server.config.value_types import UsageError
 
 _MAX_BYTES = 1 << 20
 _STANDARD = "tag:yaml.org,2002:"

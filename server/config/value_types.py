@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from engine.interface.errors import UsageError
+from engine.interface.errors import StartupError
 
 if TYPE_CHECKING:
     from engine.interface.config import LoraSource
@@ -45,6 +45,13 @@ _SIZE_UNITS = {
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")  # the last two are one
 AnyParser = TypeVar("AnyParser", bound=argparse.ArgumentParser)  # commands are added to the subparsers of any
+
+
+class UsageError(StartupError):
+    """A flag, an argument or a file that one of them names is wrong."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=2)
 
 
 class ValueType:

@@ -21,7 +21,7 @@ import msgspec
 from engine.interface.child_process import die_with
 from engine.interface.config import LaunchConfig
 from engine.interface.control import EngineFailed
-from engine.interface.errors import StartupError, UsageError
+from engine.interface.errors import StartupError
 from engine.interface.logs import configure_logging
 from server.config.serve_config import check_flags, find_model
 from server.config.serve_flags import (
@@ -33,6 +33,7 @@ from server.config.serve_flags import (
     add_request_flags,
     add_speculative_flags,
 )
+from server.config.value_types import UsageError
 from server.launcher.launcher import Launcher
 from server.launcher.run_dir import RunDir
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.interface.config import LaunchConfig
-from engine.interface.errors import StartupError, UsageError
+from engine.interface.errors import StartupError
+from server.config.value_types import UsageError
 
 _BACKLOG = 2048
 _PROBE_TIMEOUT_S = 5.0
