@@ -7,7 +7,6 @@ import time
 import msgspec
 from starlette.requests import Request
 
-from engine.interface.protocol import EngineReady
 from server.api.app_state import AppState
 from server.api.generation_spec import check_completion, completion_spec
 from server.api.grammar_wait import checked_grammar
@@ -19,7 +18,6 @@ from server.api.schemas import CompletionBody
 from server.api.sse import ReplyHead
 from server.generation.generation import CompletionStream
 from server.structured_output.grammar_spec import constraint_of
-from server.text.tokenizer import Tokenizer
 
 
 async def prepare_completion(app_state: AppState, body: CompletionBody, request: Request) -> PreparedReply:
@@ -36,7 +34,8 @@ async def prepare_completion(app_state: AppState, body: CompletionBody, request:
     grammar = await checked_grammar(app_state.grammars, constraint, request, timeout_s=context.timeout_of(body.timeout))
     prompts = body.prompt
     if isinstance(prompts[0], str):
-        prompts = await asyncio.to_thread(_encode, app_state.tokenizer, prompts, limits)
+        encode = app_state.tokenizer.encode_checked
+        prompts = await asyncio.to_thread(encode, prompts, max_model_len=limits.max_model_len, param="prompt")
     facts = ModelFacts(limits, app_state.defaults, app_state.tokenizer)
     spec = completion_spec(body, prompts, model=facts, context=context, grammar=grammar)
     lora_index = app_state.lora_index(model)
@@ -46,9 +45,3 @@ async def prepare_completion(app_state: AppState, body: CompletionBody, request:
         spec, request_id=head.id, client=app_state.client, tokenizer=app_state.tokenizer, metrics=app_state.metrics
     )
     return PreparedReply(head, generation, reply_options(body, spec.params), headers, ignored)
-
-
-def _encode(tokenizer: Tokenizer, prompts: list[str], limits: EngineReady) -> list[list[int]]:
-    for prompt in prompts:
-        tokenizer.check_length(prompt, max_model_len=limits.max_model_len, param="prompt")
-    return [tokenizer.encode(prompt) for prompt in prompts]

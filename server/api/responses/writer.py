@@ -37,7 +37,6 @@ from server.api.responses.objects import (
     OutputTextDelta,
     OutputTextDone,
     OutputTokensDetails,
-    Part,
     PartAdded,
     PartDone,
     ReasoningOutput,
@@ -165,7 +164,7 @@ class ResponsesOutput:
     def _reasoning_part_added(self, item: ReasoningOutput) -> StreamEvent:
         if self._is_summary:
             return SummaryPartAdded(item_id=item.id, output_index=len(self.items), part=SummaryText())
-        return self._part_added(item, ReasoningText())
+        return PartAdded(item_id=item.id, output_index=len(self.items), part=ReasoningText())
 
     def _close_reasoning(self, item: ReasoningOutput, text: str, index: int) -> list[StreamEvent]:
         item.encrypted_content = seal(text) if self._is_sealed else None
@@ -190,15 +189,12 @@ class ResponsesOutput:
 
     def _begin_message(self) -> list[StreamEvent]:
         item = MessageOutput(id=self._make_id("msg"), status=IN_PROGRESS)
-        return [*self._begin(item), self._part_added(item, OutputText())]
+        return [*self._begin(item), PartAdded(item_id=item.id, output_index=len(self.items), part=OutputText())]
 
     def _begin(self, item: OutputItem) -> list[StreamEvent]:
         self._open, self._texts, self._entries = item, [], []
         # A copy: the item is filled when it is closed, which may be before this event is written.
         return [ItemAdded(output_index=len(self.items), item=msgspec.structs.replace(item))]
-
-    def _part_added(self, item: OutputItem, part: Part) -> PartAdded:
-        return PartAdded(item_id=item.id, output_index=len(self.items), part=part)
 
     @staticmethod
     def _arguments_delta(item: FunctionCallOutput, index: int, text: str) -> ArgumentsDelta:
