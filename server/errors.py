@@ -13,6 +13,8 @@ HttpError(ServiceError)
 └── ClientGone            the client closed the connection
 """
 
+from collections.abc import Mapping
+
 from engine.interface.errors import ServiceError
 
 
@@ -20,11 +22,7 @@ class HttpError(ServiceError):
     """An error of the HTTP side, with its status."""
 
     status = 400
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers that belong to this error."""
-        return {}
+    headers: Mapping[str, str] = {}  # of the reply
 
 
 class MissingKey(HttpError):
@@ -32,11 +30,7 @@ class MissingKey(HttpError):
 
     status = 401
     code = "invalid_api_key"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """RFC 9110, §15.5.2: WWW-Authenticate is required."""
-        return {"www-authenticate": "Bearer"}
+    headers: Mapping[str, str] = {"www-authenticate": "Bearer"}  # required by RFC 9110, §15.5.2
 
 
 class NotFound(HttpError):
@@ -68,12 +62,7 @@ class MethodNotAllowed(HttpError):
 
     def __init__(self, message: str, *, allow: str) -> None:
         super().__init__(message)
-        self._allow = allow
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """RFC 9110, §15.5.6: Allow is required."""
-        return {"allow": self._allow}
+        self.headers = {"allow": allow}  # required by RFC 9110, §15.5.6
 
 
 class MalformedHttp(HttpError):
@@ -102,11 +91,7 @@ class BodyTooLarge(HttpError):
 
     status = 413
     code = "body_too_large"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The unread rest makes the connection useless."""
-        return {"connection": "close"}
+    headers: Mapping[str, str] = {"connection": "close"}  # the unread rest makes the connection useless
 
 
 class UnsupportedMediaType(HttpError):
@@ -138,11 +123,7 @@ class NotReady(HttpError):
 
     status = 503
     code = "not_ready"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """A start takes seconds."""
-        return {"retry-after": "2"}
+    headers: Mapping[str, str] = {"retry-after": "2"}  # a start takes seconds
 
 
 class Draining(HttpError):
@@ -150,11 +131,7 @@ class Draining(HttpError):
 
     status = 503
     code = "draining"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Another replica, or this one after its restart, takes the next try."""
-        return {"retry-after": "5"}
+    headers: Mapping[str, str] = {"retry-after": "5"}  # another replica, or this one after its restart, may serve it
 
 
 class TooManyConnections(HttpError):
@@ -162,11 +139,7 @@ class TooManyConnections(HttpError):
 
     status = 503
     code = "too_many_connections"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Another worker, or this one a moment later, takes the next try."""
-        return {"retry-after": "1"}
+    headers: Mapping[str, str] = {"retry-after": "1"}  # another worker, or this one a moment later, may serve it
 
 
 class ClientGone(HttpError):

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from engine.interface.errors import InvalidParameter, RequestError, UnsupportedFeature
-from server.api.schemas import ChatBody, parse_body
+from server.api.schemas import ChatBody
+from server.api.strict_json import parse_body
 
 _PATH = re.compile(r"(?<![\w.\]])[a-z]\w*(?:\[\d+\]|\.\w+)*")
 _PATH_ENDS = re.compile(r"[.\[]")

@@ -94,18 +94,17 @@ def chat_spec(
     max_tokens = _fit(
         len(token_ids), asked=asked, asked_by=name, default=limits.max_model_len, limits=limits, param="messages"
     )
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = _params(
+    return _spec(
         body,
+        prompts=(tuple(token_ids),),
+        continues_prompt=bool(body.continue_final_message),
         max_tokens=max_tokens,
         max_name=name,
-        logprobs=logprobs,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         model=model,
-        seed=context.seed,
+        context=context,
+        grammar=grammar,
     )
-    is_continued = bool(body.continue_final_message)
-    prompts = (tuple(token_ids),)
-    return _spec(body, prompts=prompts, continues_prompt=is_continued, params=params, context=context, grammar=grammar)
 
 
 def completion_spec(
@@ -140,20 +139,21 @@ def completion_spec(
     )
     for prompt in prompts:  # after the lengths: a body of ids far over the context is not walked
         check_ids(prompt, "prompt", limits)
-    params = _params(
+    spec = _spec(
         body,
+        prompts=tuple(map(tuple, prompts)),
+        continues_prompt=True,
         max_tokens=max_tokens,
         max_name="max_tokens",
         logprobs=body.logprobs,
         model=model,
-        seed=context.seed,
+        context=context,
+        grammar=grammar,
     )
-    is_scoring_only = max_tokens == 0
-    if is_scoring_only:
-        params = msgspec.structs.replace(params, max_tokens=1)
-    all_prompts = tuple(map(tuple, prompts))
-    spec = _spec(body, prompts=all_prompts, continues_prompt=True, params=params, context=context, grammar=grammar)
-    return msgspec.structs.replace(spec, is_scoring_only=is_scoring_only)
+    if max_tokens:
+        return spec
+    params = msgspec.structs.replace(spec.params, max_tokens=1)
+    return msgspec.structs.replace(spec, params=params, is_scoring_only=True)
 
 
 def _check_choices(num_choices: int, limits: EngineReady) -> None:
@@ -201,44 +201,32 @@ def _fit(num_prompt: int, *, asked: int | None, asked_by: str, default: int, lim
     return asked
 
 
-def _params(
-    body: ChatBody | CompletionBody,
-    *,
-    max_tokens: int,
-    max_name: str,
-    logprobs: int | None,
-    model: ModelFacts,
-    seed: int,
-) -> SamplingParams:
-    min_tokens = body.min_tokens or 0
-    if min_tokens > max_tokens:
-        raise InvalidParameter(f"min_tokens is {min_tokens}, more than {max_name} = {max_tokens}.", param="min_tokens")
-    values = {"seed": seed} | wire_values(body, model)
-    if values["top_p"] == 0:
-        values |= {"top_p": 1.0, "top_k": 1}  # nothing but the most likely token
-    eos_ids = () if body.ignore_eos else model.defaults.eos_token_ids
-    values["stop_token_ids"] = list(dict.fromkeys([*eos_ids, *values.get("stop_token_ids", ())]))
-    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=_prompt_logprobs(body), **values)
-
-
-def _prompt_logprobs(body: ChatBody | CompletionBody) -> int | None:
-    counts = [body.prompt_logprobs, body.logprobs if isinstance(body, CompletionBody) and body.echo else None]
-    return max((count for count in counts if count is not None), default=None)
-
-
 def _spec(
     body: ChatBody | CompletionBody,
     *,
     prompts: tuple[tuple[int, ...], ...],
     continues_prompt: bool,
-    params: SamplingParams,
+    max_tokens: int,
+    max_name: str,
+    logprobs: int | None,
+    model: ModelFacts,
     context: RequestContext,
     grammar: GrammarSpec | None,
 ) -> GenerationSpec:
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidParameter(f"min_tokens is {min_tokens}, more than {max_name} = {max_tokens}.", param="min_tokens")
+    values = {"seed": context.seed} | wire_values(body, model)
+    if values["top_p"] == 0:
+        values |= {"top_p": 1.0, "top_k": 1}  # nothing but the most likely token
+    eos_ids = () if body.ignore_eos else model.defaults.eos_token_ids
+    values["stop_token_ids"] = list(dict.fromkeys([*eos_ids, *values.get("stop_token_ids", ())]))
     return GenerationSpec(
         prompts=prompts,
         n=body.n or 1,
-        params=params,
+        params=SamplingParams(
+            max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=_prompt_logprobs(body), **values
+        ),
         stop=tuple(body.stop or ()),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
@@ -249,3 +237,8 @@ def _spec(
         timeout_s=context.timeout_of(body.timeout),
         arrival_s=context.arrival_s,
     )
+
+
+def _prompt_logprobs(body: ChatBody | CompletionBody) -> int | None:
+    counts = [body.prompt_logprobs, body.logprobs if isinstance(body, CompletionBody) and body.echo else None]
+    return max((count for count in counts if count is not None), default=None)

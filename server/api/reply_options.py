@@ -1,9 +1,11 @@
-"""ReplyOptions: the optional parts of an answer that a checked body asks for. Pure."""
+"""PreparedReply: a checked request that has not started. ReplyOptions: the optional parts of its answer. Pure."""
 
 import msgspec
 
 from engine.interface.protocol import SamplingParams
 from server.api.schemas import ChatBody, CompletionBody
+from server.api.sse import ReplyHead
+from server.generation.generation import CompletionStream
 
 
 class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +18,16 @@ class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None  # None: none; else how many alternatives per token are shown
     echoes_logprobs: bool = False  # of the prompt, before the answer's own
     prompt_logprobs: int | None = None  # the same in a list of their own
+
+
+class PreparedReply(msgspec.Struct, frozen=True):
+    """A checked request that has not started."""
+
+    head: ReplyHead
+    generation: CompletionStream
+    options: ReplyOptions
+    headers: dict[str, str]  # of the answer: names what was ignored
+    ignored: list[str]  # the same names
 
 
 def reply_options(body: ChatBody | CompletionBody, params: SamplingParams) -> ReplyOptions:

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, Field, GetPydanticSchema, PlainS
 
 from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import EngineReady
+from server.api.strict_json import StrictModel
 from server.text.generation_defaults import GenerationDefaults
 from server.text.tokenizer import Tokenizer
 
@@ -90,7 +91,7 @@ TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 
 
-class SharedSampling(BaseModel):
+class SharedSampling(StrictModel):
     """The sampling parameters that every API takes, by one name."""
 
     temperature: Annotated[

@@ -8,26 +8,17 @@ Of the fields of /tokenize and /detokenize, `content`, `add_special` and `with_p
 others vLLM's.
 """
 
-import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    WithJsonSchema,
-)
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from engine.interface.errors import InvalidParameter
 from server.api.sampling_fields import MAX_TOKENS, OpenAISampling, TokenId
+from server.api.strict_json import StrictModel
 from server.structured_output.grammar_spec import ResponseFormat, StructuredOutputs
 
 MAX_TOOLS = 128
 TOOL_NAME_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 
-_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 _CHOICE_SCHEMA = {
     "anyOf": [
         {"type": "string", "enum": ["none", "auto", "required"]},
@@ -47,10 +38,8 @@ ToolChoice = Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)]  # checked in tools.
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class FunctionDefinition(BaseModel):
+class FunctionDefinition(StrictModel):
     """The definition of a function. `parameters` is a JSON schema; absent means none."""
-
-    model_config = _STRICT
 
     name: ToolName
     description: str | None = None
@@ -58,10 +47,8 @@ class FunctionDefinition(BaseModel):
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(StrictModel):
     """A tool that the model may call."""
-
-    model_config = _STRICT
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -132,43 +119,34 @@ _STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type"
 Prompt = Annotated[Any, BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 Stop = Annotated[Any, BeforeValidator(_stop), WithJsonSchema(_STOP_SCHEMA)]
 Label = Annotated[str, Field(max_length=512)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]  # of a function, in other APIs than chat
 
-STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-
-class StreamOptions(BaseModel):
+class StreamOptions(StrictModel):
     """Options of a stream."""
-
-    model_config = STRICT
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None  # padding against traffic analysis, which is not made
 
 
-class FunctionCall(BaseModel):
+class FunctionCall(StrictModel):
     """The function of a tool call in the history."""
-
-    model_config = STRICT
 
     name: Annotated[str, Field(max_length=256)]
     arguments: str | None = None
 
 
-class ToolCall(BaseModel):
+class ToolCall(StrictModel):
     """A tool call in the history."""
-
-    model_config = STRICT
 
     id: Label | None = None
     type: Literal["function"] | None = None
     function: FunctionCall
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(StrictModel):
     """One message of the history."""
-
-    model_config = STRICT
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: TextOrParts = None
@@ -185,8 +163,6 @@ class ChatMessage(BaseModel):
 
 class _CommonBody(OpenAISampling):
     """The fields that chat and completions share, beside the sampling parameters."""
-
-    model_config = STRICT
 
     model: Label | None = None
     stream: bool | None = None
@@ -250,58 +226,11 @@ class CompletionBody(_CommonBody):
     suffix: Json = None
 
 
-Body = TypeVar("Body", bound=BaseModel)
-
-
-_LIST_LIMIT = re.compile(r"list should have at (?P<bound>least|most) (?P<number>\d+) items? after validation")
-
-
-def parse_body(model: type[Body], value: Any, *, at: str = "") -> Body:
-    """Check a decoded JSON object against a schema. Raises InvalidParameter for its first fault.
-
-    `at` is the path of the object in the request's body, if it is not the body itself.
-    """
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        raise _invalid(first["loc"], at=at, kind=first["type"], message=first["msg"], value=first["input"]) from None
-
-
-def _invalid(loc: tuple[int | str, ...], *, at: str, kind: str, message: str, value: Any) -> InvalidParameter:
-    field = at
-    for part in loc:
-        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else part
-    field = field or "body"
-    if kind == "missing":
-        return InvalidParameter(f"{field} is required.", param=field)
-    message = message.removeprefix("Value error, ").removeprefix("Input ")
-    message = message[:1].lower() + message[1:]
-    if kind in ("too_short", "too_long") and (limit := _LIST_LIMIT.match(message)) is not None:
-        noun = ("id" if field.endswith("_ids") else "item") + ("" if limit["number"] == "1" else "s")
-        message = f"must have at {limit['bound']} {limit['number']} {noun}"
-    # The messages of our own checks of an object name the faulty entry
-    shown = "" if kind == "value_error" and isinstance(value, dict) else _shown(value)
-    return InvalidParameter(f"{field} {message}{shown}.", param=field)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, str):
-        return f", got a string of {len(value)} characters" if len(value) > 40 else f", got {value!r}"
-    if isinstance(value, bool | int | float) or value is None:
-        return f", got {str(value)[:40]}"
-    if isinstance(value, list):
-        return f", got a list of {len(value)}"
-    return ", got an object"
-
-
 MAX_DETOKENIZE = 2**20  # ids; a body has room for no more than about twice as many
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(StrictModel):
     """POST /tokenize: exactly one of prompt, content and messages."""
-
-    model_config = STRICT
 
     model: Label | None = None
     prompt: str | None = None
@@ -325,10 +254,8 @@ class TokenizeBody(BaseModel):
         return self.model_dump(include={"model", "continue_final_message", *names}, exclude_none=True)
 
 
-class DetokenizeBody(BaseModel):
+class DetokenizeBody(StrictModel):
     """POST /detokenize."""
-
-    model_config = STRICT
 
     model: Label | None = None
     tokens: Annotated[list[TokenId], Field(max_length=MAX_DETOKENIZE)]

@@ -119,15 +119,10 @@ class EventStreamResponse(Response):
                 if wait_s <= 0:
                     self._last_sent_s = time.monotonic()
                     await send({"type": "http.response.body", "body": self._ping, "more_body": True})
-                elif await _is_done_within(gone, wait_s):
+                elif (await asyncio.wait({gone}, timeout=wait_s))[0]:
                     return
         finally:
             await cancel(gone)
-
-
-async def _is_done_within(task: asyncio.Task[None], wait_s: float) -> bool:
-    done, _ = await asyncio.wait({task}, timeout=wait_s)
-    return bool(done)
 
 
 async def _disconnected(receive: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:

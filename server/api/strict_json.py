@@ -1,11 +1,17 @@
-"""parse_json: a request body as a JSON object, with bounds on depth and text. Imports server.errors only."""
+"""parse_json: a request body as a JSON object, with bounds on depth and text. parse_body: that object by a schema.
+
+StrictModel is the base of all schemas of request bodies. Imports pydantic and server.
+"""
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from engine.interface.errors import InvalidParameter
 from server.errors import MalformedBody
+from server.structured_output.grammar_spec import is_deeper_than
 
 MAX_JSON_DEPTH = 64
 _SURROGATE = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
@@ -15,6 +21,15 @@ _UP_TO_LONE_SURROGATE = re.compile(
     rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+(?P<lone>" + _SURROGATE + rb")"
 )
 _UTF8_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+_LIST_LIMIT = re.compile(r"list should have at (?P<bound>least|most) (?P<number>\d+) items? after validation")
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class StrictModel(BaseModel):
+    """A JSON object of a request: no conversions between types; unknown fields are kept in model_extra."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -32,9 +47,21 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise MalformedBody(f"The body is not valid JSON: {str(error)[:200]}.") from None
     if not isinstance(value, dict):
         raise MalformedBody("The body must be a JSON object.")
-    if body.count(b"{") + body.count(b"[") > MAX_JSON_DEPTH and _is_deeper_than(value, MAX_JSON_DEPTH):
+    if body.count(b"{") + body.count(b"[") > MAX_JSON_DEPTH and is_deeper_than(value, MAX_JSON_DEPTH):
         raise _too_deep()
     return value
+
+
+def parse_body(model: type[Body], value: Any, *, at: str = "") -> Body:
+    """Check a decoded JSON object against a schema. Raises InvalidParameter for its first fault.
+
+    `at` is the path of the object in the request's body, if it is not the body itself.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        raise _invalid(first["loc"], at=at, kind=first["type"], message=first["msg"], value=first["input"]) from None
 
 
 def _lone_surrogate(body: bytes) -> str | None:
@@ -51,15 +78,28 @@ def _too_deep() -> MalformedBody:
     return MalformedBody(f"The body is nested too deeply, the limit is {MAX_JSON_DEPTH} levels.")
 
 
-def _is_deeper_than(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit):
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True
+def _invalid(loc: tuple[int | str, ...], *, at: str, kind: str, message: str, value: Any) -> InvalidParameter:
+    field = at
+    for part in loc:
+        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else part
+    field = field or "body"
+    if kind == "missing":
+        return InvalidParameter(f"{field} is required.", param=field)
+    message = message.removeprefix("Value error, ").removeprefix("Input ")
+    message = message[:1].lower() + message[1:]
+    if kind in ("too_short", "too_long") and (limit := _LIST_LIMIT.match(message)) is not None:
+        noun = ("id" if field.endswith("_ids") else "item") + ("" if limit["number"] == "1" else "s")
+        message = f"must have at {limit['bound']} {limit['number']} {noun}"
+    # The messages of our own checks of an object name the faulty entry
+    shown = "" if kind == "value_error" and isinstance(value, dict) else _shown(value)
+    return InvalidParameter(f"{field} {message}{shown}.", param=field)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return f", got a string of {len(value)} characters" if len(value) > 40 else f", got {value!r}"
+    if isinstance(value, bool | int | float) or value is None:
+        return f", got {str(value)[:40]}"
+    if isinstance(value, list):
+        return f", got a list of {len(value)}"
+    return ", got an object"

@@ -143,13 +143,10 @@ def _can_be_served(name: str) -> bool:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Send SIGTERM twice, then kill; a second Ctrl-C skips the waiting."""
-    with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError, KeyboardInterrupt):
-        process.send_signal(signal.SIGTERM)
-        process.wait(_STOP_S / 2)
-    if process.poll() is None:
+    for _ in range(2):  # the second SIGTERM ends the server at once
         with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError, KeyboardInterrupt):
-            process.send_signal(signal.SIGTERM)  # the second ends it at once
+            process.send_signal(signal.SIGTERM)
             process.wait(_STOP_S / 2)
-    if process.poll() is None:
-        process.kill()
-        process.wait()
+            return
+    process.kill()
+    process.wait()

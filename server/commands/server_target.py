@@ -83,15 +83,20 @@ def served_models(endpoint: ServerEndpoint) -> list[str] | None:
             response = client.get("/v1/models")
     except httpx.HTTPError:
         return None
-    if response.status_code in (401, 403):
-        what = "refuses this API key" if endpoint.api_key else "needs an API key"
-        raise ToolError(f"{endpoint.url} {what}: give its key with --api-key or in QUIRE_API_KEY.", exit_code=2)
+    check_key(endpoint, response)
     if response.status_code != 200:
         return None
     try:
         return [model.id for model in msgspec.json.decode(response.content, type=_Models).data]
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def check_key(endpoint: ServerEndpoint, response: httpx.Response) -> None:
+    """Raise ToolError if a server does not accept the key."""
+    if response.status_code in (401, 403):
+        what = "refuses this API key" if endpoint.api_key else "needs an API key"
+        raise ToolError(f"{endpoint.url} {what}: give its key with --api-key or in QUIRE_API_KEY.", exit_code=2)
 
 
 def error_message(status: int, body: bytes) -> str:

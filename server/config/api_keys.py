@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from engine.interface.errors import StartupError
+from server.config.value_types import UsageError
 
 ENVIRONMENT_NAME = "QUIRE_API_KEY"
 _MAX_KEY_CHARS = 512
@@ -76,18 +76,18 @@ def _read_file(name: str) -> list[str]:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise StartupError(f"--api-key-file {path} cannot be read: {reason}.", exit_code=2) from error
+        raise UsageError(f"--api-key-file {path} cannot be read: {reason}.") from error
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise StartupError(f"--api-key-file {path} has no key in it.", exit_code=2)
+        raise UsageError(f"--api-key-file {path} has no key in it.")
     return keys
 
 
 def _check(key: str, source: str) -> None:
     """Raise StartupError for a key that no HTTP header can carry, since no client could send it."""
     if not key:
-        raise StartupError(f"{source} has an empty key.", exit_code=2)
+        raise UsageError(f"{source} has an empty key.")
     if len(key) > _MAX_KEY_CHARS:
-        raise StartupError(f"{source} has a key of {len(key)} characters, the limit is {_MAX_KEY_CHARS}.", exit_code=2)
+        raise UsageError(f"{source} has a key of {len(key)} characters, the limit is {_MAX_KEY_CHARS}.")
     if not all("!" <= char <= "~" for char in key):
-        raise StartupError(f"{source} has a key with a space or a character that is not printable ASCII.", exit_code=2)
+        raise UsageError(f"{source} has a key with a space or a character that is not printable ASCII.")

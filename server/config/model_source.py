@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from engine.interface.child_process import PROJECT_ROOT
 from engine.interface.errors import StartupError, sentence
+from server.config.value_types import UsageError
 
 DEMO_NAME = "quire-demo"
 DEMO_FOLDER = PROJECT_ROOT / "models" / "demo" / "checkpoint"
@@ -91,15 +92,13 @@ def local_folder(model: str, *, revision: str | None) -> Path | None:
         is_there, is_folder = bool(model) and path.exists(), path.is_dir()
         path = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
-        raise StartupError(f"MODEL {model[:200]!r}: {error}.", exit_code=2) from error
+        raise UsageError(f"MODEL {model[:200]!r}: {error}.") from error
     if is_there and not is_folder:
-        raise StartupError(f"MODEL {model} is a file, but a folder in Hugging Face layout is needed.", exit_code=2)
+        raise UsageError(f"MODEL {model} is a file, but a folder in Hugging Face layout is needed.")
     if is_there and revision is not None:
-        raise StartupError(f"--revision {revision}: {model} is a local folder, which has none.", exit_code=2)
+        raise UsageError(f"--revision {revision}: {model} is a local folder, which has none.")
     if not is_there and not _HUB_ID.fullmatch(model):
-        raise StartupError(
-            f"MODEL {model!r} is no folder here, and no hub id either (those have the form owner/name).", exit_code=2
-        )
+        raise UsageError(f"MODEL {model!r} is no folder here, and no hub id either (those have the form owner/name).")
     return path if is_there else None
 
 
@@ -121,9 +120,7 @@ def fetch(download: Callable[[], str], repo_id: str, *, revision: str | None) ->
     except errors.RevisionNotFoundError as error:
         raise StartupError(f"{repo_id} has no revision {revision}.") from error
     except errors.HFValidationError as error:
-        raise StartupError(
-            f"MODEL {repo_id}: not a valid hub id: {sentence(_first_line(error))}", exit_code=2
-        ) from error
+        raise UsageError(f"MODEL {repo_id}: not a valid hub id: {sentence(_first_line(error))}") from error
     except errors.LocalEntryNotFoundError as error:
         raise StartupError(
             f"{where} is no local folder, is not in the local cache, and the Hugging Face hub cannot be reached; "

@@ -6,20 +6,16 @@ them.
 
 import argparse
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from engine.interface.config import EngineConfig, LoraSource, ServerConfig
-from engine.interface.errors import StartupError
 from server.config.api_keys import read_key_hashes
 from server.config.model_source import check_kernels_package, resolve_model
 from server.config.serve_flags import num_steps_in_flight, speculative_of, traces_endpoint
-from server.config.value_types import resolve_loras
+from server.config.value_types import UsageError, readable_file, resolve_loras
 from server.text.embedding_model import load_embedding_model
-
-_EXIT_USAGE = 2
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +44,7 @@ def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
     _check_together(arguments)
     chat_template = None
     if arguments.chat_template is not None:
-        chat_template = _readable_file("--chat-template", arguments.chat_template)
+        chat_template = readable_file("--chat-template", arguments.chat_template, is_text=True)
     endpoint = traces_endpoint(arguments.otlp_traces_endpoint)
     given = read_key_hashes(arguments.api_key, file=None, environment=os.environ)
     in_file = read_key_hashes([], file=arguments.api_key_file, environment={})
@@ -82,12 +78,11 @@ def _check_together(arguments: argparse.Namespace) -> None:
     speculative_of(arguments)
     budget, rows = arguments.max_num_batched_tokens, arguments.max_num_seqs
     if budget is not None and rows is not None and budget < rows:
-        raise StartupError(
-            f"--max-num-batched-tokens {budget} must be at least --max-num-seqs {rows}, one token per running request.",
-            exit_code=_EXIT_USAGE,
+        raise UsageError(
+            f"--max-num-batched-tokens {budget} must be at least --max-num-seqs {rows}, one token per running request."
         )
     if arguments.revision is not None and arguments.model is None:
-        raise StartupError(f"--revision {arguments.revision} needs a hub id as MODEL.", exit_code=_EXIT_USAGE)
+        raise UsageError(f"--revision {arguments.revision} needs a hub id as MODEL.")
 
 
 def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraSource]) -> EngineConfig:
@@ -115,14 +110,3 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         max_queued_tokens=arguments.max_queued_tokens,
         speculative=speculative_of(arguments),
     )
-
-
-def _readable_file(flag: str, name: str) -> str:
-    """Return the absolute path of a text file named by a flag."""
-    path = Path(name).expanduser()
-    try:
-        path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise StartupError(f"{flag} {path} cannot be read: {reason}.", exit_code=_EXIT_USAGE) from error
-    return str(path.resolve())

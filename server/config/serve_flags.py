@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from engine.interface.errors import StartupError
 from server.config.setting import add_alias
 from server.config.value_types import (
     BACKEND_NAMES,
     KV_CACHE_DTYPES,
     QUANTIZATION_NAMES,
+    UsageError,
     deadline,
     depth_overlaps,
     integer,
     limited,
     named_folder,
+    readable_file,
     seconds,
     share,
     size,
@@ -55,13 +56,7 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
     add(
         "--device", choices=("auto", "cuda", "mps", "cpu"), metavar="DEV", default="auto", help="auto, cuda, mps or cpu"
     )
-    add(
-        "--tensor-parallel-size",
-        type=integer(1, 64),
-        metavar="N",
-        default=1,
-        help="GPUs of this machine over which the model is split (1)",
-    )
+    add_tensor_parallel_flag(group, help="GPUs of this machine over which the model is split (1)")
     add(
         "--dtype",
         choices=("auto", "bfloat16", "float16", "float32"),
@@ -144,6 +139,11 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="limit of prompt tokens in the queue (64 full contexts)",
     )
+
+
+def add_tensor_parallel_flag(container: argparse._ActionsContainer, *, help: str) -> None:  # noqa: A002 - argparse's name
+    """Add --tensor-parallel-size."""
+    container.add_argument("--tensor-parallel-size", type=integer(1, 64), default=1, metavar="N", help=help)
 
 
 def add_overlap_flag(container: argparse._ActionsContainer) -> None:
@@ -249,12 +249,10 @@ def address_of(arguments: argparse.Namespace) -> Address:
     if uds is not None:
         for flag, value in (("--host", host), ("--port", port)):
             if value is not None:
-                raise StartupError(f"--uds {uds} and {flag} {value} exclude each other.", exit_code=2)
+                raise UsageError(f"--uds {uds} and {flag} {value} exclude each other.")
         uds = str(Path(uds).expanduser().absolute())
         if len(uds.encode()) > _MAX_SOCKET_PATH_BYTES:
-            raise StartupError(
-                f"--uds {uds} has {len(uds.encode())} bytes, the limit is {_MAX_SOCKET_PATH_BYTES}.", exit_code=2
-            )
+            raise UsageError(f"--uds {uds} has {len(uds.encode())} bytes, the limit is {_MAX_SOCKET_PATH_BYTES}.")
     return Address(host if host is not None else _DEFAULT_HOST, port if port is not None else _DEFAULT_PORT, uds)
 
 
@@ -265,18 +263,17 @@ def tls_of(arguments: argparse.Namespace) -> Tls | None:
         return None
     if cert is None or key is None:
         given, missing = ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
-        raise StartupError(f"{given} needs {missing} as well.", exit_code=2)
+        raise UsageError(f"{given} needs {missing} as well.")
     import ssl
 
-    tls = Tls(_readable("--tls-cert", cert), _readable("--tls-key", key))
+    tls = Tls(readable_file("--tls-cert", cert), readable_file("--tls-key", key))
     try:
         # a passphrase would be asked for on the terminal, and again by every worker
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password=lambda: "")
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else "not PEM files that fit together"
-        raise StartupError(
-            f"--tls-cert {tls.cert} and --tls-key {tls.key} cannot be used: {reason.replace('_', ' ').lower()}.",
-            exit_code=2,
+        raise UsageError(
+            f"--tls-cert {tls.cert} and --tls-key {tls.key} cannot be used: {reason.replace('_', ' ').lower()}."
         ) from error
     return tls
 
@@ -329,10 +326,10 @@ def traces_endpoint(url: str | None) -> str | None:
     except ValueError:
         parts, is_url = urlsplit(""), False
     if not is_url:
-        raise StartupError(f"--otlp-traces-endpoint {url} is not a URL such as http://127.0.0.1:4318.", exit_code=2)
+        raise UsageError(f"--otlp-traces-endpoint {url} is not a URL such as http://127.0.0.1:4318.")
     if not has_opentelemetry():
         packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
-        raise StartupError(f"--otlp-traces-endpoint needs OpenTelemetry: pip install {packages}.", exit_code=2)
+        raise UsageError(f"--otlp-traces-endpoint needs OpenTelemetry: pip install {packages}.")
     return url if parts.path.strip("/") else parts._replace(path=_TRACES_PATH).geturl()
 
 
@@ -366,26 +363,17 @@ def speculative_of(arguments: argparse.Namespace) -> "SpeculativeConfig | None":
     if arguments.speculative is None:
         for flag, value in zip(_DETAILS, given, strict=True):
             if value is not None:
-                raise StartupError(f"{flag} {value} needs --speculative ngram.", exit_code=2)
+                raise UsageError(f"{flag} {value} needs --speculative ngram.")
         return None
     default = SpeculativeConfig()
     num_tokens, shortest, longest = given
     shortest = shortest or min(default.ngram_min, longest or default.ngram_min)
     longest = longest or max(default.ngram_max, shortest)
     if longest < shortest:
-        raise StartupError(f"--ngram-max {longest} is less than --ngram-min {shortest}.", exit_code=2)
+        raise UsageError(f"--ngram-max {longest} is less than --ngram-min {shortest}.")
     return SpeculativeConfig(
         method=arguments.speculative,
         num_tokens=num_tokens or default.num_tokens,
         ngram_min=shortest,
         ngram_max=longest,
     )
-
-
-def _readable(flag: str, name: str) -> str:
-    path = Path(name).expanduser()
-    try:
-        path.read_bytes()
-    except OSError as error:
-        raise StartupError(f"{flag} {path} cannot be read: {error.strerror}.", exit_code=2) from error
-    return str(path.resolve())

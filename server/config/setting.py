@@ -19,25 +19,6 @@ SECRET_DESTS = ("api_key",)  # never in the file, and read from the environment 
 class FlagAlias(argparse.Action):
     """The old name of a flag. It works wherever the flag does, and --help does not show it."""
 
-    def __init__(
-        self,
-        option_strings: Sequence[str],
-        dest: str,
-        *,
-        nargs: int | str | None,
-        type: Callable[[str], Any] | None,  # noqa: A002 - argparse's name
-        metavar: str | None,
-    ) -> None:
-        super().__init__(
-            option_strings,
-            dest,
-            nargs=nargs,
-            type=type,
-            metavar=metavar,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
-
     def __call__(
         self,
         parser: argparse.ArgumentParser,
@@ -64,6 +45,8 @@ def add_alias(
         nargs=action.nargs if parse is None else None,
         type=parse or action.type or str,
         metavar="N" if parse is not None else action.metavar,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
     )
 
 

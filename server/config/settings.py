@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from engine.interface.errors import StartupError
 from server.config.setting import COMMAND_LINE, DEFAULT, VARIABLE_PREFIX, FlagAlias, Setting, nearest
-from server.config.value_types import boolean
+from server.config.value_types import UsageError, boolean
 
 if TYPE_CHECKING:
     from server.config.setting import FileValue
@@ -134,7 +134,7 @@ class SettingsParser(argparse.ArgumentParser):
                 continue
             if name not in known:
                 near = nearest(name, [*(setting.variable for setting in self.settings), CONFIG_VARIABLE])
-                raise StartupError(f"{name} is no setting of this server{near}.", exit_code=_EXIT_USAGE)
+                raise UsageError(f"{name} is no setting of this server{near}.")
             if value.strip() and not known[name].is_secret:  # an empty one is what `X: ${X:-}` gives
                 said[name] = value
         return said
@@ -160,7 +160,7 @@ def _only(found: Mapping[str, Setting]) -> Setting | None:
     """Return the one name that a value was given under. Raises StartupError if the new name and an old one are."""
     if len(found) > 1:
         new, old = list(found)[:2]
-        raise StartupError(f"{old} is the old name of {new}: give one of them.", exit_code=_EXIT_USAGE)
+        raise UsageError(f"{old} is the old name of {new}: give one of them.")
     return next(iter(found.values()), None)
 
 

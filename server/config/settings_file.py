@@ -17,9 +17,9 @@ import yaml
 
 from engine.interface.errors import StartupError
 from server.config.setting import DEFAULT, FileValue, Setting, nearest
+from server.config.value_types import UsageError
 
 _MAX_BYTES = 1 << 20
-_EXIT_USAGE = 2
 _STANDARD = "tag:yaml.org,2002:"
 _PLAIN = ("str", "int", "float", "bool", "timestamp", "value")  # tags that text without one gets
 _PLAIN_SCALAR = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z0-9./][\w./=@~+-]*", re.ASCII)
@@ -81,21 +81,21 @@ def _compose(path: Path) -> yaml.Node | None:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
-            raise StartupError(f"--config {path} has more than {_MAX_BYTES} bytes.", exit_code=_EXIT_USAGE)
+            raise UsageError(f"--config {path} has more than {_MAX_BYTES} bytes.")
         return yaml.compose(content.decode("utf-8-sig"), Loader=yaml.SafeLoader)
     except OSError as error:
-        raise StartupError(f"--config {path} cannot be read: {error.strerror}.", exit_code=_EXIT_USAGE) from error
+        raise UsageError(f"--config {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise StartupError(f"--config {path} cannot be read: not UTF-8 text.", exit_code=_EXIT_USAGE) from error
+        raise UsageError(f"--config {path} cannot be read: not UTF-8 text.") from error
     except RecursionError as error:
-        raise StartupError(f"--config {path} is nested too deeply.", exit_code=_EXIT_USAGE) from error
+        raise UsageError(f"--config {path} is nested too deeply.") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f":{mark.line + 1}" if mark is not None else ""
-        raise StartupError(f"{path}{line}: this is no YAML: {error.problem}.", exit_code=_EXIT_USAGE) from error
+        raise UsageError(f"{path}{line}: this is no YAML: {error.problem}.") from error
     except yaml.YAMLError as error:
         reason = str(error).split("\n", 1)[0]
-        raise StartupError(f"{path}: this is no YAML: {reason}.", exit_code=_EXIT_USAGE) from error
+        raise UsageError(f"{path}: this is no YAML: {reason}.") from error
 
 
 def _items(path: Path, key: str, node: yaml.Node, *, is_list: bool) -> list[yaml.Node]:
@@ -121,7 +121,7 @@ def _place(path: Path, node: yaml.Node) -> str:
 
 
 def _error(path: Path, node: yaml.Node, reason: str) -> StartupError:
-    return StartupError(f"{_place(path, node)}: {reason}.", exit_code=_EXIT_USAGE)
+    return UsageError(f"{_place(path, node)}: {reason}.")
 
 
 def _yaml(value: Any) -> str:

@@ -45,7 +45,13 @@ _SIZE_UNITS = {
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")  # the last two are one
 AnyParser = TypeVar("AnyParser", bound=argparse.ArgumentParser)  # commands are added to the subparsers of any
-_EXIT_USAGE = 2
+
+
+class UsageError(StartupError):
+    """A flag, an argument or a file that one of them names is wrong."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=2)
 
 
 class ValueType:
@@ -164,6 +170,19 @@ def named_folder(text: str) -> tuple[str, str]:
     return name, folder
 
 
+def readable_file(flag: str, name: str, *, is_text: bool = False) -> str:
+    """Return the absolute path of a file that a flag names. Raises UsageError if it cannot be read."""
+    path = Path(name).expanduser()
+    try:
+        content = path.read_bytes()
+        if is_text:
+            content.decode()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"{flag} {path} cannot be read: {reason}.") from error
+    return str(path.resolve())
+
+
 def resolve_loras(loras: Sequence[tuple[str, str]], *, served_model_names: Sequence[str]) -> "list[LoraSource]":
     """Return the adapters, given as name and folder, with absolute folders.
 
@@ -174,18 +193,18 @@ def resolve_loras(loras: Sequence[tuple[str, str]], *, served_model_names: Seque
     resolved: list[LoraSource] = []
     for name, folder in loras:
         if name in served_model_names:
-            raise StartupError(f"--lora {name}: this is the name of the model itself.", exit_code=_EXIT_USAGE)
+            raise UsageError(f"--lora {name}: this is the name of the model itself.")
         if name in (other.name for other in resolved):
-            raise StartupError(f"--lora {name} is given twice; each needs a name.", exit_code=_EXIT_USAGE)
+            raise UsageError(f"--lora {name} is given twice; each needs a name.")
         try:
             path = Path(folder).expanduser()
             is_folder, is_file = path.is_dir(), path.is_file()
         except (OSError, RuntimeError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise StartupError(f"--lora {name}: {folder[:200]!r}: {reason}.", exit_code=_EXIT_USAGE) from error
+            raise UsageError(f"--lora {name}: {folder[:200]!r}: {reason}.") from error
         if not is_folder:
             what = "is a file, not a folder" if is_file else "does not exist"
-            raise StartupError(f"--lora {name}: {folder[:200]} {what}.", exit_code=_EXIT_USAGE)
+            raise UsageError(f"--lora {name}: {folder[:200]} {what}.")
         resolved.append(LoraSource(name, str(path.resolve())))
     return resolved
 

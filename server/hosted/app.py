@@ -135,6 +135,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     try:
         process.wait(_STOP_S)
     except subprocess.TimeoutExpired:
-        logger.error("the daemon does not end, killing it pid=%d", process.pid)
+        logger.error("the daemon has not ended in time and is killed pid=%d", process.pid)
         process.kill()
         process.wait()

@@ -33,6 +33,7 @@ from server.config.serve_flags import (
     add_request_flags,
     add_speculative_flags,
 )
+from server.config.value_types import UsageError
 from server.launcher.launcher import Launcher
 from server.launcher.run_dir import RunDir
 
@@ -96,7 +97,7 @@ class _Parser(argparse.ArgumentParser):
     """Raises instead of writing to the terminal."""
 
     def error(self, message: str) -> NoReturn:
-        raise StartupError(f"{message.removeprefix('argument ')}.", exit_code=2)
+        raise UsageError(f"{message.removeprefix('argument ')}.")
 
 
 if __name__ == "__main__":

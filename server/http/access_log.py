@@ -8,43 +8,19 @@ Imports server only.
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.interface.errors import ServiceError
 from server.api.error_replies import error_reply
-from server.api.request_record import RECORD_SCOPE_KEY, RequestRecord, TraceContext, make_request_id
+from server.api.request_record import RECORD_SCOPE_KEY, OpenRequests, RequestRecord, make_request_id
+from server.http.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("quire.access")
 
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
-
-
-class RequestTracker(Protocol):
-    """The open POST requests; the real class is in server/api/request_record.py."""
-
-    def add(self, record: RequestRecord) -> None:
-        """A request has arrived."""
-        ...
-
-    def remove(self, record: RequestRecord) -> None:
-        """Its answer is over."""
-        ...
-
-
-class RequestTracer(Protocol):
-    """Makes traces of POST requests; the real class is in server/http/tracing.py."""
-
-    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
-        """Return the place of a request in its trace."""
-        ...
-
-    def end(self, scope: Scope, record: RequestRecord) -> None:
-        """Its answer is over."""
-        ...
 
 
 class AccessLog:
@@ -54,13 +30,13 @@ class AccessLog:
         self,
         app: ASGIApp,
         *,
-        tracker: RequestTracker,
+        open_requests: OpenRequests,
         on_end: Callable[[Scope, RequestRecord], None],
-        tracer: RequestTracer | None = None,
+        tracer: Tracer | None = None,
         root_path: str = "",
     ) -> None:
         self._app = app
-        self._tracker = tracker
+        self._open_requests = open_requests
         self._on_end = on_end
         self._tracer = tracer
         self._root_path = root_path
@@ -75,7 +51,7 @@ class AccessLog:
         scope["root_path"] = self._root_path  # routes match with it and, behind a proxy that cuts it off, without
 
         if scope["method"] == "POST":
-            self._tracker.add(record)
+            self._open_requests.add(record)
             if self._tracer is not None:
                 record.trace = self._tracer.begin(scope["headers"])
 
@@ -95,7 +71,7 @@ class AccessLog:
             if not record.has_started:
                 await _send_internal_error(send_with_id, record.request_id, path=scope["path"])
         finally:
-            self._tracker.remove(record)
+            self._open_requests.remove(record)
             if scope["method"] not in ("GET", "HEAD"):
                 fields = _fields(scope, record)
                 access_logger.info(_line(fields), extra={"fields": fields})

@@ -23,7 +23,7 @@ from server.api.request_record import OpenRequests, record_of
 from server.config.api_keys import KeyRing
 from server.config.version import package_version
 from server.errors import ClientGone
-from server.http.access_log import AccessLog, RequestTracer
+from server.http.access_log import AccessLog
 from server.http.auth import KeyGuard
 from server.http.metrics import HttpMetrics
 from server.http.openapi import openapi_document
@@ -37,7 +37,8 @@ from server.http.routes.models import models_routes, requests_routes
 from server.http.routes.pages import chat_page_routes, docs_routes, kv_page_routes
 from server.http.routes.request_body import BodyLimit
 from server.http.routes.responses import responses_routes
-from server.http.routes.tokenize import tokens_routes
+from server.http.routes.tokenize import render_routes, tokens_routes
+from server.http.tracing import Tracer
 
 
 def create_app(
@@ -48,7 +49,7 @@ def create_app(
     metrics: Metrics,
     open_requests: OpenRequests,
     http_metrics: HttpMetrics,
-    tracer: RequestTracer | None = None,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
     """Load the model's text side and return the app. Raises StartupError."""
     app_state = make_app_state(config, client=client, launcher=launcher, metrics=metrics, created=int(time.time()))
@@ -81,7 +82,7 @@ def create_app(
             expose_headers=["x-request-id", "x-quire-ignored", "retry-after", "traceresponse"],
         )
     app.add_middleware(
-        AccessLog, tracker=open_requests, on_end=http_metrics.end, tracer=tracer, root_path=config.root_path
+        AccessLog, open_requests=open_requests, on_end=http_metrics.end, tracer=tracer, root_path=config.root_path
     )
     app.openapi = lambda: _openapi(app, routes, needs_key=bool(config.api_key_hashes))  # type: ignore[method-assign]
     return app
@@ -99,6 +100,7 @@ def _routes(app_state: AppState, open_requests: OpenRequests) -> list[ApiRoute]:
         *messages_routes(app_state),
         *embeddings_routes(app_state),
         *tokens_routes(app_state),
+        *render_routes(app_state),
         *models_routes(app_state),
         *metrics_routes(app_state),
         *kv_routes(app_state),

@@ -59,7 +59,7 @@ class ConnectionLimit:
         self._num_refused += 1
         if self._clock() >= self._next_log_s:
             logger.error(
-                "connections refused=%d, at most %d of %d file descriptors are for them (ulimit -n)",
+                "connections refused=%d limit=%d file_descriptors=%d; ulimit -n sets the file descriptors",
                 self._num_refused,
                 self._maximum,
                 self._num_files,

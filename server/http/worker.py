@@ -58,7 +58,8 @@ async def serve(config: WorkerConfig) -> int:
     except Exception as error:
         if config.debug:
             traceback.print_exc()
-        return await _fail(launcher, f"HTTP worker: {type(error).__name__}: {sentence(_first_line(error))}", 3)
+        reason = sentence(str(error).strip().partition("\n")[0])
+        return await _fail(launcher, f"HTTP worker: {type(error).__name__}: {reason}", 3)
     if (
         launcher.state.stage.name == "ready"
     ):  # a restarted worker must know the engine's limits before its first request
@@ -114,10 +115,6 @@ async def _fail(launcher: LauncherLink, message: str, exit_code: int) -> int:
     launcher.fail(message, exit_code)
     await launcher.aclose()
     return exit_code
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]
 
 
 def main() -> int:

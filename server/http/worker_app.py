@@ -6,7 +6,6 @@ requests with an error event → aclose, which sends the last counts.
 """
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -18,9 +17,7 @@ from server.config.version import package_version
 from server.http.app import create_app
 from server.http.launcher_link import LauncherLink
 from server.http.metrics import HttpMetrics
-
-if TYPE_CHECKING:
-    from server.http.tracing import Tracer
+from server.http.tracing import Tracer
 
 
 class WorkerApp:
@@ -50,8 +47,6 @@ class WorkerApp:
     def make_app(self) -> FastAPI:
         """Load the model's text side and return the app. Raises StartupError."""
         if self._config.otlp_traces_endpoint is not None:
-            from server.http.tracing import Tracer  # only where asked for: it brings the SDK
-
             self._tracer = Tracer(
                 self._config.otlp_traces_endpoint,
                 model_name=self._config.served_model_names[0],

@@ -95,7 +95,6 @@ class LogConsole:
         self._last: tuple[str, bool] | None = None
 
     def stage(self, stage: Stage) -> None:
-        """See Console.stage."""
         is_done = stage.total > 0 and stage.done >= stage.total
         if (stage.name, is_done) == self._last or stage.name == "ready":
             return
@@ -103,13 +102,12 @@ class LogConsole:
         logger.info("stage name=%s%s", stage.name, stage_fields(stage))
 
     def ready(self, summary: Summary) -> None:
-        """See Console.ready."""
         for label, text in summary.rows().items():
             logger.info("%s=%s", label.lower().replace(" ", "_"), json.dumps(text, ensure_ascii=False))
         logger.info("Ready in %.1f s url=%s", summary.elapsed_s, summary.url)
 
     def stop(self) -> None:
-        """See Console.stop."""
+        pass
 
 
 class TerminalConsole:
@@ -126,17 +124,14 @@ class TerminalConsole:
         self._tasks: dict[str, TaskID] = {}
 
     def stage(self, stage: Stage) -> None:
-        """See Console.stage."""
         with contextlib.suppress(OSError):
             self._show_stage(stage)
 
     def ready(self, summary: Summary) -> None:
-        """See Console.ready."""
         with contextlib.suppress(OSError):
             self._show_panel(summary)
 
     def stop(self) -> None:
-        """See Console.stop."""
         progress, self._progress = self._progress, None
         self._tasks = {}
         if progress is not None:

@@ -137,7 +137,7 @@ class LoadWatchdog:
             return
         if self._has_warned:
             silence_s = self._clock() - self._progress_s
-            logger.warning("the start goes on after_s=%.0f stage=%s%s", silence_s, stage.name, stage_fields(stage))
+            logger.warning("the start continues after_s=%.0f stage=%s%s", silence_s, stage.name, stage_fields(stage))
         self._stage, self._progress_s, self._has_warned = stage, self._clock(), False
         if self._timer is not None:
             self._timer.cancel()
@@ -153,7 +153,7 @@ class LoadWatchdog:
         self._has_warned = True
         silence_s = self._clock() - self._progress_s
         logger.warning(
-            "the start shows no progress after_s=%.0f stage=%s%s; it is not ended, and may go on",
+            "the start makes no progress after_s=%.0f stage=%s%s; the daemon keeps waiting",
             silence_s,
             self._stage.name,
             stage_fields(self._stage),

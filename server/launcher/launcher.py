@@ -17,11 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.interface.child_process import describe_exit
-from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
+from engine.interface.config import EngineConfig, EngineProcessConfig, LaunchConfig, ServerConfig
 from engine.interface.control import Drain, EngineFailed, EngineInfo, Heartbeat, Hello, Stage
 from engine.interface.errors import StartupError
 from engine.interface.logs import configure_logging
+from server.config.serve_config import WorkerConfig
 from server.config.version import package_version
 from server.launcher.console import make_console
 from server.launcher.control_server import ControlServer, KeyReloader, fetch_engine_limits
@@ -34,12 +37,10 @@ from server.launcher.processes import (
     Tasks,
     child_log_format,
     end_child,
-    engine_process_config,
     is_on_terminal,
     kill_child,
     raise_file_limit,
     start_child,
-    worker_config,
 )
 from server.launcher.run_dir import RunDir
 from server.launcher.startup_banner import StartupBanner
@@ -158,20 +159,31 @@ class Launcher:
             await asyncio.gather(*(process.wait() for process in self._children.values()))
 
     async def _keep_engine(self) -> None:
-        config = engine_process_config(
-            self._config, self._engine_config, engine_socket=self._engine_socket, control_socket=self._control_socket
+        config = EngineProcessConfig(
+            engine=self._engine_config,
+            engine_socket=self._engine_socket,
+            control_socket=self._control_socket,
+            log_level=self._config.log_level,
+            log_format=child_log_format(self._config),
+            debug=self._config.debug,
         )
         await self._keep(_ENGINE, self._engine_module, self._run_dir.write("engine.json", config))
 
     async def _keep_worker(self, index: int) -> None:
         listener = self._listeners[index % len(self._listeners)]
-        config = worker_config(
-            self._config,
-            self._server_config,
-            index=index,
+        config = WorkerConfig(
+            server=msgspec.structs.replace(
+                self._server_config,
+                engine_socket=self._engine_socket,
+                control_socket=self._control_socket,
+                worker_index=index,
+            ),
             listen_fd=listener.fileno(),
-            engine_socket=self._engine_socket,
-            control_socket=self._control_socket,
+            tls_cert=self._config.tls_cert,
+            tls_key=self._config.tls_key,
+            log_level=self._config.log_level,
+            log_format=child_log_format(self._config),
+            debug=self._config.debug,
         )
         path = self._run_dir.write(f"worker-{index}.json", config)
         await self._keep(("worker", index), _WORKER_MODULE, path, pass_fds=[listener.fileno()])
@@ -261,7 +273,7 @@ class Launcher:
             self._control.set_state(is_draining=True)
             self._tasks.spawn(self._drain())
         elif not self._exit.done():
-            logger.warning("second signal, ending now")
+            logger.warning("second signal received; the daemon ends without a drain")
             self._exit.set_result(128 + number)
 
     def _on_hangup(self, was_on_terminal: bool) -> None:
@@ -275,7 +287,7 @@ class Launcher:
         """Let every stream finish or time out, then end the engine."""
         timeout_s = self._config.drain_timeout_s
         self._console.stop()
-        logger.info("draining timeout_s=%g; a second signal ends it now", timeout_s)
+        logger.info("draining timeout_s=%g; a second signal ends the daemon at once", timeout_s)
         self._control.send(Drain(timeout_s), role="worker")
         workers = [process for child, process in self._children.items() if child != _ENGINE]
         await asyncio.gather(*(end_child(worker, timeout_s=timeout_s + _DRAIN_GRACE_S) for worker in workers))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from engine.interface.config import LaunchConfig
 from engine.interface.errors import StartupError
+from server.config.value_types import UsageError
 
 _BACKLOG = 2048
 _PROBE_TIMEOUT_S = 5.0
@@ -99,7 +100,7 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple]:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
-        raise StartupError(f"--host {host} is no address that can be listened on: {reason}.", exit_code=2) from error
+        raise UsageError(f"--host {host} is no address that can be listened on: {reason}.") from error
     return family, address
 
 

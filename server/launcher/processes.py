@@ -1,4 +1,4 @@
-"""Child processes of the launcher: their configurations, start and end. Imports engine.interface.config.
+"""Child processes of the launcher: their start and end. Imports engine.interface.config.
 
 A child has its own process group, so that Ctrl-C in a terminal reaches only the launcher and streams can finish. A
 child never outlives the launcher: the control connection closes, and on Linux the kernel sends a signal.
@@ -15,11 +15,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine.interface.child_process import PROJECT_ROOT, die_with
-from engine.interface.config import EngineConfig, EngineProcessConfig, LaunchConfig, ServerConfig
-from server.config.serve_config import WorkerConfig
+from engine.interface.config import LaunchConfig
 
 _ENOUGH_FILES = 65_536  # a higher limit only makes those loops longer that close what a child shall not inherit
 
@@ -86,37 +83,6 @@ def raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):  # a system with another opinion
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def engine_process_config(
-    config: LaunchConfig, engine: EngineConfig, *, engine_socket: str, control_socket: str
-) -> EngineProcessConfig:
-    """Return the configuration of the engine process."""
-    return EngineProcessConfig(
-        engine=engine,
-        engine_socket=engine_socket,
-        control_socket=control_socket,
-        log_level=config.log_level,
-        log_format=child_log_format(config),
-        debug=config.debug,
-    )
-
-
-def worker_config(
-    config: LaunchConfig, server: ServerConfig, *, index: int, listen_fd: int, engine_socket: str, control_socket: str
-) -> WorkerConfig:
-    """Return the configuration of HTTP worker `index`."""
-    return WorkerConfig(
-        server=msgspec.structs.replace(
-            server, engine_socket=engine_socket, control_socket=control_socket, worker_index=index
-        ),
-        listen_fd=listen_fd,
-        tls_cert=config.tls_cert,
-        tls_key=config.tls_key,
-        log_level=config.log_level,
-        log_format=child_log_format(config),
-        debug=config.debug,
-    )
 
 
 def child_log_format(config: LaunchConfig) -> str:

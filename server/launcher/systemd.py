@@ -129,16 +129,13 @@ class NotifyingConsole:
         self._notifier = notifier
 
     def stage(self, stage: Stage) -> None:
-        """See Console.stage."""
         self._notifier.loading(stage)
         self._console.stage(stage)
 
     def ready(self, summary: Summary) -> None:
-        """See Console.ready."""
         self._notifier.ready(summary)
         self._console.ready(summary)
 
     def stop(self) -> None:
-        """See Console.stop."""
         self._notifier.stopping()
         self._console.stop()

@@ -70,11 +70,6 @@ class ConstraintRequest(NamedTuple):
     param: str
 
 
-def json_object_grammar() -> GrammarSpec:
-    """Return the grammar of any JSON object."""
-    return json_schema_grammar({"type": "object"})
-
-
 def json_schema_grammar(schema: dict[str, Any] | bool) -> GrammarSpec:
     """Return the grammar of the JSON values that a schema (draft 2020-12) allows, properties in the schema's order."""
     return GrammarSpec(f"start: {json_part(schema)}")
@@ -107,11 +102,6 @@ def choice_grammar(choices: Sequence[str]) -> GrammarSpec:
     return GrammarSpec(f"start: CHOICE\nCHOICE: {texts}")
 
 
-def lark_grammar(source: str) -> GrammarSpec:
-    """Return a grammar that a client wrote."""
-    return GrammarSpec(source)
-
-
 def _quoted(value: Any) -> str:
     """Return JSON in characters that Lark takes everywhere."""
     return json.dumps(value).replace("\x7f", "\\u007f")
@@ -131,6 +121,21 @@ def constraint_of(
     return by_format or by_outputs
 
 
+def is_deeper_than(value: Any, limit: int) -> bool:
+    """Return whether a JSON value has more than `limit` levels of objects and arrays."""
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return any(isinstance(item, dict | list) for item in level)
+
+
 def _of_format(asked: ResponseFormat) -> ConstraintRequest | None:
     kinds = ("text", "json_object", "json_schema")
     if asked.type not in kinds:
@@ -146,7 +151,7 @@ def _of_format(asked: ResponseFormat) -> ConstraintRequest | None:
     if asked.type == "text":
         return None
     if asked.type == "json_object":
-        return ConstraintRequest(json_object_grammar(), "response_format")
+        return ConstraintRequest(json_schema_grammar({"type": "object"}), "response_format")
     if asked.json_schema is None:
         raise InvalidParameter("response_format.json_schema is required.", param="response_format.json_schema")
     param = "response_format.json_schema.schema"
@@ -179,7 +184,7 @@ def _of_outputs(asked: StructuredOutputs) -> ConstraintRequest | None:
         _check_choices(asked.choice, param)
         return ConstraintRequest(choice_grammar(asked.choice), param)
     assert asked.grammar is not None
-    return ConstraintRequest(lark_grammar(_checked_lark(asked.grammar, param)), param)
+    return ConstraintRequest(GrammarSpec(_checked_lark(asked.grammar, param)), param)
 
 
 def _checked_schema(value: Any, param: str) -> dict[str, Any] | bool:
@@ -192,7 +197,7 @@ def _checked_schema(value: Any, param: str) -> dict[str, Any] | bool:
             raise InvalidParameter(f"{param} is a string that is not JSON: {str(error)[:200]}.", param=param) from None
     if not isinstance(value, dict | bool):
         raise InvalidParameter(f"{param} must be a JSON schema, that is an object or a boolean.", param=param)
-    if _depth_exceeds(value, MAX_SCHEMA_DEPTH):
+    if is_deeper_than(value, MAX_SCHEMA_DEPTH):
         raise InvalidParameter(f"{param} is nested deeper than {MAX_SCHEMA_DEPTH} levels, the limit.", param=param)
     _check_size(msgspec.json.encode(value), param, limit=MAX_SOURCE_BYTES)
     if isinstance(value, dict) and "x-guidance" in value:
@@ -226,17 +231,3 @@ def _check_choices(choices: list[str], param: str) -> None:
 def _check_size(data: bytes, param: str, *, limit: int) -> None:
     if len(data) > limit:
         raise InvalidParameter(f"{param} has {len(data)} bytes, the limit is {limit}.", param=param)
-
-
-def _depth_exceeds(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit):
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return False
-    return any(isinstance(item, dict | list) for item in level)

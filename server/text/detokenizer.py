@@ -70,12 +70,10 @@ class ByteLevelDetokenizer:
         self.push(context[-_MAX_CHARACTER_TOKENS:])  # it may end inside a character
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Return the text that is certain after these tokens."""
         hidden, token_bytes = self._hidden_ids, self._token_bytes
         return self._utf8.decode(b"".join([token_bytes(id_) for id_ in token_ids if id_ not in hidden]))
 
     def finish(self) -> str:
-        """Return what was held back."""
         return self._utf8.decode(b"", final=True)
 
 
@@ -94,7 +92,6 @@ class WindowDetokenizer:
         self._given_text = self._decode(self._window)  # decode(window[:num_given])
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Return the text that is certain after these tokens."""
         parts = []
         for token_id in token_ids:
             # A hidden token would be an empty window, and the leading space of the next token would be lost.
@@ -108,7 +105,6 @@ class WindowDetokenizer:
         return "".join(parts)
 
     def finish(self) -> str:
-        """Return what was held back."""
         if self._num_given == len(self._window):
             return ""
         return self._give(self._decode(self._window))

@@ -112,6 +112,12 @@ class Tokenizer:
                 param=param,
             )
 
+    def encode_checked(self, texts: Sequence[str], *, max_model_len: int, param: str) -> list[list[int]]:
+        """Return the ids of raw prompts. Raises PromptTooLong as check_length() does."""
+        for text in texts:
+            self.check_length(text, max_model_len=max_model_len, param=param)
+        return [self.encode(text) for text in texts]
+
     def render_chat(
         self,
         messages: list[Message],

@@ -74,7 +74,7 @@ def test_an_engine_that_loads_for_ever_holds_up_neither_metrics_nor_the_end(tmp_
 
 def test_a_first_load_that_stands_still_is_told_and_not_ended(tmp_path: Path) -> None:
     with stub(tmp_path, "hang") as daemon:
-        said = "WARNING launcher  the start shows no progress after_s="
+        said = "WARNING launcher  the start makes no progress after_s="
         wait_for(lambda: daemon.log.count("stage=weights done=1 total=4 unit=bytes;") >= 2, timeout_s=60, what="told")
         assert daemon.log.count(said) >= 2
         assert daemon.get("/health").json() == {"status": "ok"}

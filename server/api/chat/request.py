@@ -1,6 +1,6 @@
 """prepare_chat: checks and encodes a parsed chat body: features, template, token ids, spec. Imports server only.
 
-The chat route and the routes of other APIs, which translate their bodies to a ChatBody, call prepare_chat.
+The chat route calls prepare_chat; routes of other APIs, which translate their bodies to a ChatBody, prepare_equivalent.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from starlette.requests import Request
 from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import EngineReady
 from server.api.app_state import AppState
-from server.api.as_chat import rename_fields
+from server.api.as_chat import ChatEquivalent, errors_in_client_fields, rename_fields
 from server.api.chat.template_messages import shorten_call_ids, template_messages
 from server.api.chat.tools import ToolPlan, check_tools, plan_tools
 from server.api.generation_spec import chat_spec, check_chat
 from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
-from server.api.reply_options import ReplyOptions, reply_options
+from server.api.reply_options import PreparedReply, reply_options
 from server.api.request_record import record_of
 from server.api.sampling_fields import MAX_TOKENS, ModelFacts
 from server.api.schemas import ChatBody
@@ -40,17 +40,6 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 _RENDER_GRACE_S = 0.5
 
 
-class PreparedChat(msgspec.Struct, frozen=True):
-    """A checked chat request that has not started."""
-
-    head: ReplyHead
-    generation: CompletionStream
-    options: ReplyOptions
-    headers: dict[str, str]  # of the answer: names what was ignored
-    ignored: list[str]  # the same names, for a route whose body has other names
-    tools: ToolPlan
-
-
 class _Prompt(NamedTuple):
     token_ids: list[int]
     reasoning: ReasoningPlace
@@ -64,21 +53,17 @@ async def prepare_chat(
     id_prefix: str = "chatcmpl-",
     shrinks_max_tokens: bool = False,
     field_names: Mapping[str, str] | None = None,
-) -> PreparedChat:
+) -> PreparedReply:
     """Check and encode a chat. Raises ServiceErrors for every fault but those that the engine finds.
 
     `request`: its body has been read; its disconnect ends the wait for a grammar.
     `shrinks_max_tokens`: a max_tokens over the room in the context is lowered instead of refused.
-    `field_names`: of ChatEquivalent, if the client used another API. The caller renames the fields in errors with
-    errors_in_client_fields().
+    `field_names`: of ChatEquivalent, if the client used another API.
     """
     limits = app_state.limits()
     model = app_state.model_name(body.model)
-    tokenizer = app_state.tokenizer
-    chat_format = tokenizer.chat_format
-    check_chat(body)
-    plan = plan_tools(body)
-    check_tools(plan, chat_format)
+    tokenizer, chat_format = app_state.tokenizer, app_state.tokenizer.chat_format
+    plan = _checked_plan(body, chat_format)
     ignored = ignored_fields(body) + _ignored_by_template(body, chat_format)
     headers = app_state.ignored_header(ignored)
     prompt = await _encode(app_state, body, plan, limits)
@@ -95,28 +80,66 @@ async def prepare_chat(
         grammar=grammar,
         shrinks_max_tokens=shrinks_max_tokens,
     )
-    tags = chat_format.tags(has_tools=bool(plan.callable))
-    visible_ids = frozenset(tokenizer.tag_ids(tags).values())
-    grammar_param = constraint and rename_fields(constraint.param, field_names or {})
-    lora_index = app_state.lora_index(model)
-    spec = msgspec.structs.replace(spec, visible_ids=visible_ids, grammar_param=grammar_param, lora_index=lora_index)
+    spec = msgspec.structs.replace(
+        spec,
+        visible_ids=frozenset(tokenizer.tag_ids(chat_format.tags(has_tools=bool(plan.callable))).values()),
+        grammar_param=constraint and rename_fields(constraint.param, field_names or {}),
+        lora_index=app_state.lora_index(model),
+    )
     head = ReplyHead(f"{id_prefix}{secrets.token_hex(16)}", int(time.time()), model)
-
-    def splitter(index: int) -> MessageSplitter | None:
-        parser = make_parser(chat_format, tools=plan.callable, is_reasoning=prompt.reasoning == "open")
-        if parser is None:
-            return None
-        return MessageSplitter(index, parser, max_calls=None if plan.is_parallel else 1, must_call=plan.must_call)
-
     generation = CompletionStream(
         spec,
         request_id=head.id,
         client=app_state.client,
         tokenizer=tokenizer,
         metrics=app_state.metrics,
-        make_splitter=splitter,
+        make_splitter=lambda index: _splitter(index, chat_format, plan, prompt.reasoning),
     )
-    return PreparedChat(head, generation, reply_options(body, spec.params), headers, ignored, plan)
+    return PreparedReply(head, generation, reply_options(body, spec.params), headers, ignored)
+
+
+async def prepare_equivalent(
+    app_state: AppState,
+    equivalent: ChatEquivalent,
+    request: Request,
+    *,
+    id_prefix: str,
+    shrinks_max_tokens: bool = False,
+) -> PreparedReply:
+    """Check and encode the chat of another API's request, as prepare_chat() does, with that API's names of fields."""
+    names = equivalent.field_names
+    with errors_in_client_fields(names):
+        chat = await prepare_chat(
+            app_state,
+            equivalent.body,
+            request,
+            id_prefix=id_prefix,
+            shrinks_max_tokens=shrinks_max_tokens,
+            field_names=names,
+        )
+    ignored = [*equivalent.ignored, *(rename_fields(name, names) for name in chat.ignored)]
+    return msgspec.structs.replace(chat, ignored=ignored, headers=app_state.ignored_header(ignored))
+
+
+async def encode_chat(app_state: AppState, body: ChatBody) -> list[int]:
+    """Return the token ids of a chat's prompt, even if it does not fit the context. Raises ServiceErrors."""
+    plan = _checked_plan(body, app_state.tokenizer.chat_format)
+    limits = msgspec.structs.replace(app_state.limits(), max_model_len=MAX_TOKENS)
+    return (await _encode(app_state, body, plan, limits)).token_ids
+
+
+def _checked_plan(body: ChatBody, chat_format: ChatFormat) -> ToolPlan:
+    check_chat(body)
+    plan = plan_tools(body)
+    check_tools(plan, chat_format)
+    return plan
+
+
+def _splitter(index: int, chat_format: ChatFormat, plan: ToolPlan, reasoning: ReasoningPlace) -> MessageSplitter | None:
+    parser = make_parser(chat_format, tools=plan.callable, is_reasoning=reasoning == "open")
+    if parser is None:
+        return None
+    return MessageSplitter(index, parser, max_calls=None if plan.is_parallel else 1, must_call=plan.must_call)
 
 
 def _constraint_of(
@@ -140,15 +163,6 @@ def _constraint_of(
         parts.append(calls)
     param = "tools" if constraint is None or plan.must_call else constraint.param
     return ConstraintRequest(answer_grammar(parts, chat_format.reasoning, reasoning, tag_ids=ids), param)
-
-
-async def encode_chat(app_state: AppState, body: ChatBody) -> list[int]:
-    """Return the token ids of a chat's prompt, even if it does not fit the context. Raises ServiceErrors."""
-    check_chat(body)
-    plan = plan_tools(body)
-    check_tools(plan, app_state.tokenizer.chat_format)
-    limits = msgspec.structs.replace(app_state.limits(), max_model_len=MAX_TOKENS)
-    return (await _encode(app_state, body, plan, limits)).token_ids
 
 
 async def _encode(app_state: AppState, body: ChatBody, plan: ToolPlan, limits: EngineReady) -> _Prompt:

@@ -10,9 +10,9 @@ from msgspec import UNSET, UnsetType
 
 from engine.interface.errors import ServiceError
 from engine.interface.protocol import TokenLogprobs
+from server.api.collected import CollectedChoice, collect_choices
 from server.api.logprobs import finite_logprob, prompt_logprobs_of, top_entries
 from server.api.objects import (
-    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -23,76 +23,15 @@ from server.api.objects import (
     ChatTokenLogprob,
     FunctionDelta,
     PromptLogprobs,
-    ToolCall,
     ToolCallDelta,
     TopLogprob,
     timings_of,
     usage_of,
 )
-from server.api.reply_options import ReplyOptions
-from server.api.sse import PING, SSE_DONE, ReplyHead, data_events, data_failure
+from server.api.reply_options import PreparedReply
+from server.api.sse import PING, SSE_DONE, data_events, data_failure
 from server.generation.events import ChoiceFinished, Event, TextDelta, ToolArguments, ToolCallStart
-from server.generation.generation import CompletionStream
 from server.text.tokenizer import Tokenizer
-
-
-class CollectedCall(msgspec.Struct):
-    """One whole tool call."""
-
-    id: str
-    name: str
-    arguments: str = ""
-
-
-class CollectedMessage(msgspec.Struct):
-    """All events of one choice, joined."""
-
-    index: int
-    text: str = ""
-    reasoning: str = ""
-    calls: list[CollectedCall] = []
-    token_ids: list[int] = []
-    logprobs: list[TokenLogprobs] | None = None
-    finish_reason: str = ""
-
-    @property
-    def content(self) -> str | None:
-        """The message's content: null where there are calls and no text."""
-        return self.text or (None if self.calls else "")
-
-
-def collect_messages(events: Sequence[Event]) -> list[CollectedMessage]:
-    """Join the events of each choice that ended, in order of index."""
-    texts: dict[int, list[str]] = {}
-    reasonings: dict[int, list[str]] = {}
-    arguments: dict[tuple[int, int], list[str]] = {}
-    messages: dict[int, CollectedMessage] = {}
-    for event in events:
-        message = messages.setdefault(event.index, CollectedMessage(event.index))
-        match event:
-            case TextDelta():
-                own = texts if event.kind == "text" else reasonings
-                own.setdefault(event.index, []).append(event.text)
-                _add_tokens(message, event)
-            case ToolCallStart():
-                message.calls.append(CollectedCall(event.id, event.name))
-            case ToolArguments():
-                arguments.setdefault((event.index, event.call_index), []).append(event.text)
-            case ChoiceFinished():
-                message.finish_reason = event.finish_reason
-    for index, message in messages.items():
-        message.text = "".join(texts.get(index, ()))
-        message.reasoning = "".join(reasonings.get(index, ()))
-        for i, call in enumerate(message.calls):
-            call.arguments = "".join(arguments.get((index, i), ()))
-    return [messages[index] for index in sorted(messages) if messages[index].finish_reason]
-
-
-def _add_tokens(message: CollectedMessage, event: TextDelta) -> None:
-    message.token_ids += event.token_ids
-    if event.logprobs is not None:
-        message.logprobs = message.logprobs or []
-        message.logprobs += event.logprobs
 
 
 class ChatWriter:
@@ -100,12 +39,8 @@ class ChatWriter:
 
     ping = PING
 
-    def __init__(
-        self, head: ReplyHead, options: ReplyOptions, *, generation: CompletionStream, tokenizer: Tokenizer
-    ) -> None:
-        self._head = head
-        self._options = options
-        self._generation = generation
+    def __init__(self, chat: PreparedReply, *, tokenizer: Tokenizer) -> None:
+        self._head, self._options, self._generation = chat.head, chat.options, chat.generation
         self._tokenizer = tokenizer
 
     def opening(self) -> bytes:
@@ -128,15 +63,8 @@ class ChatWriter:
         """The usage chunk, if it was asked for."""
         if not self._options.include_usage:
             return SSE_DONE
-        stats = self._generation.stats()
-        chunk = ChatChunk(
-            id=self._head.id,
-            created=self._head.created,
-            model=self._head.model,
-            choices=[],
-            usage=usage_of(stats),
-            timings=timings_of(stats),
-        )
+        chunk, stats = self._chunk(), self._generation.stats()
+        chunk.usage, chunk.timings = usage_of(stats), timings_of(stats)
         return data_events(chunk) + SSE_DONE
 
     def failed(self, error: ServiceError, *, request_id: str) -> bytes:
@@ -146,7 +74,7 @@ class ChatWriter:
     def whole(self, events: Sequence[Event]) -> msgspec.Struct:
         """The answer as one body."""
         choices = []
-        for collected in collect_messages(events):
+        for collected in collect_choices(events):
             choice = ChatChoice(
                 collected.index,
                 _message(collected),
@@ -193,8 +121,9 @@ class ChatWriter:
         entries, prompt = self._generation.prompt_logprobs(0), self._generation.spec.prompts[0]
         return prompt_logprobs_of(prompt, entries, num_top=count, tokenizer=self._tokenizer)
 
-    def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
-        chunk = ChatChunk(id=self._head.id, created=self._head.created, model=self._head.model, choices=[choice])
+    def _chunk(self, *choices: ChatChunkChoice) -> ChatChunk:
+        head = self._head
+        chunk = ChatChunk(id=head.id, created=head.created, model=head.model, choices=list(choices))
         if self._options.continuous_usage:
             chunk.usage = usage_of(self._generation.stats())
         elif self._options.include_usage:
@@ -205,7 +134,7 @@ class ChatWriter:
         return list(self._generation.spec.prompts[0]) if self._options.return_token_ids else UNSET
 
     def _logprobs(
-        self, logprobs: list[TokenLogprobs] | None, source: TextDelta | CollectedMessage
+        self, logprobs: list[TokenLogprobs] | None, source: TextDelta | CollectedChoice
     ) -> ChatLogprobs | None:
         if logprobs is None:
             return None
@@ -235,14 +164,12 @@ def _text_delta(event: TextDelta) -> ChatDelta:
     return ChatDelta(reasoning_content=event.text, reasoning=event.text)
 
 
-def _message(collected: CollectedMessage) -> ChatMessage:
+def _message(collected: CollectedChoice) -> ChatMessage:
     message = ChatMessage(content=collected.content)
     if collected.reasoning:
         message.reasoning_content = message.reasoning = collected.reasoning
     if collected.calls:
-        message.tool_calls = [
-            ToolCall(id=call.id, function=CalledFunction(call.name, call.arguments)) for call in collected.calls
-        ]
+        message.tool_calls = collected.calls
     return message
 
 

@@ -7,36 +7,26 @@ import time
 import msgspec
 from starlette.requests import Request
 
-from engine.interface.protocol import EngineReady
 from server.api.app_state import AppState
 from server.api.generation_spec import check_completion, completion_spec
 from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
-from server.api.reply_options import ReplyOptions, reply_options
+from server.api.reply_options import PreparedReply, reply_options
 from server.api.request_record import record_of
 from server.api.sampling_fields import ModelFacts
 from server.api.schemas import CompletionBody
 from server.api.sse import ReplyHead
 from server.generation.generation import CompletionStream
 from server.structured_output.grammar_spec import constraint_of
-from server.text.tokenizer import Tokenizer
 
 
-class PreparedCompletion(msgspec.Struct, frozen=True):
-    """A checked completion request that has not started."""
-
-    head: ReplyHead
-    generation: CompletionStream
-    options: ReplyOptions
-    headers: dict[str, str]  # of the answer: names what was ignored
-
-
-async def prepare_completion(app_state: AppState, body: CompletionBody, request: Request) -> PreparedCompletion:
+async def prepare_completion(app_state: AppState, body: CompletionBody, request: Request) -> PreparedReply:
     """Check and encode a completion. Raises ServiceErrors. `request`: as in prepare_chat."""
     limits = app_state.limits()
     model = app_state.model_name(body.model)
     check_completion(body)
-    headers = app_state.ignored_header(ignored_fields(body))
+    ignored = ignored_fields(body)
+    headers = app_state.ignored_header(ignored)
     record = record_of(request.scope)
     record.model = model
     context = app_state.request_context(record)
@@ -44,7 +34,8 @@ async def prepare_completion(app_state: AppState, body: CompletionBody, request:
     grammar = await checked_grammar(app_state.grammars, constraint, request, timeout_s=context.timeout_of(body.timeout))
     prompts = body.prompt
     if isinstance(prompts[0], str):
-        prompts = await asyncio.to_thread(_encode, app_state.tokenizer, prompts, limits)
+        encode = app_state.tokenizer.encode_checked
+        prompts = await asyncio.to_thread(encode, prompts, max_model_len=limits.max_model_len, param="prompt")
     facts = ModelFacts(limits, app_state.defaults, app_state.tokenizer)
     spec = completion_spec(body, prompts, model=facts, context=context, grammar=grammar)
     lora_index = app_state.lora_index(model)
@@ -53,10 +44,4 @@ async def prepare_completion(app_state: AppState, body: CompletionBody, request:
     generation = CompletionStream(
         spec, request_id=head.id, client=app_state.client, tokenizer=app_state.tokenizer, metrics=app_state.metrics
     )
-    return PreparedCompletion(head, generation, reply_options(body, spec.params), headers)
-
-
-def _encode(tokenizer: Tokenizer, prompts: list[str], limits: EngineReady) -> list[list[int]]:
-    for prompt in prompts:
-        tokenizer.check_length(prompt, max_model_len=limits.max_model_len, param="prompt")
-    return [tokenizer.encode(prompt) for prompt in prompts]
+    return PreparedReply(head, generation, reply_options(body, spec.params), headers, ignored)

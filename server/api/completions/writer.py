@@ -10,48 +10,13 @@ from msgspec import UNSET
 
 from engine.interface.errors import ServiceError
 from engine.interface.protocol import TokenLogprobs
+from server.api.collected import CollectedChoice, collect_choices
 from server.api.logprobs import LegacyLogprobs, prompt_logprobs_of
 from server.api.objects import TextChoice, TextCompletion, TextLogprobs, timings_of, usage_of
-from server.api.reply_options import ReplyOptions
-from server.api.sse import PING, SSE_DONE, ReplyHead, data_events, data_failure
+from server.api.reply_options import PreparedReply
+from server.api.sse import PING, SSE_DONE, data_events, data_failure
 from server.generation.events import ChoiceFinished, Event, TextDelta
-from server.generation.generation import CompletionStream
 from server.text.tokenizer import Tokenizer
-
-
-class CollectedChoice(msgspec.Struct):
-    """All events of one choice, joined."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None
-    finish_reason: str
-
-
-def collect_choices(events: Sequence[Event]) -> list[CollectedChoice]:
-    """Join the events of each choice, in order of index."""
-    deltas: dict[int, list[TextDelta]] = {}
-    reasons: dict[int, str] = {}
-    for event in events:
-        if isinstance(event, ChoiceFinished):
-            reasons[event.index] = event.finish_reason
-        elif isinstance(event, TextDelta):
-            deltas.setdefault(event.index, []).append(event)
-    choices = []
-    for index in sorted(reasons):
-        own = deltas.get(index, [])
-        logprobs = [entry for delta in own for entry in delta.logprobs or ()]
-        choices.append(
-            CollectedChoice(
-                index,
-                "".join(delta.text for delta in own),
-                [id_ for delta in own for id_ in delta.token_ids],
-                logprobs if any(delta.logprobs is not None for delta in own) else None,
-                reasons[index],
-            )
-        )
-    return choices
 
 
 class TextWriter:
@@ -59,18 +24,8 @@ class TextWriter:
 
     ping = PING
 
-    def __init__(
-        self,
-        head: ReplyHead,
-        options: ReplyOptions,
-        *,
-        generation: CompletionStream,
-        tokenizer: Tokenizer,
-        echo: list[str] | None,
-    ) -> None:
-        self._head = head
-        self._options = options
-        self._generation = generation
+    def __init__(self, completion: PreparedReply, *, tokenizer: Tokenizer, echo: list[str] | None) -> None:
+        self._head, self._options, self._generation = completion.head, completion.options, completion.generation
         self._tokenizer = tokenizer
         self._echo = echo
         self._legacy: dict[int, LegacyLogprobs] = {}  # of the choices that have begun
@@ -105,16 +60,7 @@ class TextWriter:
         """The usage chunk, if it was asked for."""
         if not self._options.include_usage:
             return SSE_DONE
-        stats = self._generation.stats()
-        chunk = TextCompletion(
-            id=self._head.id,
-            created=self._head.created,
-            model=self._head.model,
-            choices=[],
-            usage=usage_of(stats),
-            timings=timings_of(stats),
-        )
-        return data_events(chunk) + SSE_DONE
+        return data_events(self._with_totals(self._chunk())) + SSE_DONE
 
     def failed(self, error: ServiceError, *, request_id: str) -> bytes:
         """The error."""
@@ -137,18 +83,16 @@ class TextWriter:
                     tokenizer=self._tokenizer,
                 )
             choices.append(choice)
-        stats = self._generation.stats()
-        return TextCompletion(
-            id=self._head.id,
-            created=self._head.created,
-            model=self._head.model,
-            choices=choices,
-            usage=usage_of(stats),
-            timings=timings_of(stats),
-        )
+        return self._with_totals(self._chunk(*choices))
 
-    def _chunk(self, choice: TextChoice) -> TextCompletion:
-        chunk = TextCompletion(id=self._head.id, created=self._head.created, model=self._head.model, choices=[choice])
+    def _with_totals(self, answer: TextCompletion) -> TextCompletion:
+        stats = self._generation.stats()
+        answer.usage, answer.timings = usage_of(stats), timings_of(stats)
+        return answer
+
+    def _chunk(self, *choices: TextChoice) -> TextCompletion:
+        head = self._head
+        chunk = TextCompletion(id=head.id, created=head.created, model=head.model, choices=list(choices))
         if self._options.continuous_usage:
             chunk.usage = usage_of(self._generation.stats())
         elif self._options.include_usage:

@@ -15,7 +15,6 @@ from server.api.request_record import record_of
 from server.api.sampling_fields import check_ids
 from server.config.api_keys import cache_salt_of
 from server.text.embedding_model import EmbeddingModel
-from server.text.tokenizer import Tokenizer
 
 MAX_INPUT_TOKENS = 2**20  # of all inputs of a request
 
@@ -42,7 +41,8 @@ async def prepare_embeddings(app_state: AppState, body: EmbeddingBody, request: 
         )
     if isinstance(body.input[0], str):
         prefix = _prefix(body.prompt_name, embedding)
-        inputs = await asyncio.to_thread(_encode, app_state.tokenizer, [prefix + text for text in body.input], limits)
+        texts, encode = [prefix + text for text in body.input], app_state.tokenizer.encode_checked
+        inputs = await asyncio.to_thread(encode, texts, max_model_len=limits.max_model_len, param="input")
     else:
         if body.prompt_name:
             raise InvalidParameter("prompt_name is for texts: token ids are taken as they are.", param="prompt_name")
@@ -74,14 +74,6 @@ def _prefix(name: str | None, embedding: EmbeddingModel) -> str:
         known = ", ".join(embedding.prompts) or "none"
         raise InvalidParameter(f"prompt_name {name!r} is unknown; this model has {known}.", param="prompt_name")
     return embedding.prompts[name] if name else ""
-
-
-def _encode(tokenizer: Tokenizer, texts: list[str], limits: EngineReady) -> list[list[int]]:
-    inputs: list[list[int]] = []
-    for text in texts:
-        tokenizer.check_length(text, max_model_len=limits.max_model_len, param="input")
-        inputs.append(tokenizer.encode(text))
-    return inputs
 
 
 def _check_inputs(inputs: list[list[int]], limits: EngineReady) -> None:

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from server.api.schemas import STRICT, Label, check_texts_or_ids
+from server.api.schemas import Label, check_texts_or_ids
+from server.api.strict_json import StrictModel
 
 MAX_INPUTS = 2048  # OpenAI's
 MAX_DIMENSIONS = 2**20  # a bound for arithmetic; the model's hidden size is the real limit
@@ -24,10 +25,8 @@ def _input(value: Any) -> list[str] | list[list[int]]:
     return check_texts_or_ids(value, noun="inputs", limit=MAX_INPUTS)
 
 
-class EmbeddingBody(BaseModel):
+class EmbeddingBody(StrictModel):
     """POST /v1/embeddings."""
-
-    model_config = STRICT
 
     model: Label | None = None
     input: Annotated[Any, BeforeValidator(_input), WithJsonSchema(_INPUT_SCHEMA)]

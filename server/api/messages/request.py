@@ -38,13 +38,13 @@ from server.api.sampling_fields import shared_values
 _FIELDS = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
 _FIELDS |= {"response_format": "output_config.format", "response_format.json_schema": "output_config.format"}
 _FIELDS |= {"parallel_tool_calls": "tool_choice.disable_parallel_tool_use"}
-# Leaving one of these out would change the question; other unserved blocks record calls of server tools.
+# Content of the user: without it the model would answer another question. Other unserved blocks record server tools.
 _NEEDED_BLOCKS = frozenset({"image", "document", "search_result", "container_upload"})
-# What Claude Code puts before its system prompt, for no model to read. It differs from request to request, so with it
-# no prefix would ever be found in the cache.
+# A line that Claude Code puts before its system prompt. It is not meant for the model, and it differs from request to
+# request, so that no prefix would be found in the cache.
 _BILLING = "x-anthropic-billing-header:"
-# The form in which Claude Code tells the model something amid a conversation, where no system message can: few
-# templates take one that is not the first.
+# The form of Claude Code's own system messages within a conversation. Few templates accept a system message that is
+# not the first message.
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING_SWITCHES = ("enable_thinking", "thinking")  # the variable names in templates
@@ -203,7 +203,7 @@ class _Messages:
     def add_text(self, role: str, parts: list[dict[str, str]], *, at: str) -> None:
         """Add text to the open turn of its role, or to a new one."""
         turn = self._open(role, at=at)
-        if turn.calls:  # text after calls starts a new turn
+        if turn.calls:  # text after calls begins a new turn
             turn = self._append(Turn(role=role, at=at))
         turn.parts.extend(parts)
 
@@ -213,7 +213,7 @@ class _Messages:
             self.ignored.append(at)
             return
         turn = self._open("assistant", at=turn_at)
-        if turn.parts or turn.calls:  # reasoning starts a new turn
+        if turn.parts or turn.calls:  # reasoning begins a new turn
             turn = self._append(Turn(role="assistant", at=turn_at))
         turn.thoughts.append(text)
 
@@ -221,7 +221,7 @@ class _Messages:
         content = "" if block.content is None else block.content
         parts = text_parts(content, at=f"{at}.content", kinds=_TEXT_KINDS, ignored=self.ignored)
         if block.is_error:
-            self.ignored.append(f"{at}.is_error")  # templates cannot mark failed calls: the text has to
+            self.ignored.append(f"{at}.is_error")  # templates have no mark for a failed call, only its text
         self._append(Turn(role="tool", at=at, parts=parts, call_id=block.tool_use_id))
 
     def _open(self, role: str, *, at: str) -> Turn:

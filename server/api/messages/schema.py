@@ -6,24 +6,18 @@ skips the other types.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from engine.interface.errors import InvalidParameter
 from server.api.sampling_fields import MAX_TOKENS, SharedSampling
-from server.api.schemas import MAX_MESSAGES, MAX_TOOLS, Json, Label, Stop, TextOrParts, parse_body
+from server.api.schemas import MAX_MESSAGES, MAX_TOOLS, Json, Label, Name, Stop, TextOrParts
+from server.api.strict_json import StrictModel, parse_body
 
 MAX_BLOCKS = 32_768  # of one request
-MAX_NAME_CHARS = 256
-
-_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
-class TextBlock(BaseModel):
+class TextBlock(StrictModel):
     """Text."""
-
-    model_config = _STRICT
 
     type: Literal["text"]
     text: str
@@ -31,10 +25,8 @@ class TextBlock(BaseModel):
     citations: Json = None
 
 
-class ThinkingBlock(BaseModel):
+class ThinkingBlock(StrictModel):
     """Reasoning of the model; without its text, the signature contains it."""
-
-    model_config = _STRICT
 
     type: Literal["thinking"]
     thinking: str
@@ -42,10 +34,8 @@ class ThinkingBlock(BaseModel):
     cache_control: Json = None
 
 
-class ToolUseBlock(BaseModel):
+class ToolUseBlock(StrictModel):
     """A tool call of the model."""
-
-    model_config = _STRICT
 
     type: Literal["tool_use"]
     id: Label
@@ -55,10 +45,8 @@ class ToolUseBlock(BaseModel):
     caller: Json = None
 
 
-class ToolResultBlock(BaseModel):
+class ToolResultBlock(StrictModel):
     """The result of a tool call."""
-
-    model_config = _STRICT
 
     type: Literal["tool_result"]
     tool_use_id: Label
@@ -67,10 +55,8 @@ class ToolResultBlock(BaseModel):
     cache_control: Json = None
 
 
-class OtherBlock(BaseModel):
+class OtherBlock(StrictModel):
     """A block of a type that is not served."""
-
-    model_config = _STRICT
 
     type: Label
 
@@ -85,10 +71,8 @@ _BLOCK_MODELS: dict[str, type[Block]] = {
 }
 
 
-class ClientTool(BaseModel):
+class ClientTool(StrictModel):
     """A tool that the client runs."""
-
-    model_config = _STRICT
 
     type: Literal["custom"] | None = None
     name: Name
@@ -99,65 +83,51 @@ class ClientTool(BaseModel):
     eager_input_streaming: bool | None = None  # arguments are streamed as they come in any case
 
 
-class MessageParam(BaseModel):
+class MessageParam(StrictModel):
     """One message of the history."""
-
-    model_config = _STRICT
 
     role: Literal["user", "assistant", "system"]
     content: TextOrParts
 
 
-class Thinking(BaseModel):
+class Thinking(StrictModel):
     """thinking"""
-
-    model_config = _STRICT
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
-class ToolChoice(BaseModel):
+class ToolChoice(StrictModel):
     """tool_choice"""
-
-    model_config = _STRICT
 
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class OutputFormat(BaseModel):
+class OutputFormat(StrictModel):
     """output_config.format"""
-
-    model_config = _STRICT
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Json], Field(alias="schema")]
 
 
-class OutputConfig(BaseModel):
+class OutputConfig(StrictModel):
     """output_config"""
-
-    model_config = _STRICT
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
-class RequestMetadata(BaseModel):
+class RequestMetadata(StrictModel):
     """metadata"""
-
-    model_config = _STRICT
 
     user_id: Label | None = None
 
 
-class CountTokensBody(BaseModel):
+class CountTokensBody(StrictModel):
     """POST /v1/messages/count_tokens."""
-
-    model_config = _STRICT
 
     model: Label
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]

@@ -6,31 +6,27 @@ function_tool() check the served ones. The caller refuses or skips the other typ
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
 from server.api.sampling_fields import MAX_TOKENS, SharedSampling
-from server.api.schemas import MAX_LOGPROBS, MAX_TOOLS, Json, Label, StreamOptions, TextOrParts, parse_body
+from server.api.schemas import MAX_LOGPROBS, MAX_TOOLS, Json, Label, Name, ReasoningEffort, StreamOptions, TextOrParts
+from server.api.strict_json import StrictModel, parse_body
 
 MAX_ITEMS = 8192
 MAX_METADATA = 16
-MAX_NAME_CHARS = 256
 
-_STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 _ITEMS_SCHEMA = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": MAX_ITEMS}]
 }
 
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 MetadataValue = Annotated[str, Field(max_length=512)]
 MetadataKey = Annotated[str, Field(max_length=64)]
 
 
-class MessageItem(BaseModel):
+class MessageItem(StrictModel):
     """A message of the input. An answer's own message, sent back, has an id and a status."""
-
-    model_config = _STRICT
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
@@ -40,10 +36,8 @@ class MessageItem(BaseModel):
     phase: Label | None = None
 
 
-class FunctionCallItem(BaseModel):
+class FunctionCallItem(StrictModel):
     """A function call of the model."""
-
-    model_config = _STRICT
 
     type: Literal["function_call"]
     call_id: Label
@@ -53,10 +47,8 @@ class FunctionCallItem(BaseModel):
     status: ItemStatus | None = None
 
 
-class FunctionOutputItem(BaseModel):
+class FunctionOutputItem(StrictModel):
     """The result of a function call."""
-
-    model_config = _STRICT
 
     type: Literal["function_call_output"]
     call_id: Label
@@ -65,19 +57,15 @@ class FunctionOutputItem(BaseModel):
     status: ItemStatus | None = None
 
 
-class ReasoningPart(BaseModel):
+class ReasoningPart(StrictModel):
     """A piece of reasoning, or of its summary."""
-
-    model_config = _STRICT
 
     type: Literal["reasoning_text", "summary_text", "text"]
     text: str
 
 
-class ReasoningItem(BaseModel):
+class ReasoningItem(StrictModel):
     """Reasoning of the model before its answer."""
-
-    model_config = _STRICT
 
     type: Literal["reasoning"]
     id: Label | None = None
@@ -87,10 +75,8 @@ class ReasoningItem(BaseModel):
     status: ItemStatus | None = None
 
 
-class OtherItem(BaseModel):
+class OtherItem(StrictModel):
     """An item of a type that is not served."""
-
-    model_config = _STRICT
 
     type: Label
 
@@ -105,10 +91,8 @@ _ITEM_MODELS: dict[str, type[InputItem]] = {
 }
 
 
-class FunctionToolBody(BaseModel):
+class FunctionToolBody(StrictModel):
     """A function the model may call, in the flat form of this endpoint."""
-
-    model_config = _STRICT
 
     type: Literal["function"]
     name: Name
@@ -117,10 +101,8 @@ class FunctionToolBody(BaseModel):
     strict: bool | None = None
 
 
-class TextFormat(BaseModel):
+class TextFormat(StrictModel):
     """text.format"""
-
-    model_config = _STRICT
 
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
@@ -129,29 +111,23 @@ class TextFormat(BaseModel):
     strict: bool | None = None
 
 
-class TextOptions(BaseModel):
+class TextOptions(StrictModel):
     """text"""
-
-    model_config = _STRICT
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ReasoningOptions(BaseModel):
+class ReasoningOptions(StrictModel):
     """reasoning"""
 
-    model_config = _STRICT
-
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponsesBody(SharedSampling):
     """POST /v1/responses."""
-
-    model_config = _STRICT
 
     model: Label | None = None
     input: Annotated[Any, WithJsonSchema(_ITEMS_SCHEMA)]
@@ -176,9 +152,9 @@ class ResponsesBody(SharedSampling):
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     service_tier: Label | None = None
     store: bool | None = None
-    # beyond OpenAI's form of this endpoint, as in chat; so is seed
+    # not in OpenAI's form of this endpoint, as seed; the same as in chat
     chat_template_kwargs: dict[str, Json] | None = None
-    # known, refused unless they ask for nothing
+    # known fields, refused if they ask for something
     previous_response_id: Json = None
     conversation: Json = None
     background: bool | None = None
@@ -209,7 +185,7 @@ def _item(value: Any, *, at: str) -> InputItem:
     if not isinstance(value, dict):
         raise InvalidParameter(f"{at} must be an object.", param=at)
     kind = value.get("type")
-    if kind is None:  # the short form of a message, or a bare {"id": …}
+    if kind is None:  # the short form of a message, or a reference: {"id": …}
         kind = "message" if "role" in value or "id" not in value else "item_reference"
         value = {**value, "type": kind}
     model = _ITEM_MODELS.get(kind, OtherItem) if isinstance(kind, str) else OtherItem

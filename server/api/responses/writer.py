@@ -37,7 +37,6 @@ from server.api.responses.objects import (
     OutputTextDelta,
     OutputTextDone,
     OutputTokensDetails,
-    Part,
     PartAdded,
     PartDone,
     ReasoningOutput,
@@ -53,6 +52,7 @@ from server.api.responses.objects import (
     ResponseInProgress,
     ResponsesEcho,
     ResponsesUsage,
+    StreamEvent,
     SummaryPartAdded,
     SummaryPartDone,
     SummaryText,
@@ -87,7 +87,7 @@ class ResponsesOutput:
         self._entries: list[ChatTokenLogprob] = []  # the log-probabilities of the open message
         self._early_entries: list[ChatTokenLogprob] = []  # since the last item, without text yet
 
-    def feed(self, event: Event) -> list[msgspec.Struct]:
+    def feed(self, event: Event) -> list[StreamEvent]:
         """Return the stream events of one chat event. ChoiceFinished closes the open item."""
         match event:
             case TextDelta(kind="text"):
@@ -104,7 +104,7 @@ class ResponsesOutput:
                 events = [] if self.items or self._open else self._begin_message()  # there is always an item
                 return [*events, *self.close(self._last_status(event.finish_reason))]
 
-    def close(self, status: str) -> list[msgspec.Struct]:
+    def close(self, status: str) -> list[StreamEvent]:
         """End the open item, if one is."""
         item, self._open = self._open, None
         if item is None:
@@ -112,7 +112,7 @@ class ResponsesOutput:
         text, index = "".join(self._texts), len(self.items)
         item.status = status
         self.items.append(item)
-        events: list[msgspec.Struct]
+        events: list[StreamEvent]
         match item:
             case MessageOutput():
                 item.content = [OutputText(text=text, logprobs=self._entries)]
@@ -134,7 +134,7 @@ class ResponsesOutput:
         is_cut_call = isinstance(self._open, FunctionCallOutput) and self._texts and finish_reason != "tool_calls"
         return INCOMPLETE if finish_reason == "length" or is_cut_call else COMPLETED
 
-    def _feed_text(self, event: TextDelta) -> list[msgspec.Struct]:
+    def _feed_text(self, event: TextDelta) -> list[StreamEvent]:
         entries = self._logprobs(event) if self._logprobs is not None else []
         is_open = isinstance(self._open, MessageOutput)
         if not event.text and not is_open:
@@ -150,7 +150,7 @@ class ResponsesOutput:
         delta = OutputTextDelta(item_id=self._open.id, output_index=len(self.items), delta=event.text, logprobs=entries)
         return [*events, delta]
 
-    def _feed_reasoning(self, text: str) -> list[msgspec.Struct]:
+    def _feed_reasoning(self, text: str) -> list[StreamEvent]:
         events = []
         if not isinstance(self._open, ReasoningOutput):
             item = ReasoningOutput(id=self._make_id("rs"), status=IN_PROGRESS)
@@ -161,12 +161,12 @@ class ResponsesOutput:
         kind = SummaryTextDelta if self._is_summary else ReasoningTextDelta
         return [*events, kind(item_id=self._open.id, output_index=len(self.items), delta=text)]
 
-    def _reasoning_part_added(self, item: ReasoningOutput) -> msgspec.Struct:
+    def _reasoning_part_added(self, item: ReasoningOutput) -> StreamEvent:
         if self._is_summary:
             return SummaryPartAdded(item_id=item.id, output_index=len(self.items), part=SummaryText())
-        return self._part_added(item, ReasoningText())
+        return PartAdded(item_id=item.id, output_index=len(self.items), part=ReasoningText())
 
-    def _close_reasoning(self, item: ReasoningOutput, text: str, index: int) -> list[msgspec.Struct]:
+    def _close_reasoning(self, item: ReasoningOutput, text: str, index: int) -> list[StreamEvent]:
         item.encrypted_content = seal(text) if self._is_sealed else None
         if self._is_summary:
             item.summary = [SummaryText(text=text)]
@@ -180,24 +180,21 @@ class ResponsesOutput:
             PartDone(item_id=item.id, output_index=index, part=item.content[0]),
         ]
 
-    def _feed_arguments(self, text: str) -> list[msgspec.Struct]:
+    def _feed_arguments(self, text: str) -> list[StreamEvent]:
         assert isinstance(self._open, FunctionCallOutput), "arguments outside of a call"
         if not text:
             return []
         self._texts.append(text)
         return [self._arguments_delta(self._open, len(self.items), text)]
 
-    def _begin_message(self) -> list[msgspec.Struct]:
+    def _begin_message(self) -> list[StreamEvent]:
         item = MessageOutput(id=self._make_id("msg"), status=IN_PROGRESS)
-        return [*self._begin(item), self._part_added(item, OutputText())]
+        return [*self._begin(item), PartAdded(item_id=item.id, output_index=len(self.items), part=OutputText())]
 
-    def _begin(self, item: OutputItem) -> list[msgspec.Struct]:
+    def _begin(self, item: OutputItem) -> list[StreamEvent]:
         self._open, self._texts, self._entries = item, [], []
         # A copy: the item is filled when it is closed, which may be before this event is written.
         return [ItemAdded(output_index=len(self.items), item=msgspec.structs.replace(item))]
-
-    def _part_added(self, item: OutputItem, part: Part) -> PartAdded:
-        return PartAdded(item_id=item.id, output_index=len(self.items), part=part)
 
     @staticmethod
     def _arguments_delta(item: FunctionCallOutput, index: int, text: str) -> ArgumentsDelta:
@@ -261,7 +258,7 @@ class ResponsesWriter:
             self._feed(event)
         return self._response(INCOMPLETE if self._is_cut else COMPLETED)
 
-    def _feed(self, event: Event) -> list[msgspec.Struct]:
+    def _feed(self, event: Event) -> list[StreamEvent]:
         if isinstance(event, ChoiceFinished):
             self._is_cut = event.finish_reason == "length"
         return self._output.feed(event)
@@ -292,10 +289,10 @@ class ResponsesWriter:
             total_tokens=stats.num_prompt_tokens + stats.num_output_tokens,
         )
 
-    def _encode(self, events: Sequence[msgspec.Struct]) -> bytes:
+    def _encode(self, events: Sequence[StreamEvent]) -> bytes:
         encoded = []
         for event in events:
-            event.sequence_number = self._num_events  # type: ignore[attr-defined]
+            event.sequence_number = self._num_events
             self._num_events += 1
             encoded.append(named_event(event))
         return b"".join(encoded)

@@ -3,7 +3,7 @@
 import argparse
 import re
 
-from server.config.serve_flags import add_overlap_flag, add_speculative_flags
+from server.config.serve_flags import add_overlap_flag, add_speculative_flags, add_tensor_parallel_flag
 from server.config.setting import add_alias
 from server.config.value_types import (
     BACKEND_NAMES,
@@ -42,13 +42,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     shapes = "random weights: qwen3-0.6b, llama-3.1-8b …"
     model.add_argument("--shape", type=text, metavar="NAME", help=shapes)
     add("--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", metavar="DEV", help="auto, cuda, mps, cpu")
-    add(
-        "--tensor-parallel-size",
-        type=integer(1, 64),
-        default=1,
-        metavar="N",
-        help="GPUs over which the model is split (1)",
-    )
+    add_tensor_parallel_flag(parser, help="GPUs over which the model is split (1)")
     add("--attention-backend", choices=BACKEND_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--quantization", choices=QUANTIZATION_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length (8192, or the model's)")
@@ -127,10 +121,7 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
 
 def rate(value: str) -> float:
     """Parse a number of requests per second."""
-    try:
-        return deadline(value)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number of requests per second above 0") from None
+    return _above_zero(value, "a number of requests per second above 0")
 
 
 def add_steps_flags(parser: argparse.ArgumentParser) -> None:
@@ -151,6 +142,12 @@ def add_steps_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     """Add those of plan, but for --goodput."""
+    _add_plan_load(parser)
+    _add_plan_fleet(parser)
+    _add_json(parser)
+
+
+def _add_plan_load(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--steps", type=text, required=True, metavar="FILE", help="output of quire bench steps --json")
     add("--against", type=text, metavar="FILE", help="report of quire bench serve: simulate its load and compare")
@@ -174,6 +171,10 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         help="tokens of a prefix that all prompts share",
     )
     add("--seed", type=integer(0, 2**31), default=0, metavar="N", help="seed of lengths and arrivals (0)")
+
+
+def _add_plan_fleet(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--replicas",
         type=_replicas,
@@ -209,7 +210,6 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     add_alias(parser, "--max-num-mixed-tokens", decode_step_tokens)
     add("--kv-tokens", type=integer(16, 2**40), metavar="N", help="instead: tokens in the KV cache")
     add("--price", type=_price, metavar="P", help="price of a replica per hour: adds the price of a million tokens")
-    _add_json(parser)
 
 
 def lengths(value: str) -> tuple[int, int]:
@@ -265,10 +265,14 @@ def _replicas(value: str) -> int:
 
 
 def _price(value: str) -> float:
+    return _above_zero(value, "a price above 0, up to 86,400")
+
+
+def _above_zero(value: str, meaning: str) -> float:
     try:
         return deadline(value)
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a price above 0, up to 86,400") from None
+        raise argparse.ArgumentTypeError(f"{value!r} is not {meaning}") from None
 
 
 def _milliseconds(value: str) -> float:

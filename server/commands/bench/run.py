@@ -75,12 +75,14 @@ _PLAN_MOST_USED = {
     "fleet": ("--steps", "--replicas", "--goodput", "--json"),
     "load": ("--rate", "--concurrency", "--num-requests", "--input-len", "--output-len", "--against"),
 }
+_WITH_GOODPUT = ("serve", "plan")
 
 
 class _Kind(NamedTuple):
     """A kind of benchmark, as --help shows it. most_used: the flags of the short help; None where all fit a screen."""
 
     name: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
     usage: str
     summary: str
     examples: str
@@ -98,18 +100,7 @@ def add_bench(commands: "argparse._SubParsersAction[AnyParser]", formatter: Form
         allow_abbrev=False,
     )
     kinds = bench.add_subparsers(dest="bench", required=True, metavar="KIND", title="kinds")
-    for kind in (
-        _Kind(
-            "offline", "WORKLOAD …", "measure workloads through the engine alone", _OFFLINE_EXAMPLES, _OFFLINE_MOST_USED
-        ),
-        _Kind(
-            "serve", "[--url URL]", "measure load on any OpenAI-compatible server", _SERVE_EXAMPLES, _SERVE_MOST_USED
-        ),
-        _Kind("kernels", "[PART]", "measure attention kernels beside their baselines", _KERNELS_EXAMPLES),
-        _Kind("report", "RUN.json …", "draw what others wrote with --json", _REPORT_EXAMPLES),
-        _Kind("steps", "[--model MODEL]", "measure how long steps take, for plan", _STEPS_EXAMPLES, _STEPS_MOST_USED),
-        _Kind("plan", "--steps FILE", "simulate a fleet: throughput, latencies", _PLAN_EXAMPLES, _PLAN_MOST_USED),
-    ):
+    for kind in _KINDS:
         parser = kinds.add_parser(
             kind.name,
             help=kind.summary,
@@ -122,89 +113,42 @@ def add_bench(commands: "argparse._SubParsersAction[AnyParser]", formatter: Form
         )
         if kind.most_used is not None:
             add_short_help(parser, kind.most_used)
-        add_flags, run = _COMMANDS[kind.name]
-        add_flags(parser)
+        kind.add_flags(parser)
+        if kind.name in _WITH_GOODPUT:
+            limits = "limits in ms, e.g. ttft:500,tpot:50,e2el:5000"
+            parser.add_argument("--goodput", type=_goodput, metavar="LIMITS", help=limits)
         parser.add_argument("--debug", action="store_true", help="show tracebacks")
-        parser.set_defaults(run=_guarded(run))
+        parser.set_defaults(run=_run)
 
 
-def _offline(arguments: argparse.Namespace) -> int:
-    from benchmarks.offline import run
+def _run(arguments: argparse.Namespace) -> int:
+    """Run a benchmark; turn its own error into a sentence and an exit code."""
+    from benchmarks.report import BenchError
 
+    try:
+        return _measure(arguments)
+    except BenchError as error:
+        if arguments.debug:
+            raise
+        print(f"quire: error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    match arguments.bench:
+        case "offline":
+            from benchmarks.offline import run
+        case "serve":
+            from benchmarks.serve import run
+        case "kernels":
+            from benchmarks.attention import run
+        case "report":
+            from benchmarks.report_cli import run
+        case "steps":
+            from benchmarks.steps import run
+        case _:
+            from benchmarks.plan import run
     return run(arguments)
-
-
-def _serve(arguments: argparse.Namespace) -> int:
-    from benchmarks.serve import run
-
-    return run(arguments)
-
-
-def _kernels(arguments: argparse.Namespace) -> int:
-    from benchmarks.attention import run
-
-    return run(arguments)
-
-
-def _report(arguments: argparse.Namespace) -> int:
-    from benchmarks.report_cli import run
-
-    return run(arguments)
-
-
-def _steps(arguments: argparse.Namespace) -> int:
-    from benchmarks.steps import run
-
-    return run(arguments)
-
-
-def _plan(arguments: argparse.Namespace) -> int:
-    from benchmarks.plan import run
-
-    return run(arguments)
-
-
-def _add_serve(parser: argparse.ArgumentParser) -> None:
-    add_serve_flags(parser)
-    _add_goodput(parser)
-
-
-def _add_plan(parser: argparse.ArgumentParser) -> None:
-    add_plan_flags(parser)
-    _add_goodput(parser)
-
-
-def _add_goodput(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--goodput", type=_goodput, metavar="LIMITS", help="limits in ms, e.g. ttft:500,tpot:50,e2el:5000"
-    )
-
-
-_COMMANDS = {
-    "offline": (add_offline_flags, _offline),
-    "serve": (_add_serve, _serve),
-    "kernels": (add_kernels_flags, _kernels),
-    "report": (add_report_flags, _report),
-    "steps": (add_steps_flags, _steps),
-    "plan": (_add_plan, _plan),
-}
-
-
-def _guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Turn a benchmark's own error into its sentence and exit code."""
-
-    def guarded(arguments: argparse.Namespace) -> int:
-        from benchmarks.report import BenchError
-
-        try:
-            return run(arguments)
-        except BenchError as error:
-            if arguments.debug:
-                raise
-            print(f"quire: error: {error}", file=sys.stderr)
-            return error.exit_code
-
-    return guarded
 
 
 def _goodput(value: str) -> dict[str, float]:
@@ -214,3 +158,43 @@ def _goodput(value: str) -> dict[str, float]:
         return parse_goodput(value)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+_KINDS = (
+    _Kind(
+        "offline",
+        add_offline_flags,
+        "WORKLOAD …",
+        "measure workloads through the engine alone",
+        _OFFLINE_EXAMPLES,
+        _OFFLINE_MOST_USED,
+    ),
+    _Kind(
+        "serve",
+        add_serve_flags,
+        "[--url URL]",
+        "measure load on any OpenAI-compatible server",
+        _SERVE_EXAMPLES,
+        _SERVE_MOST_USED,
+    ),
+    _Kind(
+        "kernels", add_kernels_flags, "[PART]", "measure attention kernels beside their baselines", _KERNELS_EXAMPLES
+    ),
+    _Kind("report", add_report_flags, "RUN.json …", "draw what others wrote with --json", _REPORT_EXAMPLES),
+    _Kind(
+        "steps",
+        add_steps_flags,
+        "[--model MODEL]",
+        "measure how long steps take, for plan",
+        _STEPS_EXAMPLES,
+        _STEPS_MOST_USED,
+    ),
+    _Kind(
+        "plan",
+        add_plan_flags,
+        "--steps FILE",
+        "simulate a fleet: throughput, latencies",
+        _PLAN_EXAMPLES,
+        _PLAN_MOST_USED,
+    ),
+)

@@ -206,7 +206,7 @@ def _system(session: Session, argument: str) -> Outcome:
     if not argument:
         return Outcome(session.system or "There is no system message.")
     session.system = None if argument == "none" else argument
-    return Outcome("From the next answer on." if session.system else "There is no system message any more.")
+    return Outcome("It applies from the next answer on." if session.system else "The system message is removed.")
 
 
 def _set(session: Session, argument: str) -> Outcome:
@@ -222,13 +222,13 @@ def _set(session: Session, argument: str) -> Outcome:
 
 def _save(session: Session, argument: str) -> Outcome:
     if not argument:
-        raise ChatError("Where to: /save FILE.")
+        raise ChatError("/save needs a file name: /save FILE.")
     return Outcome(f"{len(session.messages)} messages are in {session.save(argument)}.")
 
 
 def _load(session: Session, argument: str) -> Outcome:
     if not argument:
-        raise ChatError("What: /load FILE.")
+        raise ChatError("/load needs a file name: /load FILE.")
     path = session.load(argument)
     return Outcome(f"{len(session.messages)} messages of {path}.")
 
@@ -239,7 +239,7 @@ def _retry(session: Session, _: str) -> Outcome:
 
 def _clear(session: Session, _: str) -> Outcome:
     session.clear()
-    return Outcome("Nothing was said yet.")
+    return Outcome("All messages are deleted.")
 
 
 def _stats(session: Session, _: str) -> Outcome:

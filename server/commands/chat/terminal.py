@@ -133,24 +133,20 @@ class PlainScreen:
         self._last = "\n"
 
     def piece(self, piece: Piece) -> None:
-        """See Screen.piece."""
         if not piece.is_thinking:
             self._last = piece.text
             self._out.write(piece.text)
             self._out.flush()
 
     def end(self, answer: Answer | None, *, is_stopped: bool) -> None:
-        """See Screen.end."""
         if not self._last.endswith("\n"):
             self._out.write("\n")
             self._out.flush()
 
     def note(self, text: str) -> None:
-        """See Screen.note."""
         print(text, file=self._err)
 
     def error(self, text: str) -> None:
-        """See Screen.error."""
         print(f"quire: error: {text}", file=self._err)
 
 
@@ -170,7 +166,6 @@ class TerminalScreen:
         self._begun_s = 0.0
 
     def begin(self, *, thinking: str, is_markdown: bool) -> None:
-        """See Screen.begin."""
         self._thinking, self._is_markdown = thinking, is_markdown
         self._markdown, self._is_in_thought, self._column_zero = None, False, True
         self._begun_s = time.monotonic()
@@ -178,7 +173,6 @@ class TerminalScreen:
         self._status.start()
 
     def piece(self, piece: Piece) -> None:
-        """See Screen.piece."""
         text = printable(piece.text)
         if piece.is_thinking:
             self._thought(text)
@@ -196,7 +190,6 @@ class TerminalScreen:
         self._markdown.feed(text)
 
     def end(self, answer: Answer | None, *, is_stopped: bool) -> None:
-        """See Screen.end."""
         self._end_status()
         if self._markdown is not None:
             self._markdown.close()
@@ -207,11 +200,9 @@ class TerminalScreen:
         self._console.print()
 
     def note(self, text: str) -> None:
-        """See Screen.note."""
         self._console.print(printable(text), style="dim", markup=False, soft_wrap=True)
 
     def error(self, text: str) -> None:
-        """See Screen.error."""
         self._console.print(printable(text), style="red", markup=False, soft_wrap=True)
 
     def _thought(self, text: str) -> None:

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,8 +58,8 @@ def look_at_host(address: LaunchConfig) -> Host:
         cache=str(cache),
         cache_free=_free_bytes(cache),
         address=f"{address.host}:{address.port}",
-        port_problem=_port_problem(address),
-        kernels_problem=_kernels_problem(),
+        port_problem=_problem(lambda: _bind(address)),
+        kernels_problem=_problem(check_kernels_package),
     )
 
 
@@ -84,7 +85,7 @@ def find_model(model: str, *, revision: str | None, scratch: Path) -> FoundModel
         return FoundModel(path, path.name or "model", f"folder {path}", is_hub=False, needs_download=False)
     cached = _find_cached(model, revision)
     if cached is not None:
-        is_whole = _is_whole(cached)
+        is_whole = _problem(lambda: check_folder(cached)) is None
         origin = "Hugging Face cache" if is_whole else "Hugging Face cache, without all of its files"
         return FoundModel(cached, model, origin, is_hub=True, needs_download=not is_whole)
     folder = _fetch_config(model, revision, scratch)
@@ -121,29 +122,18 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def _port_problem(address: LaunchConfig) -> str | None:
+def _bind(address: LaunchConfig) -> None:
+    for listener in bind(address):
+        listener.close()
+
+
+def _problem(check: Callable[[], None]) -> str | None:
+    """Return what a check says against this machine or folder."""
     try:
-        for listener in bind(address):
-            listener.close()
+        check()
     except StartupError as error:
         return error.message
     return None
-
-
-def _kernels_problem() -> str | None:
-    try:
-        check_kernels_package()
-    except StartupError as error:
-        return error.message
-    return None
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        check_folder(folder)
-    except StartupError:
-        return False
-    return True
 
 
 def _find_cached(repo_id: str, revision: str | None) -> Path | None:

@@ -17,6 +17,7 @@ from engine.interface.metrics import METRICS
 from server.commands.server_target import (
     ServerEndpoint,
     ToolError,
+    check_key,
     error_message,
     make_client,
     one_line,
@@ -198,11 +199,7 @@ class Monitor:
     def sample(self) -> Snapshot:
         """Return the figures now. Raises ToolError if the server does not reply with metrics."""
         response = self._get("/metrics")
-        if response.status_code in (401, 403):
-            what = "refuses this API key" if self._endpoint.api_key else "needs an API key"
-            raise ToolError(
-                f"{self._endpoint.url} {what}: give its key with --api-key or in QUIRE_API_KEY.", exit_code=2
-            )
+        check_key(self._endpoint, response)
         if response.status_code != 200:
             raise ToolError(
                 f"{self._endpoint.url} shows no metrics: {error_message(response.status_code, response.content)}"

@@ -16,9 +16,9 @@ from pydantic import BaseModel
 class ApiRoute:
     """One endpoint. `summary`: its title in the OpenAPI document, which leaves it out if there is none."""
 
-    methods: tuple[str, ...]  # HEAD is a route of its own, which the document leaves out
     path: str
     handler: Callable[..., Awaitable[Response]]
+    methods: tuple[str, ...] = ()  # none: POST for a route with a body, else GET and HEAD
     summary: str = ""
     is_public: bool = False  # answers without an API key
     body: type[BaseModel] | None = None  # the JSON that it reads
@@ -31,6 +31,11 @@ class ApiRoute:
     route_class: type[APIRoute] = APIRoute
 
     @property
+    def verbs(self) -> tuple[str, ...]:
+        """The methods, or their default. HEAD is a route of its own, which the document leaves out."""
+        return self.methods or (("POST",) if self.body is not None else ("GET", "HEAD"))
+
+    @property
     def document_path(self) -> str:
         """The path as OpenAPI writes it."""
         return self.path.replace(":path}", "}")
@@ -40,9 +45,9 @@ def router_of(routes: Iterable[ApiRoute]) -> APIRouter:
     """Return a router with all of the routes, in this order."""
     router = APIRouter()
     for route in routes:
-        if methods := [method for method in route.methods if method != "HEAD"]:
+        if methods := [method for method in route.verbs if method != "HEAD"]:
             _add(router, route, methods, is_shown=bool(route.summary))
-        if "HEAD" in route.methods:
+        if "HEAD" in route.verbs:
             _add(router, route, ["HEAD"], is_shown=False)
     return router
 

@@ -9,10 +9,9 @@ from server.api.embeddings.request import prepare_embeddings
 from server.api.embeddings.run import EmbeddingList, encode_answer
 from server.api.embeddings.schema import EmbeddingBody
 from server.api.request_record import record_of
-from server.api.schemas import parse_body
 from server.api.sse import run_while_connected
 from server.http.routes.api_route import ApiRoute
-from server.http.routes.request_body import read_json
+from server.http.routes.request_body import read_body
 
 
 def embeddings_routes(app_state: AppState) -> list[ApiRoute]:
@@ -21,7 +20,7 @@ def embeddings_routes(app_state: AppState) -> list[ApiRoute]:
     async def create_embeddings(request: Request) -> Response:
         app_state.check_queue()  # before the body is read
         app_state.embedding_model()
-        body = parse_body(EmbeddingBody, await read_json(request))
+        body = await read_body(request, EmbeddingBody)
         prepared = await prepare_embeddings(app_state, body, request)
         run, record = prepared.run, record_of(request.scope)
         record.stats, record.cancel, record.answer_id = run.stats, run.cancel, run.request_id
@@ -34,7 +33,6 @@ def embeddings_routes(app_state: AppState) -> list[ApiRoute]:
 
     return [
         ApiRoute(
-            methods=("POST",),
             path="/v1/embeddings",
             handler=create_embeddings,
             summary="Embeddings",

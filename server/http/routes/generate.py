@@ -8,11 +8,11 @@ from server.api.chat.writer import ChatWriter
 from server.api.completions.request import prepare_completion
 from server.api.completions.writer import TextWriter
 from server.api.objects import ChatChunk, ChatCompletion, TextCompletion
-from server.api.schemas import ChatBody, CompletionBody, parse_body
+from server.api.schemas import ChatBody, CompletionBody
 from server.generation.generation import GenerationSpec
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer
-from server.http.routes.request_body import read_json
+from server.http.routes.request_body import read_body
 from server.text.tokenizer import Tokenizer
 
 
@@ -21,21 +21,12 @@ def chat_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def create_chat_completion(request: Request) -> Response:
         app_state.check_room()  # before the body is read
-        body = parse_body(ChatBody, await read_json(request))
+        body = await read_body(request, ChatBody)
         chat = await prepare_chat(app_state, body, request)
-        writer = ChatWriter(chat.head, chat.options, generation=chat.generation, tokenizer=app_state.tokenizer)
-        return await answer(
-            app_state,
-            request,
-            generation=chat.generation,
-            writer=writer,
-            is_stream=chat.options.is_stream,
-            headers=chat.headers,
-        )
+        return await answer(app_state, request, chat, ChatWriter(chat, tokenizer=app_state.tokenizer))
 
     return [
         ApiRoute(
-            methods=("POST",),
             path="/v1/chat/completions",
             handler=create_chat_completion,
             summary="Chat completion",
@@ -51,23 +42,14 @@ def completions_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def create_completion(request: Request) -> Response:
         app_state.check_room()  # before the body is read
-        body = parse_body(CompletionBody, await read_json(request))
+        body = await read_body(request, CompletionBody)
         completion = await prepare_completion(app_state, body, request)
-        generation, options = completion.generation, completion.options
-        echo = _echo_texts(body, generation.spec, app_state.tokenizer) if body.echo else None
-        writer = TextWriter(completion.head, options, generation=generation, tokenizer=app_state.tokenizer, echo=echo)
-        return await answer(
-            app_state,
-            request,
-            generation=generation,
-            writer=writer,
-            is_stream=options.is_stream,
-            headers=completion.headers,
-        )
+        echo = _echo_texts(body, completion.generation.spec, app_state.tokenizer) if body.echo else None
+        writer = TextWriter(completion, tokenizer=app_state.tokenizer, echo=echo)
+        return await answer(app_state, request, completion, writer)
 
     return [
         ApiRoute(
-            methods=("POST",),
             path="/v1/completions",
             handler=create_completion,
             summary="Text completion",

@@ -65,7 +65,6 @@ def health_routes(app_state: AppState) -> list[ApiRoute]:
 
     return [
         ApiRoute(
-            methods=("GET", "HEAD"),
             path="/health",
             handler=health,
             summary="Alive: 503 if the engine stands still, or does not come back",
@@ -74,7 +73,6 @@ def health_routes(app_state: AppState) -> list[ApiRoute]:
             is_state=True,
         ),
         ApiRoute(
-            methods=("GET", "HEAD"),
             path="/ready",
             handler=ready,
             summary="Ready for requests",
@@ -83,7 +81,6 @@ def health_routes(app_state: AppState) -> list[ApiRoute]:
             is_state=True,
         ),
         ApiRoute(
-            methods=("GET", "HEAD"),
             path="/version",
             handler=version,
             summary="Version of the server",
@@ -101,7 +98,6 @@ def metrics_routes(app_state: AppState) -> list[ApiRoute]:
 
     return [
         ApiRoute(
-            methods=("GET", "HEAD"),
             path="/metrics",
             handler=metrics,
             summary="Prometheus metrics",

@@ -53,7 +53,6 @@ def kv_routes(app_state: AppState) -> list[ApiRoute]:
 
     return [
         ApiRoute(
-            methods=("GET", "HEAD"),
             path="/kv/snapshot",
             handler=snapshot,
             summary="Who holds which block of the KV cache",

@@ -1,7 +1,7 @@
 """KvFeed: the snapshots of the KV cache for the viewers of one worker. Imports engine.interface; never torch.
 
-KvFeed asks the engine at most once per interval for all viewers together, and never without a viewer. Each snapshot is
-encoded as JSON once: the engine's request ids (`ID-CHOICE`, server/generation/generation.py) become the clients' ids.
+KvFeed requests at most one snapshot per interval for all viewers, and none without a viewer. Each snapshot is encoded
+as JSON once: the engine's request ids (`ID-CHOICE`, server/generation/generation.py) become the clients' ids.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from engine.interface.errors import EngineError
 from engine.interface.protocol import KvRequest, KvSnapshot
 
 INTERVAL_S = 0.25
-_ANSWER_TIMEOUT_S = 5.0  # a step on a CPU may take long
-_MAX_SHARE = 0.02  # of the engine's time: an expensive snapshot is requested less often
-_MAX_AGE_S = 2.0  # upper limit of a snapshot's age: on busy cores even a cheap one may take long
+_ANSWER_TIMEOUT_S = 5.0  # a step on a CPU may take seconds
+_MAX_SHARE = 0.02  # of the engine's time, so that expensive snapshots are requested less often
+_MAX_AGE_S = 2.0  # upper limit of a snapshot's age, because the measured cost is high on busy cores
 
 _encoder = msgspec.json.Encoder()
 
@@ -77,16 +77,16 @@ class KvState(msgspec.Struct):
 
 
 class Shown(msgspec.Struct):
-    """A snapshot as it is sent. revision: the same as before where nothing but the time has changed."""
+    """A snapshot as it is sent. revision: unchanged if nothing but the time has changed."""
 
     body: bytes
     revision: int
     time: float  # Unix seconds
-    next_s: float  # time.monotonic() from which on there is a newer one
+    next_s: float  # time.monotonic() of the next snapshot
 
 
 class KvFeed:
-    """One per worker. Uses no task, no timer and no memory but the last snapshot while it has no viewers."""
+    """The feed of one worker. Without viewers it holds the last snapshot, and no task and no timer."""
 
     def __init__(
         self, client: EngineClient, *, model: str, interval_s: float = INTERVAL_S, wall: Callable[[], float] = time.time
@@ -96,7 +96,7 @@ class KvFeed:
         self._interval_s = interval_s
         self._wall = wall
         self._shown: Shown | None = None
-        self._key: object = None  # what the revision stands for
+        self._key: object = None  # equal for snapshots of the same revision
         self._asking: asyncio.Task[Shown] | None = None
 
     async def next(self) -> Shown:
@@ -116,7 +116,7 @@ class KvFeed:
         except TimeoutError:
             raise EngineError(f"The engine has not answered within {_ANSWER_TIMEOUT_S:g} s; it may be busy.") from None
         wall_s = self._wall() - (time.monotonic() - snapshot.now_s)
-        key = _what_is_shown(snapshot)
+        key = _revision_key(snapshot)
         revision = self._shown.revision if self._shown is not None else 0
         if key != self._key or self._shown is None:
             self._key = key
@@ -129,11 +129,11 @@ class KvFeed:
     def _asked(self, task: asyncio.Task[Shown]) -> None:
         self._asking = None
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: its waiters may have left
+            task.exception()  # marks the error as retrieved, because no viewer may be waiting
 
 
 def state_of(snapshot: KvSnapshot, *, model: str, wall_s: float) -> KvState:
-    """Return a snapshot in the API's words. wall_s: Unix time of its making."""
+    """Return a snapshot in the form of the API. wall_s: the Unix time at which it was made."""
     pool = KvPool(
         num_blocks=snapshot.num_blocks,
         block_size=snapshot.block_size,
@@ -180,7 +180,7 @@ def _holder(row: KvRequest, runs: list[int], bytes_per_block: int) -> KvHolder:
         num_shared_blocks=row.num_shared_blocks,
         bytes=row.num_blocks * bytes_per_block,
         num_tokens=num_tokens,
-        num_computed_tokens=min(row.num_computed_tokens, num_tokens),  # drafts in flight are not counted
+        num_computed_tokens=min(row.num_computed_tokens, num_tokens),  # without drafts in flight
         num_prompt_tokens=row.num_prompt_tokens,
         num_hit_tokens=row.num_hit_tokens,
         age_s=round(row.age_s, 3),
@@ -189,7 +189,7 @@ def _holder(row: KvRequest, runs: list[int], bytes_per_block: int) -> KvHolder:
     )
 
 
-def _what_is_shown(snapshot: KvSnapshot) -> object:
+def _revision_key(snapshot: KvSnapshot) -> object:
     """Return a value that is equal for snapshots in which nothing but time differs."""
     states = [(row.request_id, row.state, row.num_computed_tokens) for row in snapshot.requests]
     return snapshot.step_id, states, snapshot.runs, snapshot.cached_runs, snapshot.num_unlisted

@@ -1,20 +1,18 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
 
-import msgspec
 from fastapi import Request, Response
 
 from server.api.app_state import AppState
-from server.api.as_chat import errors_in_client_fields, rename_fields
-from server.api.chat.request import encode_chat, prepare_chat
+from server.api.as_chat import errors_in_client_fields
+from server.api.chat.request import encode_chat, prepare_equivalent
 from server.api.messages.objects import Message, TokenCount
 from server.api.messages.request import translate_count, translate_messages
 from server.api.messages.schema import CountTokensBody, MessagesBody
 from server.api.messages.writer import MessagesWriter
 from server.api.request_record import record_of
-from server.api.schemas import parse_body
 from server.http.routes.api_route import ApiRoute
-from server.http.routes.reply import answer
-from server.http.routes.request_body import read_json
+from server.http.routes.reply import answer, json_reply
+from server.http.routes.request_body import read_body
 
 
 def messages_routes(app_state: AppState) -> list[ApiRoute]:
@@ -22,47 +20,31 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def create_message(request: Request) -> Response:
         app_state.check_room()  # before the body is read
-        record = record_of(request.scope)
-        body = parse_body(MessagesBody, await read_json(request))
-        equivalent = translate_messages(body)
-        with errors_in_client_fields(equivalent.field_names):
-            chat = await prepare_chat(
-                app_state,
-                equivalent.body,
-                request,
-                id_prefix="msg_",
-                shrinks_max_tokens=True,
-                field_names=equivalent.field_names,
-            )
-        ignored = [*equivalent.ignored, *(rename_fields(name, equivalent.field_names) for name in chat.ignored)]
+        body = await read_body(request, MessagesBody)
+        chat = await prepare_equivalent(
+            app_state, translate_messages(body), request, id_prefix="msg_", shrinks_max_tokens=True
+        )
         writer = MessagesWriter(
             chat.head,
             generation=chat.generation,
             max_tokens=body.max_tokens,
             omits_thinking=body.thinking is not None and body.thinking.display == "omitted",
         )
-        return await answer(
-            app_state,
-            request,
-            generation=chat.generation,
-            writer=writer,
-            is_stream=chat.options.is_stream,
-            headers={**app_state.ignored_header(ignored), "request-id": record.request_id},
-        )
+        chat.headers["request-id"] = record_of(request.scope).request_id
+        return await answer(app_state, request, chat, writer)
 
     async def count_tokens(request: Request) -> Response:
         app_state.limits()
-        body = parse_body(CountTokensBody, await read_json(request))
+        body = await read_body(request, CountTokensBody)
         app_state.model_name(body.model)
         equivalent = translate_count(body)
         with errors_in_client_fields(equivalent.field_names):
             num_tokens = len(await encode_chat(app_state, equivalent.body))
         headers = {**app_state.ignored_header(equivalent.ignored), "request-id": record_of(request.scope).request_id}
-        return Response(msgspec.json.encode(TokenCount(num_tokens)), media_type="application/json", headers=headers)
+        return json_reply(TokenCount(num_tokens), headers)
 
     return [
         ApiRoute(
-            methods=("POST",),
             path="/v1/messages",
             handler=create_message,
             summary="Message",
@@ -71,7 +53,6 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
             stream="Anthropic's named events, from message_start to message_stop",
         ),
         ApiRoute(
-            methods=("POST",),
             path="/v1/messages/count_tokens",
             handler=count_tokens,
             summary="Count a prompt",

@@ -3,7 +3,6 @@
 DELETE ends a running request, in whichever HTTP worker it runs.
 """
 
-import msgspec
 from fastapi import Request, Response
 
 from server.api.app_state import AppState
@@ -11,6 +10,7 @@ from server.api.objects import CancelledRequest, ModelCard, ModelList
 from server.api.request_record import OpenRequests, record_of
 from server.errors import RequestNotFound
 from server.http.routes.api_route import ApiRoute
+from server.http.routes.reply import json_reply
 
 
 def models_routes(app_state: AppState) -> list[ApiRoute]:
@@ -28,31 +28,25 @@ def models_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def list_models() -> Response:
         names = app_state.config.served_model_names + app_state.config.lora_names
-        return _json(ModelList(data=[card(name) for name in names]))
+        return json_reply(ModelList(data=[card(name) for name in names]))
 
     async def get_model(model_id: str) -> Response:
-        return _json(card(app_state.model_name(model_id)))
+        return json_reply(card(app_state.model_name(model_id)))
 
     return [
         ApiRoute(
-            methods=("GET", "HEAD"),
             path="/v1/models",
             handler=list_models,
             summary="List the served models",
             answer=ModelList,
         ),
         ApiRoute(
-            methods=("GET", "HEAD"),
             path="/v1/models/{model_id:path}",
             handler=get_model,
             summary="One served model",
             answer=ModelCard,
         ),
     ]
-
-
-def _json(value: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 def requests_routes(app_state: AppState, open_requests: OpenRequests) -> list[ApiRoute]:
@@ -64,8 +58,7 @@ def requests_routes(app_state: AppState, open_requests: OpenRequests) -> list[Ap
         is_elsewhere = await app_state.launcher.cancel(request_id, key_hash=key_hash)
         if not is_here and not is_elsewhere:
             raise RequestNotFound(f"No request with the id {request_id[:200]!r} is running.")
-        body = msgspec.json.encode(CancelledRequest(request_id))
-        return Response(body, media_type="application/json")
+        return json_reply(CancelledRequest(request_id))
 
     return [
         ApiRoute(

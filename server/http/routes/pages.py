@@ -38,7 +38,7 @@ def docs_routes() -> list[ApiRoute]:
     async def docs() -> Response:
         return HTMLResponse(page, headers={"content-security-policy": policy})
 
-    return [ApiRoute(methods=("GET", "HEAD"), path="/docs", handler=docs)]
+    return [ApiRoute(path="/docs", handler=docs)]
 
 
 def kv_page_routes() -> list[ApiRoute]:
@@ -48,7 +48,7 @@ def kv_page_routes() -> list[ApiRoute]:
     async def kv() -> Response:
         return HTMLResponse(page, headers={"content-security-policy": policy, "cache-control": "no-cache"})
 
-    return [ApiRoute(methods=("GET", "HEAD"), path="/kv", handler=kv, is_public=True)]
+    return [ApiRoute(path="/kv", handler=kv, is_public=True)]
 
 
 def assemble(name: str, *, scripts: tuple[str, ...], libraries: tuple[str, ...] = ()) -> tuple[str, str]:
@@ -98,7 +98,7 @@ def chat_page_routes() -> list[ApiRoute]:
             return HTMLResponse(packed, headers={**headers, "content-encoding": "gzip"})
         return HTMLResponse(plain, headers=headers)
 
-    return [ApiRoute(methods=("GET", "HEAD"), path="/", handler=chat_page, is_public=True, route_class=_ForBrowsers)]
+    return [ApiRoute(path="/", handler=chat_page, is_public=True, route_class=_ForBrowsers)]
 
 
 def _header(scope: Scope, name: bytes) -> str:

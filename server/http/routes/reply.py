@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -10,6 +10,7 @@ from fastapi import Request, Response
 
 from engine.interface.errors import ServiceError
 from server.api.app_state import AppState
+from server.api.reply_options import PreparedReply
 from server.api.request_record import RequestRecord, record_of
 from server.api.sse import EventStreamResponse, SseWriter, cancel, run_while_connected, wait_or_gone
 from server.generation.events import ChoiceFinished, Event
@@ -21,28 +22,20 @@ MANY_SCORES = 500  # prompt tokens with log-probabilities
 FIRST_EVENT_GRACE_S = 1.0  # an error within it is a real HTTP status; later, the stream begins without a token
 
 
-async def answer(
-    app_state: AppState,
-    request: Request,
-    *,
-    generation: CompletionStream,
-    writer: SseWriter,
-    is_stream: bool,
-    headers: Mapping[str, str],
-) -> Response:
+async def answer(app_state: AppState, request: Request, prepared: PreparedReply, writer: SseWriter) -> Response:
     """Run the generation and return its response. Raises errors that occur before the first byte."""
-    record = record_of(request.scope)
+    record, generation, headers = record_of(request.scope), prepared.generation, prepared.headers
     record.stats, record.cancel, record.answer_id = generation.stats, generation.cancel, generation.request_id
     if record.is_cancelled:  # while its prompt was made
         generation.cancel()
-    if not is_stream:
+    if not prepared.options.is_stream:
         events = await run_while_connected(request.receive, _collect(generation))
         scored = sum(len(generation.prompt_logprobs(index)) for index in range(generation.num_choices))
         if scored > MANY_SCORES:  # which take seconds to write: other requests' streams go on meanwhile
             body = await asyncio.to_thread(lambda: msgspec.json.encode(writer.whole(events)))
         else:
             body = msgspec.json.encode(writer.whole(events))
-        return Response(body, media_type="application/json", headers=dict(headers))
+        return Response(body, media_type="application/json", headers=headers)
 
     batches = generation.batches()
     first = asyncio.create_task(anext(batches))
@@ -69,6 +62,11 @@ async def answer(
 
     stream = _stream(generation, writer, batches=batches, first=first, record=record, on_error=on_error)
     return EventStreamResponse(stream, headers=headers, on_disconnect=on_disconnect, close=close, ping=writer.ping)
+
+
+def json_reply(value: msgspec.Struct | Sequence[msgspec.Struct], headers: Mapping[str, str] | None = None) -> Response:
+    """Return the response of a value that is at hand."""
+    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
 
 
 async def _collect(generation: CompletionStream) -> list[Event]:

@@ -1,14 +1,12 @@
-"""Request bodies from bytes to JSON objects, within limits. Imports msgspec and starlette.
+"""Request bodies from bytes to checked objects, within limits. Imports msgspec and starlette.
 
-BodyLimit is the middleware that refuses large bodies while they arrive; read_json is what the routes call.
+BodyLimit is the middleware that refuses large bodies while they arrive; read_body is what the routes call.
 """
-
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.api.strict_json import parse_json
+from server.api.strict_json import Body, parse_body, parse_json
 from server.errors import BodyTooLarge, ClientGone, UnsupportedMediaType
 
 
@@ -45,8 +43,11 @@ class BodyLimit:
         return BodyTooLarge(f"The body has {num_bytes} bytes or more, the limit is {self._max_body_bytes}.")
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """Return the body as a JSON object. Raises UnsupportedMediaType, BodyTooLarge, MalformedBody, ClientGone."""
+async def read_body(request: Request, schema: type[Body]) -> Body:
+    """Return the body as a checked object.
+
+    Raises UnsupportedMediaType, BodyTooLarge, MalformedBody, InvalidParameter and ClientGone.
+    """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         shown = content_type[:100] or "nothing"
@@ -58,7 +59,7 @@ async def read_json(request: Request) -> dict[str, Any]:
         body = await request.body()
     except ClientDisconnect:
         raise ClientGone("The client left while it sent its body.") from None
-    return parse_json(body)
+    return parse_body(schema, parse_json(body))
 
 
 def _content_length(scope: Scope) -> int:

@@ -3,20 +3,19 @@
 from fastapi import Request, Response
 
 from server.api.app_state import AppState
-from server.api.as_chat import errors_in_client_fields, rename_fields
-from server.api.chat.request import PreparedChat, prepare_chat
+from server.api.chat.request import prepare_equivalent
 from server.api.chat.writer import token_logprobs
 from server.api.objects import ChatTokenLogprob
+from server.api.reply_options import PreparedReply
 from server.api.responses import objects
 from server.api.responses.request import SEALED_REASONING, asks_for_summary, echo_of, translate_responses
 from server.api.responses.schema import ResponsesBody
 from server.api.responses.writer import Logprobs, ResponsesWriter
-from server.api.schemas import parse_body
 from server.errors import NotFound
 from server.generation.events import TextDelta
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer
-from server.http.routes.request_body import read_json
+from server.http.routes.request_body import read_body
 from server.text.tokenizer import Tokenizer
 
 
@@ -25,13 +24,8 @@ def responses_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def create_response(request: Request) -> Response:
         app_state.check_room()  # before the body is read
-        body = parse_body(ResponsesBody, await read_json(request))
-        equivalent = translate_responses(body)
-        with errors_in_client_fields(equivalent.field_names):
-            chat = await prepare_chat(
-                app_state, equivalent.body, request, id_prefix="resp_", field_names=equivalent.field_names
-            )
-        ignored = [*equivalent.ignored, *(rename_fields(name, equivalent.field_names) for name in chat.ignored)]
+        body = await read_body(request, ResponsesBody)
+        chat = await prepare_equivalent(app_state, translate_responses(body), request, id_prefix="resp_")
         writer = ResponsesWriter(
             chat.head,
             echo_of(body),
@@ -40,21 +34,13 @@ def responses_routes(app_state: AppState) -> list[ApiRoute]:
             is_sealed=SEALED_REASONING in (body.include or ()),
             is_summary=asks_for_summary(body),
         )
-        return await answer(
-            app_state,
-            request,
-            generation=chat.generation,
-            writer=writer,
-            is_stream=chat.options.is_stream,
-            headers=app_state.ignored_header(ignored),
-        )
+        return await answer(app_state, request, chat, writer)
 
     async def stored_response(path: str) -> Response:
         raise NotFound(f"There is no response {path[:100]!r}: this server stores none, as if each had store=false.")
 
     return [
         ApiRoute(
-            methods=("POST",),
             path="/v1/responses",
             handler=create_response,
             summary="Response",
@@ -66,7 +52,7 @@ def responses_routes(app_state: AppState) -> list[ApiRoute]:
     ]
 
 
-def _logprobs(chat: PreparedChat, tokenizer: Tokenizer) -> Logprobs | None:
+def _logprobs(chat: PreparedReply, tokenizer: Tokenizer) -> Logprobs | None:
     num_top = chat.options.logprobs
     if num_top is None:
         return None

@@ -12,9 +12,11 @@ from server.api.chat.request import encode_chat, prepare_chat
 from server.api.completions.request import prepare_completion
 from server.api.objects import Detokenized, Rendered, Tokenized, TokenPiece
 from server.api.sampling_fields import check_ids
-from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
+from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from server.api.strict_json import parse_body
 from server.http.routes.api_route import ApiRoute
-from server.http.routes.request_body import read_json
+from server.http.routes.reply import json_reply
+from server.http.routes.request_body import read_body
 from server.text.tokenizer import Tokenizer
 
 
@@ -23,7 +25,7 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def tokenize(request: Request) -> Response:
         limits = app_state.limits()
-        body = parse_body(TokenizeBody, await read_json(request))
+        body = await read_body(request, TokenizeBody)
         app_state.model_name(body.model)
         headers = app_state.ignored_header(sorted(body.model_extra or {}))
         _check_tokenize(body)
@@ -37,44 +39,48 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
 
     async def detokenize(request: Request) -> Response:
         limits = app_state.limits()
-        body = parse_body(DetokenizeBody, await read_json(request))
+        body = await read_body(request, DetokenizeBody)
         app_state.model_name(body.model)
         headers = app_state.ignored_header(sorted(body.model_extra or {}))
         check_ids(body.tokens, "tokens", limits)
         text = await asyncio.to_thread(app_state.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return _json(Detokenized(text), headers)
-
-    async def render_chat_completion(request: Request) -> Response:
-        body = parse_body(ChatBody, await read_json(request))
-        chat = await prepare_chat(app_state, body, request)
-        (prompt,) = chat.generation.spec.prompts
-        rendered = await _rendered(app_state, chat.head.id, chat.head.model, [prompt])
-        return _json(rendered[0], chat.headers)
-
-    async def render_completion(request: Request) -> Response:
-        body = parse_body(CompletionBody, await read_json(request))
-        completion = await prepare_completion(app_state, body, request)
-        prompts = completion.generation.spec.prompts
-        return _json(await _rendered(app_state, completion.head.id, completion.head.model, prompts), completion.headers)
+        return json_reply(Detokenized(text), headers)
 
     return [
         ApiRoute(
-            methods=("POST",),
             path="/tokenize",
             handler=tokenize,
             summary="Tokens of a text or a chat",
             body=TokenizeBody,
         ),
         ApiRoute(
-            methods=("POST",),
             path="/detokenize",
             handler=detokenize,
             summary="Text of tokens",
             body=DetokenizeBody,
             answer=Detokenized,
         ),
+    ]
+
+
+def render_routes(app_state: AppState) -> list[ApiRoute]:
+    """Return the routes that show prompts, bound to one worker's state."""
+
+    async def render_chat_completion(request: Request) -> Response:
+        body = await read_body(request, ChatBody)
+        chat = await prepare_chat(app_state, body, request)
+        (prompt,) = chat.generation.spec.prompts
+        rendered = await _rendered(app_state, chat.head.id, chat.head.model, [prompt])
+        return json_reply(rendered[0], chat.headers)
+
+    async def render_completion(request: Request) -> Response:
+        body = await read_body(request, CompletionBody)
+        completion = await prepare_completion(app_state, body, request)
+        head, prompts = completion.head, completion.generation.spec.prompts
+        return json_reply(await _rendered(app_state, head.id, head.model, prompts), completion.headers)
+
+    return [
         ApiRoute(
-            methods=("POST",),
             path="/v1/chat/completions/render",
             handler=render_chat_completion,
             summary="The prompt of a chat completion, in tokens and as text",
@@ -82,7 +88,6 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
             answer=Rendered,
         ),
         ApiRoute(
-            methods=("POST",),
             path="/v1/completions/render",
             handler=render_completion,
             summary="The prompts of a completion, in tokens and as text",
@@ -140,7 +145,3 @@ async def _rendered(
         ]
 
     return await asyncio.to_thread(decode)
-
-
-def _json(value: msgspec.Struct | list[Rendered], headers: dict[str, str]) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)

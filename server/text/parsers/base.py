@@ -1,4 +1,4 @@
-"""The parts that parsers split a model's text into, and the protocol that all parsers implement. Imports msgspec.
+"""The parts that parsers split a model's text into, and the protocols of the parsers. Imports msgspec.
 
 The parts of all push() calls and of finish(), joined by kind, depend on the text alone, never on how it was cut.
 PartSink collects the parts of a call parser. Whitespace next to a call belongs to the call's format: it is dropped,
@@ -38,13 +38,8 @@ class Arguments(msgspec.Struct):
 Part = Text | Reasoning | CallStart | Arguments
 
 
-class PartsParser(Protocol):
-    """Splits one choice's text into parts."""
-
-    @property
-    def is_reasoning(self) -> bool:
-        """True while the text is reasoning."""
-        ...
+class AnswerParser(Protocol):
+    """Splits the text after the reasoning into parts."""
 
     def push(self, text: str) -> list[Part]:
         """Return what is certain after this text."""
@@ -52,6 +47,15 @@ class PartsParser(Protocol):
 
     def finish(self) -> list[Part]:
         """Return what was held back: nothing follows."""
+        ...
+
+
+class PartsParser(AnswerParser, Protocol):
+    """Splits one choice's text into parts."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        """True while the text is reasoning."""
         ...
 
 

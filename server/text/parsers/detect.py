@@ -10,8 +10,8 @@ from typing import Literal
 import msgspec
 
 from server.text.parsers import formats, qwen_xml
-from server.text.parsers.base import PartsParser, ToolSpec
-from server.text.parsers.reasoning import AnswerParser, PlainText, ReasoningParser, ReasoningTags
+from server.text.parsers.base import AnswerParser, PartsParser, ToolSpec
+from server.text.parsers.reasoning import PlainText, ReasoningParser, ReasoningTags
 
 ToolForm = Literal["hermes", "qwen_xml", "llama3", "mistral", "mistral_args", "granite"]
 

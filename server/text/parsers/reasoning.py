@@ -6,9 +6,9 @@ server.text.parsers.
 """
 
 from enum import Enum, auto
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
-from server.text.parsers.base import Part, Reasoning, Text
+from server.text.parsers.base import AnswerParser, Part, Reasoning, Text
 from server.text.parsers.tool_calls import held_length
 
 ReasoningPlace = Literal["none", "possible", "open"]  # the answer has none, may begin with it, is in it already
@@ -19,18 +19,6 @@ class ReasoningTags(NamedTuple):
 
     opening: str
     closing: str
-
-
-class AnswerParser(Protocol):
-    """Splits the text after the reasoning into parts."""
-
-    def push(self, text: str) -> list[Part]:
-        """Return what is certain after this text."""
-        ...
-
-    def finish(self) -> list[Part]:
-        """Return what was held back: nothing follows."""
-        ...
 
 
 class PlainText:
@@ -67,11 +55,9 @@ class ReasoningParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """True while the text is reasoning."""
         return self._state is _State.REASONING
 
     def push(self, text: str) -> list[Part]:
-        """Return what is certain after this text."""
         if self._state is _State.ANSWER:
             return self._answer.push(text)
         parts: list[Part] = []
@@ -86,7 +72,6 @@ class ReasoningParser:
         return parts + self._answer.push(text) if text else parts
 
     def finish(self) -> list[Part]:
-        """Return what was held back: nothing follows."""
         held, self._held = self._held, ""
         if self._state is _State.REASONING:
             held = held if self._has_reasoning else held.lstrip()

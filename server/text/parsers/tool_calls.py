@@ -43,13 +43,11 @@ class CallParser:
         self._reading: Reading[str] | None = None
 
     def push(self, text: str) -> list[Part]:
-        """Return what is certain after this text."""
         while text:
             text = self._in_text(text) if self._reading is None else self._in_call(self._reading, text)
         return self._sink.take()
 
     def finish(self) -> list[Part]:
-        """Return what was held back: nothing follows."""
         if self._reading is not None:
             self._end(self._reading)
         self._sink.text(self._held)

@@ -16,10 +16,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from engine.interface.config import ServerConfig
 from engine.interface.metrics import Metrics
 from server.api.request_record import OpenRequests
-from server.http.access_log import RequestTracer
 from server.http.app import create_app
 from server.http.h11_protocol import HttpProtocol
 from server.http.metrics import HttpMetrics
+from server.http.tracing import Tracer
 from server.text.chat_template import ChatTemplate
 from tests.support.fakes import FakeEngineClient, FakeLauncherChannel
 from tests.support.templates import CHATML
@@ -112,7 +112,7 @@ class Harness:
         client: FakeEngineClient,
         launcher: FakeLauncherChannel,
         *,
-        tracer: RequestTracer | None = None,
+        tracer: Tracer | None = None,
         **config: object,
     ) -> None:
         self.client = client

@@ -10,7 +10,7 @@ from server.api.messages.request import translate_count, translate_messages
 from server.api.messages.schema import CountTokensBody, MessagesBody
 from server.api.responses.request import echo_of, translate_responses
 from server.api.responses.schema import ResponsesBody
-from server.api.schemas import parse_body
+from server.api.strict_json import parse_body
 
 TYPES = st.sampled_from(
     [

@@ -8,7 +8,8 @@ from engine.interface.protocol import SamplingParams
 from server.api.messages.schema import MessagesBody
 from server.api.responses.schema import ResponsesBody
 from server.api.sampling_fields import ModelFacts, SharedSampling, sampling_fields, wire_values
-from server.api.schemas import ChatBody, CompletionBody, parse_body
+from server.api.schemas import ChatBody, CompletionBody
+from server.api.strict_json import parse_body
 from server.text.generation_defaults import GenerationDefaults
 from server.text.tokenizer import Tokenizer
 from tests.support.fakes import READY

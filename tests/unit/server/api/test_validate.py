@@ -14,7 +14,8 @@ from server.api.chat.template_messages import template_messages
 from server.api.generation_spec import RequestContext, chat_spec, check_chat, check_completion, completion_spec
 from server.api.ignored_fields import ignored_fields
 from server.api.sampling_fields import ModelFacts
-from server.api.schemas import ChatBody, CompletionBody, parse_body
+from server.api.schemas import ChatBody, CompletionBody
+from server.api.strict_json import parse_body
 from server.text.generation_defaults import GenerationDefaults
 from server.text.tokenizer import Tokenizer
 from tests.support.fakes import READY

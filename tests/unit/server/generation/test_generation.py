@@ -8,7 +8,7 @@ import pytest
 from engine.interface.errors import EngineDead, RequestAborted
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import SamplingParams
-from server.api.completions.writer import collect_choices
+from server.api.collected import collect_choices
 from server.errors import DeadlineExceeded
 from server.generation.events import ChoiceFinished
 from server.generation.generation import CompletionStream, GenerationSpec

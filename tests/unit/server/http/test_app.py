@@ -13,7 +13,8 @@ import pytest
 from engine.interface.control import Stage, State
 from engine.interface.errors import InvalidParameter
 from server.api.chat.request import encode_chat
-from server.api.schemas import ChatBody, parse_body
+from server.api.schemas import ChatBody
+from server.api.strict_json import parse_body
 from server.text.tokenizer import load_tokenizer
 from tests.support.fakes import READY, FakeLauncherChannel
 from tests.unit.server.conftest import (

@@ -42,8 +42,8 @@ def test_one_that_stands_still_is_told_with_its_stage_again_and_again(started: S
     started.see("weights", 500)
     started.see("weights", 500, after_s=200.0)  # says nothing new
     message = (
-        "the start shows no progress after_s={} stage=weights done=500 total=1000 unit=bytes"
-        ' detail="Llama"; it is not ended, and may go on'
+        "the start makes no progress after_s={} stage=weights done=500 total=1000 unit=bytes"
+        ' detail="Llama"; the daemon keeps waiting'
     )
     assert started.said(after_s=99.0) == []
     assert started.said(after_s=1.0) == [message.format(300)]
@@ -61,7 +61,7 @@ def test_when_it_goes_on_that_is_told_once(started: Started, caplog: pytest.LogC
     started.see("weights", 1, after_s=10.0)
     started.see("weights", 2)
     (record,) = caplog.records
-    assert record.getMessage().startswith("the start goes on after_s=320 stage=weights done=1 total=1000")
+    assert record.getMessage().startswith("the start continues after_s=320 stage=weights done=1 total=1000")
 
 
 def test_nothing_more_is_expected_of_one_that_is_ready(started: Started) -> None:

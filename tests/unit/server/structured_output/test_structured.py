@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from engine.grammar.compiler import GrammarCompiler
 from engine.interface.errors import GrammarError, InvalidParameter
 from engine.interface.protocol import GrammarSpec
-from server.api.schemas import ChatBody, CompletionBody, parse_body
+from server.api.schemas import ChatBody, CompletionBody
+from server.api.strict_json import parse_body
 from server.config.model_source import DEMO_FOLDER
 from server.structured_output.grammar_spec import (
     MAX_CHOICE_STRINGS,
@@ -21,7 +22,6 @@ from server.structured_output.grammar_spec import (
     MAX_SOURCE_BYTES,
     choice_grammar,
     constraint_of,
-    json_object_grammar,
     json_schema_grammar,
     regex_grammar,
 )
@@ -108,8 +108,8 @@ def test_a_schema_takes_its_values_with_little_whitespace():
     assert not takes(spec, '{"a":  1}')
     assert not takes(spec, '{"a":\n\n1}')
     assert takes(json_schema_grammar(True), '[1, "a"]')
-    assert takes(json_object_grammar(), '{"x": [{"y": null}]}')
-    assert not takes(json_object_grammar(), "[]")
+    assert takes(json_schema_grammar({"type": "object"}), '{"x": [{"y": null}]}')
+    assert not takes(json_schema_grammar({"type": "object"}), "[]")
 
 
 def test_references_and_the_keywords_of_pydantic_compile():
@@ -147,7 +147,7 @@ def test_each_form_names_its_field():
     schema = {"type": "object"}
     format_ = {"type": "json_schema", "json_schema": {"name": "a-B_9", "strict": False, "schema": schema}}
     assert asked(response_format=format_) == (json_schema_grammar(schema), "response_format.json_schema.schema")
-    assert asked(response_format={"type": "json_object"}) == (json_object_grammar(), "response_format")
+    assert asked(response_format={"type": "json_object"}) == (json_schema_grammar(schema), "response_format")
     assert asked(structured_outputs={"json": schema}) == (json_schema_grammar(schema), "structured_outputs.json")
     assert asked(structured_outputs={"json": json.dumps(schema)}).spec == json_schema_grammar(schema)
     assert asked(structured_outputs={"regex": "a+"}) == (regex_grammar("a+"), "structured_outputs.regex")

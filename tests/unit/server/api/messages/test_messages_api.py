@@ -6,7 +6,8 @@ from engine.interface.errors import RequestError, UnsupportedFeature
 from server.api.as_chat import ChatEquivalent, rename_fields, seal
 from server.api.messages.request import translate_count, translate_messages
 from server.api.messages.schema import CountTokensBody, MessagesBody
-from server.api.schemas import ChatBody, parse_body
+from server.api.schemas import ChatBody
+from server.api.strict_json import parse_body
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"name": "f", "description": "d", "input_schema": SCHEMA}

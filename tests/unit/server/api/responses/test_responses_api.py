@@ -6,7 +6,8 @@ from engine.interface.errors import InvalidParameter, RequestError, UnsupportedF
 from server.api.as_chat import ChatEquivalent, errors_in_client_fields, seal
 from server.api.responses.request import echo_of, translate_responses
 from server.api.responses.schema import ResponsesBody
-from server.api.schemas import ChatBody, parse_body
+from server.api.schemas import ChatBody
+from server.api.strict_json import parse_body
 
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 WEB = {"type": "web_search"}
