@@ -1,7 +1,8 @@
 """Tiers: which tests are left to make test-full, and how many examples hypothesis tries.
 
-A test marked `full` runs in make test-full alone. A test marked `table` has a long table of parameters: make test runs
-so many of its rows that each value of each parameter is in one of them, or `most` of those, make test-full the rest.
+A test marked `full` runs in make test-full alone; one of tests/unit marked `slow` runs in make test, not in make
+test-unit. A test marked `table` has a long table of parameters: make test runs so many of its rows that each value of
+each parameter is in one of them, or `most` of those, make test-full the rest.
 Hypothesis tries a quarter of the examples in make test, and all of them in make test-full (`-m "full or hypothesis"`).
 """
 
