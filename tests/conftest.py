@@ -9,6 +9,7 @@ Hypothesis tries a quarter of the examples in make test, and all of them in make
 import contextlib
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -44,10 +45,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 row.add_marker("full")
 
 
-def pytest_collection_finish() -> None:
-    """Leave what is imported and collected by now out of each later walk of the garbage collector."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Let the garbage collector rest: imports leave much that stays. What is there by the end no later walk visits."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def covering(rows: list[list[str]]) -> set[int]:
