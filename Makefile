@@ -36,7 +36,7 @@ STRICT := engine.core engine.interface engine.grammar server.api
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
 	@echo 'make test    run the tests but the long tails; ARGS="-k name" for some'
-	@echo 'make test-unit   those that start no server, in a minute'
+	@echo 'make test-unit   the quick ones of those that start no server, in a minute'
 	@echo 'make test-full   the long tails: full tables of cases, all examples of hypothesis, compilers'
 	@echo 'make test-bare   the tests without Triton, matplotlib and OpenTelemetry, in .venv-bare'
 	@echo 'make coverage   branch coverage of server, engine, models and kernels; engine/core needs 95 %'
@@ -66,7 +66,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 test-unit: $(STAMP)
-	$(BIN)/python -m pytest $(SPREAD) tests/unit --ignore $(INTERPRETED) $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m 'not gpu and not full and not slow' tests/unit --ignore $(INTERPRETED) $(ARGS)
 
 test-full: $(STAMP)
 	$(BIN)/python -m pytest $(SPREAD) -m 'not gpu and (full or hypothesis)' --hypothesis-profile=full $(ARGS)

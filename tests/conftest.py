@@ -1,13 +1,15 @@
 """Tiers: which tests are left to make test-full, and how many examples hypothesis tries.
 
-A test marked `full` runs in make test-full alone. A test marked `table` has a long table of parameters: make test runs
-so many of its rows that each value of each parameter is in one of them, or `most` of those, make test-full the rest.
+A test marked `full` runs in make test-full alone; one of tests/unit marked `slow` runs in make test, not in make
+test-unit. A test marked `table` has a long table of parameters: make test runs so many of its rows that each value of
+each parameter is in one of them, or `most` of those, make test-full the rest.
 Hypothesis tries a quarter of the examples in make test, and all of them in make test-full (`-m "full or hypothesis"`).
 """
 
 import contextlib
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -43,10 +45,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 row.add_marker("full")
 
 
-def pytest_collection_finish() -> None:
-    """Leave what is imported and collected by now out of each later walk of the garbage collector."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Let the garbage collector rest: imports leave much that stays. What is there by the end no later walk visits."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def covering(rows: list[list[str]]) -> set[int]:

@@ -45,7 +45,8 @@ class Collector:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> "Collector":
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        # a quick poll, because shutdown() waits for the next one
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -55,6 +55,7 @@ def draw(folder: Path, *reports: Any, labels: tuple[str, ...] = ("old", "new", "
     return Page(html.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_a_sweep_shows_throughput_histograms_and_facts(tmp_path: Path) -> None:
     facts = {"host": {"cpu": "A Processor", "cpu_count": 2}, "server": {"version": "1.2.3", "gpus": "H100"}}
     page = draw(tmp_path, sweep_report(1, 8, 64) | facts | {"command": "quire bench serve --concurrency 1,8,64"})
@@ -69,6 +70,7 @@ def test_a_sweep_shows_throughput_histograms_and_facts(tmp_path: Path) -> None:
         assert text in page.text
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_in_words_and_bars(tmp_path: Path) -> None:
     page = draw(tmp_path, serve_report(), serve_report(slowness=2.0, load=serve_report(concurrency=4)["load"]))
     assert "Change from old to new" in page.headings
@@ -134,6 +136,7 @@ def test_what_comes_from_outside_stays_text(tmp_path: Path) -> None:
     assert not [name for name, _ in page.attributes if name.startswith("on")]
 
 
+@pytest.mark.slow
 def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
     page = draw(tmp_path, sweep_report(1, 8), sweep_report(1, 8))
     for name, value in page.attributes:

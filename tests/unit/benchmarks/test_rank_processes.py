@@ -40,6 +40,7 @@ def test_all_ranks_are_told_their_place_and_where_to_meet(run):
 
 
 @pytest.mark.parametrize(("kind", "timeout_s", "expected"), [("fails", 60, 7), ("hangs", 1.5, 124)])
+@pytest.mark.slow
 def test_none_outlives_a_failed_rank_or_the_deadline(run, kind, timeout_s, expected):
     started_s = time.monotonic()
     code, wrote = run(kind, timeout_s)

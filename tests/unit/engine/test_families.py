@@ -59,6 +59,7 @@ def their_greedy_text(folder: Path, prompt: list[int], *, attention: str) -> lis
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.table(most=8)
+@pytest.mark.slow
 def test_greedy_text_equals_transformers(kind: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, config_of(kind))
     # Prompts longer than a step are cut

@@ -56,6 +56,7 @@ def run(offline: OfflineEngine, requests: list[tuple[SamplingParams, GrammarSpec
     return list(by_id.values())
 
 
+@pytest.mark.slow
 def test_every_kind_of_sampling_keeps_to_the_schema(offline):
     for generation in run(offline, [(kind, json_schema_grammar(SCHEMA)) for kind in KINDS]):
         assert generation.finish_reason == "stop"
@@ -66,6 +67,7 @@ def test_every_kind_of_sampling_keeps_to_the_schema(offline):
         assert set(value["tags"]) <= {"red", "green"}
 
 
+@pytest.mark.slow
 def test_rows_without_a_grammar_say_what_they_say_alone(offline):
     free = [SamplingParams(max_tokens=20, temperature=1.0, seed=i, logprobs=3 if i % 2 else None) for i in range(4)]
     alone = run(offline, [(params, None) for params in free])

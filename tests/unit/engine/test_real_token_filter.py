@@ -50,6 +50,7 @@ def greedy(**fields: object) -> SamplingParams:
     return SamplingParams(max_tokens=LENGTH, temperature=0.0, **fields)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_those_of_transformers(offline, oracle):
     free = said_by(oracle)
     num_tokens = oracle.config.vocab_size
@@ -68,6 +69,7 @@ def test_greedy_tokens_are_those_of_transformers(offline, oracle):
     assert len({tuple(token_ids) for token_ids in [*expected, free]}) > 4
 
 
+@pytest.mark.slow
 def test_every_kind_of_sampling_keeps_to_both_and_its_neighbours_do_not_notice(offline):
     allowed = list(range(3, 200))
     free = [SamplingParams(max_tokens=20, temperature=1.0, seed=i, logprobs=3 if i % 2 else None) for i in range(4)]

@@ -60,6 +60,7 @@ def repeating_prompts(count: int) -> list[list[int]]:
 
 @DEPTHS
 @pytest.mark.parametrize("num_tokens", [1, 4, 11])
+@pytest.mark.slow
 def test_greedy_tokens_are_equal_with_and_without(checkpoint: Path, depth: int, num_tokens: int) -> None:
     inputs, params = repeating_prompts(8), [SamplingParams(max_tokens=100, temperature=0.0)] * 8
     plain, transport = make_engine(checkpoint, num_tokens=0, overlap_depth=depth)
@@ -74,6 +75,7 @@ def test_greedy_tokens_are_equal_with_and_without(checkpoint: Path, depth: int, 
 
 
 @DEPTHS
+@pytest.mark.slow
 def test_every_kind_of_request_gives_what_it_gives_without(checkpoint: Path, depth: int) -> None:
     kinds = [params for params in mixed_params(7) if not params.stop_token_ids]
     kinds += [SamplingParams(max_tokens=60, temperature=0.3, seed=11, logit_bias={2: 1.5, 9: -100.0}, logprobs=2)]
@@ -99,6 +101,7 @@ def test_every_kind_of_request_gives_what_it_gives_without(checkpoint: Path, dep
 
 
 @DEPTHS
+@pytest.mark.slow
 def test_preempted_requests_give_the_same(checkpoint: Path, depth: int) -> None:
     inputs, params = repeating_prompts(8), [SamplingParams(max_tokens=60, temperature=0.0)] * 8
     plain, transport = make_engine(checkpoint, num_tokens=0)

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -26,6 +28,7 @@ without_triton.main()
 """
 
 
+@pytest.mark.slow
 def test_every_op_and_a_quantised_model_run_on_the_cpu_without_triton(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     run = subprocess.run(

@@ -150,6 +150,7 @@ def test_bytes_are_told_from_shapes_alone(three):
 
 
 @pytest.mark.parametrize("kind", ["llama3.1", "llama_all_biases", "qwen3", "phi3"])
+@pytest.mark.slow
 def test_split_over_two_ranks_every_adapter_gives_the_logits_of_the_whole(kind, tmp_path):
     base = tmp_path / "base"
     save_checkpoint(base, make_configs()[kind])

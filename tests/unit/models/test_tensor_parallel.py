@@ -40,6 +40,7 @@ FOUR_RANKS = {
 
 @pytest.mark.parametrize(("size", "configs"), [(2, TWO_RANKS), (4, FOUR_RANKS)])
 @pytest.mark.table(most=1)
+@pytest.mark.slow
 def test_split_model_gives_the_logits_of_the_whole(size, configs, tmp_path):
     folders = [tmp_path / name for name in configs]
     for folder, config in zip(folders, configs.values(), strict=True):
@@ -53,6 +54,7 @@ def test_split_model_gives_the_logits_of_the_whole(size, configs, tmp_path):
             torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_split_model_of_packed_integers_gives_the_logits_of_the_whole(tmp_path):
     kinds = ("awq", "gptq", "gptq_desc_act", "gptq_own_orders", "packed_asymmetric", "packed_channel")
     folders = [tmp_path / kind for kind in kinds]

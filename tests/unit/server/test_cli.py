@@ -219,6 +219,7 @@ def test_an_internal_error_shows_its_traceback_only_with_debug(
 
 
 @pytest.mark.parametrize("arguments", [("serve", "--show-config"), ("doctor",)])
+@pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_error(arguments: tuple[str, ...]) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "server", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE

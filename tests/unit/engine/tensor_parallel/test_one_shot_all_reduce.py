@@ -24,6 +24,7 @@ def meet(rank, size, rendezvous):
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_ranks_on_the_cpu_agree_to_leave_all_sums_to_their_group(tmp_path):
     run_ranks(meet, 2, str(tmp_path / "meet"))
 

@@ -45,6 +45,7 @@ def test_a_killed_rank_is_told_with_the_signal_and_leaves_no_file(base: Path, tm
         ranks.close()
 
 
+@pytest.mark.slow
 def test_what_fails_for_a_lost_rank_waits_until_that_is_told(base: Path, tmp_path: Path) -> None:  # noqa: F811
     ranks, said = start_second(config_of(base, [], tensor_parallel_size=2), tmp_path)
     try:
@@ -57,6 +58,7 @@ def test_what_fails_for_a_lost_rank_waits_until_that_is_told(base: Path, tmp_pat
         ranks.close()
 
 
+@pytest.mark.slow
 def test_a_fault_of_a_rank_that_loads_is_told_as_one(base: Path, tmp_path: Path) -> None:  # noqa: F811
     ranks, said = start_second(config_of(base, [], tensor_parallel_size=2, dtype="none"), tmp_path)
     try:
@@ -94,6 +96,7 @@ def test_a_load_that_fails_here_ends_the_other_ranks_and_can_be_tried_again(
     assert said.empty()
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_load_says_why(tmp_path: Path) -> None:
     (model := tmp_path / "model").mkdir()
     ranks, said = start_second(config_of(model, [], tensor_parallel_size=2), tmp_path)

@@ -52,6 +52,7 @@ def engines(
     ranked.loaded.close()
 
 
+@pytest.mark.slow
 def test_all_kinds_of_requests_give_the_tokens_of_one_rank(engines: tuple[OfflineEngine, OfflineEngine]) -> None:
     inputs = [*prompts(*LENGTHS), *repeating_prompts(4)]
     given = []
@@ -66,6 +67,7 @@ def test_all_kinds_of_requests_give_the_tokens_of_one_rank(engines: tuple[Offlin
     assert given[0] == given[1]
 
 
+@pytest.mark.slow
 def test_scores_and_embeddings_are_those_of_one_rank(engines: tuple[OfflineEngine, OfflineEngine]) -> None:
     params = [SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2, logprobs=2)] * 2
     one, two = (offline.generate(prompts(30, 41), params) for offline in engines)
@@ -80,6 +82,7 @@ def test_scores_and_embeddings_are_those_of_one_rank(engines: tuple[OfflineEngin
         np.testing.assert_allclose(*vectors, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_panel_says_what_each_has(engines: tuple[OfflineEngine, OfflineEngine]) -> None:
     facts = engines[1].loaded.facts
     assert facts["Device"].startswith("2 × ")
@@ -88,6 +91,7 @@ def test_the_panel_says_what_each_has(engines: tuple[OfflineEngine, OfflineEngin
     assert engines[0].loaded.scheduler_config.num_blocks == engines[1].loaded.scheduler_config.num_blocks
 
 
+@pytest.mark.slow
 def test_a_second_split_model_in_one_process_is_refused(
     engines: tuple[OfflineEngine, OfflineEngine],
     base: Path,  # noqa: F811
@@ -130,6 +134,7 @@ class RecordedStep:
         return StepResult(self._step_id, [])
 
 
+@pytest.mark.slow
 def test_a_rank_keeps_two_steps_in_flight_as_the_first_does() -> None:
     executor = Recorder()
     frames = [msgspec.msgpack.encode(StepPlan(step_id, [])) for step_id in range(3)]

@@ -92,6 +92,7 @@ def test_ranks_take_shares_of_codes_and_scales(name, dim):
     assert torch.equal(torch.cat([dense(rank, size) for rank in range(size)], dim), dense(0, 1))
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_logits_of_one(tmp_path):
     save_checkpoint(tmp_path / "source", LlamaConfig(**SHAPE | {"intermediate_size": 256}))
     stores = {"int8": (as_int8, {"load_in_8bit": True}), "nf4": (as_nf4, NF4_CONFIG)}

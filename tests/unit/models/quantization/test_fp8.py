@@ -182,6 +182,7 @@ def test_ranks_take_shares_of_blocks(tmp_path, name, shape, dim):
     assert torch.equal(torch.cat([dense(0, 2), dense(1, 2)], dim), dense(0, 1))
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_logits_of_one(source, tmp_path):
     """Static scales are the same on every rank, so that nothing but the order of sums differs."""
     folder = requantize(source, tmp_path / "fp8", *KINDS["fp8_static"])

@@ -118,6 +118,7 @@ def wait_for(condition) -> None:
 # rule: Errors: A client that leaves ends its request, stream or not
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("delay_s", [0.02, 30])
+@pytest.mark.slow
 def test_a_client_that_leaves_aborts_its_request(harness, stream, delay_s, caplog):
     """While tokens flow, and while the first one is still awaited."""
     caplog.set_level("INFO", "quire.access")
@@ -135,6 +136,7 @@ def test_a_client_that_leaves_aborts_its_request(harness, stream, delay_s, caplo
 
 
 # rule: Streams: A silent stream sends pings
+@pytest.mark.slow
 def test_a_silent_stream_pings(harness, monkeypatch):
     monkeypatch.setattr("server.http.routes.reply.FIRST_EVENT_GRACE_S", 0.05)
     monkeypatch.setattr(EventStreamResponse.__init__, "__kwdefaults__", {"ping_interval_s": 0.05})

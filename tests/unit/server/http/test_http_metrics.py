@@ -82,6 +82,7 @@ def test_gauges_are_read_when_counts_are_sent():
     assert metrics.drain().gauges == {("http_requests_in_progress", ""): 3, ("http_connections", ""): 5}
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_held_up_shows():
     metrics = Metrics()
 

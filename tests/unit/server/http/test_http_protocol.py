@@ -196,21 +196,25 @@ def drip(url: str, start: bytes, part: bytes) -> tuple[int, dict[str, str], byte
 
 # rule: Limits: Sending a request has its time: headers 30 s, body 300 s
 @pytest.mark.parametrize("start", [b"G", GET], ids=["method", "headers"])
+@pytest.mark.slow
 def test_headers_that_never_end_are_a_408(impatient, url, start):
     assert "0.3 s" in check_error(ask(url, start), 408, "slow_client")
 
 
 # rule: Errors: 408 when the request's time is over, or its sender is too slow
+@pytest.mark.slow
 def test_headers_that_drip_are_a_408(impatient, url):
     check_error(drip(url, GET + b"x: ", b"a"), 408, "slow_client")
 
 
+@pytest.mark.slow
 def test_a_connection_that_says_nothing_is_closed(impatient, url):
     with connect(url) as connection:
         assert connection.recv(100) == b""
 
 
 # rule: Limits: Sending a request has its time: headers 30 s, body 300 s
+@pytest.mark.slow
 def test_a_body_that_stops_is_a_408(impatient, url):
     head = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: 100")
     check_error(ask(url, head + b"\r\n{"), 408, "slow_client")
@@ -218,11 +222,13 @@ def test_a_body_that_stops_is_a_408(impatient, url):
 
 
 # rule: Errors: 408 when the request's time is over, or its sender is too slow
+@pytest.mark.slow
 def test_a_body_that_drips_is_a_408(impatient, url):
     head = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: 1000")
     check_error(drip(url, head + b"\r\n", b" "), 408, "slow_client")
 
 
+@pytest.mark.slow
 def test_a_second_request_has_its_own_time(impatient, url, monkeypatch):
     monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 1.0)
     with connect(url) as connection:
@@ -235,6 +241,7 @@ def test_a_second_request_has_its_own_time(impatient, url, monkeypatch):
         check_error(read_reply(connection), 408, "slow_client")
 
 
+@pytest.mark.slow
 def test_an_answer_may_take_longer_than_a_request(impatient, harness):
     app = harness(engine={"delay_s": 0.1}, text="Hello, world! How are you?").app
     with serving(app) as url, connect(url) as connection:

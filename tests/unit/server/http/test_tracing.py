@@ -154,6 +154,7 @@ def test_a_failure_of_ours_is_an_error(traced):
     assert span.attributes["error.type"] == "deadline_exceeded"
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_not_there_holds_nothing_up(harness):
     tracer = tracing.Tracer("http://127.0.0.1:9/v1/traces", model_name="tiny", version="1", instance="worker-0")
     app = harness(tracer=tracer)
@@ -162,6 +163,7 @@ def test_a_collector_that_is_not_there_holds_nothing_up(harness):
     tracer.close()
 
 
+@pytest.mark.slow
 def test_the_sdk_is_imported_for_a_tracer_alone():
     code = "import sys, server.http.worker, server.http.tracing; sys.exit('opentelemetry.sdk' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -170,6 +170,7 @@ async def test_an_engine_that_stands_still_is_not_asked_until_it_goes_on(tmp_pat
 
 
 @in_loop
+@pytest.mark.slow
 async def test_children_that_all_hang_do_not_make_a_scrape_fail(tmp_path: Path) -> None:
     async with daemon(tmp_path) as running:
         running.control.set_state(stage=Stage("ready"))
@@ -196,6 +197,7 @@ async def test_counts_of_a_worker_that_ends_are_not_lost(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("stage", ["weights", "ready"])
 @in_loop
+@pytest.mark.slow
 async def test_an_engine_that_hangs_or_loads_does_not_hold_up_a_scrape(tmp_path: Path, stage: str) -> None:
     async with daemon(tmp_path) as running:
         reader, writer = await asyncio.open_unix_connection(running.path)
@@ -246,6 +248,7 @@ async def test_a_cancel_reaches_every_other_worker(tmp_path: Path) -> None:
 
 
 @in_loop
+@pytest.mark.slow
 async def test_a_cancel_that_a_hung_worker_leaves_unanswered_is_an_error(tmp_path: Path) -> None:
     async with daemon(tmp_path) as running:
         worker, _ = await running.worker(0)

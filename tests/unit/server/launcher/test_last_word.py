@@ -49,6 +49,7 @@ def run_dir() -> Iterator[RunDir]:
     made.remove()
 
 
+@pytest.mark.slow
 def test_an_engine_that_ends_as_it_gets_ready_is_gone(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     config = LaunchConfig(http_workers=0)
     server_config = ServerConfig(model=str(DEMO_FOLDER), served_model_names=["blink"])

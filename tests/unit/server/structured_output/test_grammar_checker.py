@@ -46,6 +46,7 @@ async def refusal(checker, spec, param="field"):
 
 
 # rule: Limits: A grammar compiles within 5 s, in a process that can be killed
+@pytest.mark.slow
 def test_a_grammar_that_takes_too_long_is_refused_and_its_process_killed(model_folder):
     async def steps(checker):
         await checker.check(GOOD)
@@ -250,6 +251,7 @@ def test_closing_while_the_process_starts_ends_it(model_folder):
         os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_an_old_refusal_for_time_is_forgotten(model_folder, monkeypatch):
     async def steps(checker):
         await refusal(checker, SLOW)

@@ -186,6 +186,7 @@ def test_a_call_that_the_model_left_unfinished_is_not_announced(model, end, is_w
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}, "auto"])
+@pytest.mark.slow
 def test_a_call_that_is_cut_before_its_name_is_known_is_text_only_where_none_was_forced(model, choice, stream):
     """Reasoning is kept, wherever the cut; so is every token."""
     thought = "<think>I need it</think>"

@@ -44,6 +44,7 @@ def run(capsys, *arguments):
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_the_real_command_reports_on_the_demo_model():
     command = [sys.executable, "-m", "server", "doctor", str(DEMO_FOLDER), "--port", "0", "--device", "cpu"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

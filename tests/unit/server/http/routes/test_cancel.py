@@ -46,6 +46,7 @@ def test_a_request_is_cancelled_by_the_id_it_brought(harness, path):
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.slow
 def test_a_stream_ends_with_an_error_event_and_done(harness, path):
     async def scenario() -> None:
         app = held(harness)

@@ -162,6 +162,7 @@ def test_the_shell_is_public_and_its_data_need_the_key(harness):
         viewer.leave()
 
 
+@pytest.mark.slow
 def test_a_stream_begins_with_a_snapshot_and_says_when_nothing_changed(app):
     with serving(app.app) as url:
         viewer = Viewer(url).wait("same", 2)
@@ -177,6 +178,7 @@ def test_a_stream_begins_with_a_snapshot_and_says_when_nothing_changed(app):
 
 # rule: Endpoints: The KV stream sends at most four snapshots a second for all viewers, costs nothing without viewers,
 #     ends at the drain, and reports an engine's death
+@pytest.mark.slow
 def test_all_viewers_share_at_most_four_asks_a_second(app):
     with serving(app.app) as url:
         begun = time.monotonic()
@@ -193,6 +195,7 @@ def test_all_viewers_share_at_most_four_asks_a_second(app):
 
 # rule: Endpoints: The KV stream sends at most four snapshots a second for all viewers, costs nothing without viewers,
 #     ends at the drain, and reports an engine's death
+@pytest.mark.slow
 def test_nothing_is_asked_while_nobody_looks(app):
     with serving(app.app) as url:
         assert app.client.num_kv_asks == 0
@@ -206,6 +209,7 @@ def test_nothing_is_asked_while_nobody_looks(app):
 
 # rule: Endpoints: The KV stream sends at most four snapshots a second for all viewers, costs nothing without viewers,
 #     ends at the drain, and reports an engine's death
+@pytest.mark.slow
 def test_a_stream_ends_when_the_server_drains(app):
     with serving(app.app) as url:
         viewer = Viewer(url).wait("same")
@@ -217,6 +221,7 @@ def test_a_stream_ends_when_the_server_drains(app):
         assert late.names() == ["end"]
 
 
+@pytest.mark.slow
 def test_a_dead_engine_is_told_once_and_the_next_one_shown(app):
     with serving(app.app) as url:
         viewer = Viewer(url).wait("same")
@@ -232,6 +237,7 @@ def test_a_dead_engine_is_told_once_and_the_next_one_shown(app):
         viewer.leave()
 
 
+@pytest.mark.slow
 def test_who_shuts_down_ends_the_stream(app):
     with serving(app.app) as url:
         viewer = Viewer(url).wait("same")
@@ -241,6 +247,7 @@ def test_who_shuts_down_ends_the_stream(app):
         assert viewer.names()[-1] == "end"
 
 
+@pytest.mark.slow
 def test_what_is_dear_to_make_is_asked_for_less_often_but_not_kept_for_ever(monkeypatch):
     monkeypatch.setattr("server.http.routes.kv_feed._MAX_AGE_S", 1.0)
 
