@@ -31,7 +31,7 @@ class Architecture:
     # "legacy_gelu_tanh": the name "gelu" means the tanh approximation too
     activation: Literal["silu", "gelu_tanh", "legacy_gelu_tanh"] = "silu"
     # models/config/layers.py: the constants in the config
-    multipliers: Literal["llama", "granite", "gemma", "gemma2", "gemma3"] = "llama"
+    multipliers: Literal["llama", "granite", "gemma", "gemma2", "gemma3", "ministral3"] = "llama"
     # models/config/layers.py: no layer slides, all do, those in layer_types do, or those by a rule
     sliding_layers: Literal[
         "none", "every", "every_if_used", "max_window_layers", "odd_until_max", "nope", "alternating", "pattern"
@@ -44,6 +44,8 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # multimodal models: location of the text part in config and checkpoint, and the prefixes that are not read
     text_config: str | None = None
+    # model_type of the text part's config → the row whose rules it is read by instead; the factory is the same
+    other_text_parts: Mapping[str, Architecture] = field(default_factory=dict)
     text_prefix: str | None = None
     ignored_prefixes: tuple[str, ...] = ()
     # projections that checkpoints store merged, and their parts
@@ -51,11 +53,15 @@ class Architecture:
     has_lm_head: bool = True  # False: the model returns hidden states only
 
 
-def _text_part_of(architecture: Architecture) -> Architecture:
-    """Return the row of a multimodal model with this text part, in the layout of transformers' save_pretrained."""
+def _text_part_of(architecture: Architecture, **others: Architecture) -> Architecture:
+    """Return the row of a multimodal model with this text part, in the layout of transformers' save_pretrained.
+
+    others: text parts that it may have instead, by their model_type.
+    """
     return dataclasses.replace(
         architecture,
         text_config="text_config",
+        other_text_parts=others,
         text_prefix="language_model",
         ignored_prefixes=("vision_tower.", "multi_modal_projector."),
     )
@@ -75,6 +81,27 @@ _GEMMA3_DEFAULTS = {
     "rope_local_base_freq": 1e4,
 }
 _MISTRAL = Architecture("models.llama:Llama", qkv_bias=False, sliding_layers="every", defaults={"sliding_window": 4096})
+# Mistral whose queries grow with their position beyond the original length, as Llama 4's
+_MINISTRAL3 = Architecture(
+    "models.llama:Llama",
+    qkv_bias=False,
+    sliding_layers="every",
+    multipliers="ministral3",
+    defaults={
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+)
 _GEMMA3 = Architecture(
     "models.gemma:Gemma",
     qkv_bias="config",
@@ -92,7 +119,8 @@ _GEMMA3 = Architecture(
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture("models.llama:Llama", qkv_bias="config", has_output_bias=True, has_mlp_bias=True),
     "MistralForCausalLM": _MISTRAL,
-    "Mistral3ForConditionalGeneration": _text_part_of(_MISTRAL),
+    "Ministral3ForCausalLM": _MINISTRAL3,
+    "Mistral3ForConditionalGeneration": _text_part_of(_MISTRAL, ministral3=_MINISTRAL3),
     "Qwen2ForCausalLM": Architecture(
         "models.llama:Llama",
         qkv_bias=True,

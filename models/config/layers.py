@@ -92,6 +92,9 @@ class Multipliers:
     logits_divisor: float = 1.0
     attention_softcap: float = 0.0  # cap * tanh(x / cap), after the scale
     logits_softcap: float = 0.0
+    # Rotated queries are multiplied by 1 + query_growth * ln(1 + position // query_growth_length)
+    query_growth: float = 0.0
+    query_growth_length: int = 1
 
 
 def parse_multipliers(config: Fields, architecture: Architecture, *, hidden_size: int, head_dim: int) -> Multipliers:
@@ -114,6 +117,11 @@ def parse_multipliers(config: Fields, architecture: Architecture, *, hidden_size
             attention_softcap=config.number("attn_logit_softcapping", default=0.0) if kind == "gemma2" else 0.0,
             logits_softcap=config.number("final_logit_softcapping", default=0.0),
         )
+    if kind == "ministral3":
+        rope = config.section("rope_scaling" if config.section("rope_scaling").raw else "rope_parameters")
+        growth = rope.number("llama_4_scaling_beta", default=0.0)
+        length = rope.count("original_max_position_embeddings", default=config.count("max_position_embeddings"))
+        return Multipliers(attention=head_dim**-0.5, query_growth=growth, query_growth_length=length)
     return Multipliers(attention=head_dim**-0.5)
 
 

@@ -96,7 +96,7 @@ class ModelConfig:
         """Normalise a parsed config.json. where: names it in errors. Raises ModelError."""
         name = _architecture_name(raw, where)
         architecture = find_architecture(name)
-        config = _text_fields(raw, architecture, where)
+        architecture, config = _text_part(raw, architecture, where)
         _refuse_unsupported(config)
         hidden_size, num_layers = config.count("hidden_size"), config.count("num_hidden_layers")
         num_heads, num_kv_heads, head_dim = _heads(config, hidden_size)
@@ -232,13 +232,14 @@ def _architecture_name(raw: Mapping[str, Any], where: str) -> str:
     return names[0]
 
 
-def _text_fields(raw: Mapping[str, Any], architecture: Architecture, where: str) -> Fields:
-    """Return the text part's config over the architecture's defaults; an explicit null counts as a value."""
+def _text_part(raw: Mapping[str, Any], architecture: Architecture, where: str) -> tuple[Architecture, Fields]:
+    """Return the text part's row, and its config over the row's defaults; an explicit null counts as a value."""
     if architecture.text_config is None:
-        return Fields({**architecture.defaults, **raw}, where)
+        return architecture, Fields({**architecture.defaults, **raw}, where)
     text = Fields(raw, where).section(architecture.text_config).raw
+    row = architecture.other_text_parts.get(str(text.get("model_type")), architecture)
     whole = {name: raw[name] for name in _WHOLE_MODEL_FIELDS if raw.get(name) is not None}
-    return Fields({**architecture.defaults, **text, **whole}, where)
+    return row, Fields({**row.defaults, **text, **whole}, where)
 
 
 def _refuse_unsupported(config: Fields) -> None:

@@ -31,7 +31,7 @@ _UNUSED_NAMES = ("q_scale", "prob_scale", "prob_output_scale")
 class Attention(nn.Module):
     """Attention between the projections, over this rank's heads. The caller owns the KV pool.
 
-    cos_sin_cache: this layer's table (models.layers.rotary). q_norm, k_norm: norms over each head, if any.
+    cos_sin_cache, query_factors: this layer's tables (models.layers.rotary). q_norm, k_norm: norms over each head.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Attention(nn.Module):
         *,
         layer_index: int,
         cos_sin_cache: torch.Tensor,
+        query_factors: torch.Tensor | None = None,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
     ) -> None:
@@ -54,6 +55,7 @@ class Attention(nn.Module):
         self.eps = config.rms_norm_eps
         self.sliding_window = config.sliding_windows[layer_index]
         self.cos_sin_cache = cos_sin_cache
+        self.query_factors = query_factors
         self.q_norm = q_norm
         self.k_norm = k_norm
 
@@ -78,6 +80,8 @@ class Attention(nn.Module):
             num_heads=self.num_heads,
             kv_scales=kv_scales,
         )
+        if self.query_factors is not None:
+            q = q * self.query_factors.index_select(0, ctx.positions)
         out = ctx.backend.forward(
             q,
             k_cache,

@@ -26,7 +26,7 @@ from models.layers.linear import make_linear_method
 from models.layers.mlp import GatedMLP
 from models.layers.moe import SparseMLP
 from models.layers.norm import RMSNorm
-from models.layers.rotary import make_cos_sin_caches
+from models.layers.rotary import make_cos_sin_caches, make_query_factors
 from models.parallel import LayerOutput, TensorParallel, whole
 from models.quantization.linear_method import LinearMethod
 from models.weights.weights import Weights
@@ -42,6 +42,7 @@ class LayerParts:
     method: LinearMethod
     layer_index: int
     cos_sin_cache: torch.Tensor
+    query_factors: torch.Tensor | None
 
     def attention(self, *, has_head_norms: bool = False) -> Attention:
         """Make Attention without its projections. has_head_norms: add RMS norms over each query and key head."""
@@ -51,6 +52,7 @@ class LayerParts:
             self.tp,
             layer_index=self.layer_index,
             cos_sin_cache=self.cos_sin_cache,
+            query_factors=self.query_factors,
             q_norm=RMSNorm(self.config, w, "q_norm", size=size) if has_head_norms else None,
             k_norm=RMSNorm(self.config, w, "k_norm", size=size) if has_head_norms else None,
         )
@@ -91,8 +93,9 @@ class CausalLM(nn.Module):
         self.embed_tokens = VocabEmbedding(config, inner / "embed_tokens", tp)
         method = make_linear_method(config)
         caches = make_cos_sin_caches(config, device=w.device, dtype=torch.float32 if has_fp32_rope else w.dtype)
+        factors = make_query_factors(config, device=w.device, dtype=w.dtype)
         self.layers = nn.ModuleList(
-            make_layer(LayerParts(config, inner / f"layers.{i}", tp, method, i, caches[i]))
+            make_layer(LayerParts(config, inner / f"layers.{i}", tp, method, i, caches[i], factors))
             for i in range(config.num_layers)
         )
         self.norm = RMSNorm(config, inner, "norm", size=config.hidden_size)

@@ -31,6 +31,18 @@ def make_cos_sin_caches(config: ModelConfig, *, device: torch.device, dtype: tor
     ]
 
 
+def make_query_factors(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return the factor of the queries at each position, [max_context_len, 1, 1]; None: it is 1 everywhere.
+
+    transformers, modeling_ministral3, get_llama_4_attn_scale: fp32, rounded to dtype before the product.
+    """
+    growth, length = config.multipliers.query_growth, config.multipliers.query_growth_length
+    if growth == 0 or config.max_context_len <= length:
+        return None
+    positions = torch.arange(config.max_context_len)
+    return (1 + growth * torch.log(1 + torch.floor(positions / length))).to(device, dtype)[:, None, None]
+
+
 def inverse_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
     """Return the radians per position of each rotated pair: [rotary_dim / 2] fp32.
 

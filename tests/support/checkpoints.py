@@ -8,6 +8,7 @@ from transformers import (
     GemmaConfig,
     GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -37,6 +38,17 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 16,
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+# Every prompt of the tests is longer than this original length, up to several times
+MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 4,
+    "max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.4,
+}
 # Every prompt of the tests is longer than this original length, so that transformers takes the long factors for each
 LONG_ROPE = {
     "rope_type": "longrope",
@@ -85,6 +97,15 @@ def _make_small_families() -> dict[str, PreTrainedConfig]:
     }
     return {
         "mistral_nemo": MistralConfig(**TINY | {"hidden_size": 40}, num_key_value_heads=1, head_dim=16),
+        "ministral3": Ministral3Config(**TINY, num_key_value_heads=2, head_dim=12, rope_parameters=MINISTRAL3_ROPE),
+        "ministral3_windows": Ministral3Config(
+            **TINY,
+            num_key_value_heads=1,
+            head_dim=16,
+            sliding_window=9,
+            tie_word_embeddings=True,
+            rope_parameters=DEFAULT_ROPE | {"original_max_position_embeddings": 7, "llama_4_scaling_beta": 0.1},
+        ),
         "smollm3": SmolLM3Config(
             **TINY, num_key_value_heads=2, no_rope_layer_interval=2, pad_token_id=None, rope_parameters=DEFAULT_ROPE
         ),

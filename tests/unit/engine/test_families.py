@@ -25,6 +25,7 @@ KINDS = (
     "yarn_rope",
     "mistral",
     "mistral_nemo",
+    "ministral3",
     "qwen2",
     "qwen3",
     "smollm3",

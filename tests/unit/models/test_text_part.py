@@ -14,7 +14,7 @@ from transformers import (
 
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
-from tests.support.checkpoints import TINY
+from tests.support.checkpoints import MINISTRAL3_ROPE, TINY
 from tests.support.models_harness import PagedRunner, load
 
 PROMPT = [3, 80, 17, 4, 55, 8, 8, 61, 2, 0, 42, 7, 7]
@@ -59,7 +59,15 @@ def make_mistral():
     return Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision, **options))
 
 
-@pytest.fixture(params=[make_gemma, make_mistral])
+def make_ministral():
+    text = TINY | {"model_type": "ministral3", "num_key_value_heads": 2, "head_dim": 12}
+    vision = VISION | {"model_type": "pixtral", "head_dim": 8}
+    options = {"image_token_index": 90, "tie_word_embeddings": False}
+    text["rope_parameters"] = MINISTRAL3_ROPE
+    return Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision, **options))
+
+
+@pytest.fixture(params=[make_gemma, make_mistral, make_ministral])
 def checkpoint(request, tmp_path):
     torch.manual_seed(0)
     model = request.param().eval()
