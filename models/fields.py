@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from models.errors import ModelError
@@ -18,10 +18,16 @@ class Fields:
 
     raw: Mapping[str, Any]
     where: str  # names the file in errors
+    seen: set[str] = field(default_factory=set, compare=False, repr=False)  # names that were read or passed over
 
     def get(self, name: str) -> Any:
         """Return the unchecked value, None if it is missing."""
+        self.seen.add(name)
         return self.raw.get(name)
+
+    def pass_over(self, *names: str) -> None:
+        """Count fields as read that have no effect, because of what other fields say."""
+        self.seen.update(names)
 
     def count(self, name: str, *, default: int | None = None) -> int:
         """Read a positive integer."""
@@ -78,7 +84,7 @@ class Fields:
         return Fields(value or {}, self.where)
 
     def _value(self, name: str, default: Any) -> Any:
-        value = self.raw.get(name)
+        value = self.get(name)
         value = default if value is None else value
         if value is None:
             raise ModelError(f"{self.where}: {name} is missing")

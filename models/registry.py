@@ -18,6 +18,7 @@ class Architecture:
     """One row: the model's factory, and the settings its transformers class fixes instead of reading config.json."""
 
     target: str  # "module:name" of the factory: models.layers.causal_lm.CausalLM with the family's layers
+    model_type: str  # transformers' name of the config class: of the text part's, if there is one
     # q, k and v have a bias: as the config's attention_bias or qkv_bias says, or fixed by the architecture
     qkv_bias: Literal["config", "qkv_bias"] | bool
     # the output projection has a bias if attention_bias is true
@@ -40,12 +41,15 @@ class Architecture:
     experts: Literal["none", "mixtral", "qwen2", "qwen3"] = "none"
     # models/config/rope.py: the spelling of the rotary fields
     rope: Literal["llama", "smollm3", "phi3", "gemma3"] = "llama"
-    # fields that published configs omit and leave to the default of their transformers class
+    # fields that a config may omit: the default of its transformers class, where it is not that of models/config
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    # models/config/unread_fields.py: fields of its config class that change nothing, and those that must have a value
+    harmless: tuple[str, ...] = ()
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     # multimodal models: location of the text part in config and checkpoint, and the prefixes that are not read
     text_config: str | None = None
-    # model_type of the text part's config → the row whose rules it is read by instead; the factory is the same
-    other_text_parts: Mapping[str, Architecture] = field(default_factory=dict)
+    # rows of text parts with another model_type that it may have instead; the factory is the same
+    other_text_parts: tuple[Architecture, ...] = ()
     text_prefix: str | None = None
     ignored_prefixes: tuple[str, ...] = ()
     # projections that checkpoints store merged, and their parts
@@ -53,10 +57,10 @@ class Architecture:
     has_lm_head: bool = True  # False: the model returns hidden states only
 
 
-def _text_part_of(architecture: Architecture, **others: Architecture) -> Architecture:
+def _text_part_of(architecture: Architecture, *others: Architecture) -> Architecture:
     """Return the row of a multimodal model with this text part, in the layout of transformers' save_pretrained.
 
-    others: text parts that it may have instead, by their model_type.
+    others: text parts that it may have instead.
     """
     return dataclasses.replace(
         architecture,
@@ -80,10 +84,17 @@ _GEMMA3_DEFAULTS = {
     "rope_theta": 1e6,
     "rope_local_base_freq": 1e4,
 }
-_MISTRAL = Architecture("models.llama:Llama", qkv_bias=False, sliding_layers="every", defaults={"sliding_window": 4096})
+_MISTRAL = Architecture(
+    "models.llama:Llama",
+    "mistral",
+    qkv_bias=False,
+    sliding_layers="every",
+    defaults={"sliding_window": 4096, "num_key_value_heads": 8},
+)
 # Mistral whose queries grow with their position beyond the original length, as Llama 4's
 _MINISTRAL3 = Architecture(
     "models.llama:Llama",
+    "ministral3",
     qkv_bias=False,
     sliding_layers="every",
     multipliers="ministral3",
@@ -104,6 +115,7 @@ _MINISTRAL3 = Architecture(
 )
 _GEMMA3 = Architecture(
     "models.gemma:Gemma",
+    "gemma3_text",
     qkv_bias="config",
     has_output_bias=True,
     qk_norm="head",
@@ -114,65 +126,81 @@ _GEMMA3 = Architecture(
     sliding_layers="pattern",
     rope="gemma3",
     defaults=_GEMMA3_DEFAULTS,
+    harmless=("attn_logit_softcapping",),  # transformers' class has it, but its model does not apply it
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "LlamaForCausalLM": Architecture("models.llama:Llama", qkv_bias="config", has_output_bias=True, has_mlp_bias=True),
+    "LlamaForCausalLM": Architecture(
+        "models.llama:Llama", "llama", qkv_bias="config", has_output_bias=True, has_mlp_bias=True
+    ),
     "MistralForCausalLM": _MISTRAL,
     "Ministral3ForCausalLM": _MINISTRAL3,
-    "Mistral3ForConditionalGeneration": _text_part_of(_MISTRAL, ministral3=_MINISTRAL3),
+    "Mistral3ForConditionalGeneration": _text_part_of(_MISTRAL, _MINISTRAL3),
     "Qwen2ForCausalLM": Architecture(
         "models.llama:Llama",
+        "qwen2",
         qkv_bias=True,
         sliding_layers="max_window_layers",
-        defaults={"sliding_window": 4096},
+        defaults={"sliding_window": 4096, "num_key_value_heads": 32},
     ),
     "Qwen3ForCausalLM": Architecture(
         "models.qwen3:Qwen3",
+        "qwen3",
         qkv_bias="config",
         has_output_bias=True,
         qk_norm="head",
         sliding_layers="max_window_layers",
-        defaults={"sliding_window": 4096},
+        defaults={"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
     ),
     "MixtralForCausalLM": Architecture(
         "models.mixtral:Mixtral",
+        "mixtral",
         qkv_bias=False,
         sliding_layers="every",
         experts="mixtral",
-        defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        defaults={
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
     ),
     "Qwen2MoeForCausalLM": Architecture(
         "models.llama:Llama",
+        "qwen2_moe",
         qkv_bias="qkv_bias",
         sliding_layers="odd_until_max",
         experts="qwen2",
-        defaults={"qkv_bias": True, "sliding_window": 4096},
+        defaults={"qkv_bias": True, "sliding_window": 4096, "num_key_value_heads": 16},
     ),
     "Qwen3MoeForCausalLM": Architecture(
         "models.qwen3:Qwen3",
+        "qwen3_moe",
         qkv_bias="config",
         has_output_bias=True,
         qk_norm="head",
         sliding_layers="every_if_used",
         experts="qwen3",
-        defaults={"sliding_window": 4096},
+        defaults={"sliding_window": 4096, "num_key_value_heads": 4},
     ),
     "SmolLM3ForCausalLM": Architecture(
         "models.llama:Llama",
+        "smollm3",
         qkv_bias="config",
         has_output_bias=True,
         has_mlp_bias=True,
         sliding_layers="nope",
         rope="smollm3",
-        defaults={"tie_word_embeddings": True, "rope_theta": 2e6},
+        defaults={"tie_word_embeddings": True, "rope_theta": 2e6, "num_key_value_heads": 4},
     ),
     "Phi3ForCausalLM": Architecture(
         "models.phi3:Phi3",
+        "phi3",
         qkv_bias=False,
         sliding_layers="every",
         rope="phi3",
-        defaults={"original_max_position_embeddings": 4096},
+        defaults={"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
         packed_modules={
             **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
             "gate_proj": "gate_up_proj",
@@ -180,22 +208,35 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
     ),
     "GraniteForCausalLM": Architecture(
-        "models.granite:Granite", qkv_bias="config", has_output_bias=True, has_mlp_bias=True, multipliers="granite"
+        "models.granite:Granite",
+        "granite",
+        qkv_bias="config",
+        has_output_bias=True,
+        has_mlp_bias=True,
+        multipliers="granite",
     ),
     "Olmo2ForCausalLM": Architecture(
-        "models.olmo2:Olmo2", qkv_bias="config", has_output_bias=True, qk_norm="width", norm="olmo2"
+        "models.olmo2:Olmo2",
+        "olmo2",
+        qkv_bias="config",
+        has_output_bias=True,
+        qk_norm="width",
+        norm="olmo2",
+        defaults={"rms_norm_eps": 1e-5},
     ),
     "GemmaForCausalLM": Architecture(
         "models.llama:Llama",
+        "gemma",
         qkv_bias="config",
         has_output_bias=True,
         norm="gemma",
         activation="legacy_gelu_tanh",
         multipliers="gemma",
-        defaults={"head_dim": 256, "tie_word_embeddings": True},
+        defaults={"head_dim": 256, "num_key_value_heads": 16, "tie_word_embeddings": True},
     ),
     "Gemma2ForCausalLM": Architecture(
         "models.gemma:Gemma",
+        "gemma2",
         qkv_bias="config",
         has_output_bias=True,
         norm="gemma",
@@ -203,8 +244,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         activation="gelu_tanh",
         multipliers="gemma2",
         sliding_layers="alternating",
+        harmless=("sliding_window_size",),  # sliding_window's older name, beside it in published configs
         defaults={
             "head_dim": 256,
+            "num_key_value_heads": 4,
             "tie_word_embeddings": True,
             "sliding_window": 4096,
             "query_pre_attn_scalar": 256,
@@ -213,7 +256,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
     ),
     "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": _text_part_of(_GEMMA3),
+    # its transformers class does not cap the logits
+    "Gemma3ForConditionalGeneration": dataclasses.replace(
+        _text_part_of(_GEMMA3), neutral={"final_logit_softcapping": ()}
+    ),
 }
 
 

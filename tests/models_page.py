@@ -67,7 +67,10 @@ FAMILIES = (
         ("mistralai-Mistral-Nemo", "Mistral-Small-3.2", "unsloth-mistral-Devstral"),
     ),
     Family(
-        "Ministral 3, its text", "Ministral3ForCausalLM", ("ministral3", "ministral3_windows"), form="as Mistral Small"
+        "Ministral 3, its text",
+        "Ministral3ForCausalLM",
+        ("ministral3", "ministral3_windows"),
+        ("mistralai-Ministral-3",),
     ),
     Family("Mixtral 8x7B, 8x22B", "MixtralForCausalLM", ("mixtral", "mixtral_windows"), ("mistralai-Mistral-Nemo",)),
     Family("Qwen2, Qwen2.5", "Qwen2ForCausalLM", ("qwen2", "qwen2_windows"), ("Qwen-Qwen2.5", "qwen2_5.", "Qwen-QwQ")),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from models.config.rope import rope_section
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import QuantizationConfig
@@ -24,6 +25,7 @@ def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int
     if architecture.rope != "smollm3":
         return (True,) * num_layers
     has_rope = config.get("no_rope_layers")  # 1: the layer has rotary positions
+    config.pass_over("no_rope_layer_interval")
     if has_rope is None:
         interval = config.count("no_rope_layer_interval", default=4)
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
@@ -38,14 +40,15 @@ def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tu
     """Return True for each layer that attends to sliding_window tokens only."""
     num_layers = len(has_rope)
     rule = architecture.sliding_layers
-    if rule in ("none", "every"):
-        return (rule == "every",) * num_layers
-    if rule in _OPTIONAL and not config.flag("use_sliding_window"):
-        return (False,) * num_layers
-    if rule == "every_if_used":
-        return (True,) * num_layers
+    is_used = rule != "none" and (rule not in _OPTIONAL or config.flag("use_sliding_window"))
+    if rule in _OPTIONAL:
+        config.pass_over("sliding_window", "max_window_layers")
+    if not is_used or rule in ("every", "every_if_used"):
+        _refuse_mixed_layers(config, num_layers, slides=is_used and config.get("sliding_window") is not None)
+        return (is_used,) * num_layers
     layer_types = config.get("layer_types")
     if layer_types is not None:
+        config.pass_over("sliding_window_pattern")
         return _read_layer_types(layer_types, num_layers, config.where)
     if rule in ("max_window_layers", "odd_until_max"):
         border = config.get("max_window_layers")
@@ -69,6 +72,14 @@ def find_windows(config: Fields, is_sliding: tuple[bool, ...], *, max_context_le
     if window >= max_context_len:
         return (None,) * len(is_sliding)
     return tuple(window if slides else None for slides in is_sliding)
+
+
+def _refuse_mixed_layers(config: Fields, num_layers: int, *, slides: bool) -> None:
+    """Raise ModelError if layer_types differs from what all layers of this architecture are."""
+    layer_types = config.get("layer_types")
+    if layer_types is not None and set(_read_layer_types(layer_types, num_layers, config.where)) != {slides}:
+        kind = "sliding_attention" if slides else "full_attention"
+        raise ModelError(f"{config.where}: layer_types is not supported: served is {kind!r}, found {layer_types!r}")
 
 
 def _read_layer_types(layer_types: object, num_layers: int, where: str) -> tuple[bool, ...]:
@@ -113,12 +124,11 @@ def parse_multipliers(config: Fields, architecture: Architecture, *, hidden_size
         return Multipliers(
             attention=config.positive("query_pre_attn_scalar") ** -0.5,
             embedding=hidden_size**0.5,
-            # transformers' Gemma 3 config has the field too, but its model does not apply it
             attention_softcap=config.number("attn_logit_softcapping", default=0.0) if kind == "gemma2" else 0.0,
             logits_softcap=config.number("final_logit_softcapping", default=0.0),
         )
     if kind == "ministral3":
-        rope = config.section("rope_scaling" if config.section("rope_scaling").raw else "rope_parameters")
+        rope = rope_section(config)
         growth = rope.number("llama_4_scaling_beta", default=0.0)
         length = rope.count("original_max_position_embeddings", default=config.count("max_position_embeddings"))
         return Multipliers(attention=head_dim**-0.5, query_growth=growth, query_growth_length=length)
@@ -163,6 +173,7 @@ def parse_experts(
         return None, (False,) * num_layers
     # transformers 5 saves both under the newer name
     count = "num_experts" if config.get("num_local_experts") is None else "num_local_experts"
+    config.pass_over("num_experts")
     experts = ExpertsConfig(
         num_experts=config.count(count),
         num_experts_per_tok=config.count("num_experts_per_tok"),

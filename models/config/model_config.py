@@ -1,6 +1,6 @@
 """ModelConfig: the normalised fields of a Hugging Face config.json. No other module reads config.json.
 
-A missing field takes the default of the architecture's transformers class, if all its checkpoints rely on that default.
+A missing field takes the default of the architecture's transformers class; sizes must be given.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from models.config.layers import (
 )
 from models.config.rope import RopeConfig, find_context_len, parse_ropes
 from models.config.size import check_split, count_parameters, saved_bytes
+from models.config.unread_fields import check_unread_fields, check_vision_fields
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import QuantizationConfig
@@ -42,7 +43,14 @@ _ACTIVATION_NAMES = {
 # A sentence-transformers folder has this file: an embedding model, whose LM head, if it has one, is not used
 EMBEDDING_FILE = "modules.json"
 # Fields that a multimodal config states outside its text part
-_WHOLE_MODEL_FIELDS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
+_WHOLE_MODEL_FIELDS = (
+    "dtype",
+    "torch_dtype",
+    "bos_token_id",
+    "eos_token_id",
+    "quantization_config",
+    "tie_word_embeddings",
+)
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,7 @@ class ModelConfig:
         name = _architecture_name(raw, where)
         architecture = find_architecture(name)
         architecture, config = _text_part(raw, architecture, where)
-        _refuse_unsupported(config)
+        _refuse_other_type(config, architecture)
         hidden_size, num_layers = config.count("hidden_size"), config.count("num_hidden_layers")
         num_heads, num_kv_heads, head_dim = _heads(config, hidden_size)
         max_positions = config.count("max_position_embeddings")
@@ -114,7 +122,7 @@ class ModelConfig:
         max_context_len = find_context_len(ropes, architecture, max_positions)
         quantization = parse_quantization(config)
         experts, sparse_layers = parse_experts(config, architecture, num_layers, quantization)
-        return cls(
+        model = cls(
             architecture=name,
             vocab_size=config.count("vocab_size"),
             hidden_size=hidden_size,
@@ -144,6 +152,8 @@ class ModelConfig:
             eos_token_ids=config.token_ids("eos_token_id"),
             quantization=quantization,
         )
+        check_unread_fields(config, architecture)
+        return model
 
     def quantized(self, wanted: str) -> ModelConfig:
         """Return this model with the flag --quantization applied. Raises ModelError if the checkpoint rules it out."""
@@ -237,16 +247,21 @@ def _text_part(raw: Mapping[str, Any], architecture: Architecture, where: str) -
     if architecture.text_config is None:
         return architecture, Fields({**architecture.defaults, **raw}, where)
     text = Fields(raw, where).section(architecture.text_config).raw
-    row = architecture.other_text_parts.get(str(text.get("model_type")), architecture)
+    others = {row.model_type: row for row in architecture.other_text_parts}
+    row = others.get(str(text.get("model_type")), architecture)
     whole = {name: raw[name] for name in _WHOLE_MODEL_FIELDS if raw.get(name) is not None}
+    check_vision_fields(raw, where=where, read=_WHOLE_MODEL_FIELDS)
     return row, Fields({**row.defaults, **text, **whole}, where)
 
 
-def _refuse_unsupported(config: Fields) -> None:
-    if config.get("use_bidirectional_attention"):
-        raise ModelError(f"{config.where}: use_bidirectional_attention is not supported: only causal models are served")
-    if config.get("is_causal") is False:
-        raise ModelError(f"{config.where}: is_causal false is not supported: only causal models are served")
+def _refuse_other_type(config: Fields, architecture: Architecture) -> None:
+    """Raise ModelError if the config is of another class than the architecture's."""
+    found = config.get("model_type")
+    if found not in (None, architecture.model_type):
+        served = " or ".join(repr(row.model_type) for row in (architecture, *architecture.other_text_parts))
+        raise ModelError(
+            f"{config.where}: model_type {found!r} is not supported for this architecture: served is {served}"
+        )
 
 
 def _heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:

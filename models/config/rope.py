@@ -5,7 +5,7 @@ models/layers/rotary.py computes the tables from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,12 @@ from models.registry import Architecture
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_KNOWN = """
+    attention_factor beta_fast beta_slow factor high_freq_factor long_factor low_freq_factor mscale mscale_all_dim
+    original_max_position_embeddings partial_rotary_factor rope_theta rope_type short_factor truncate type
+"""
+# A note, the axes of a picture's positions, which are equal for text, and a copy of the field outside
+_HARMLESS = ("finetuned", "mrope_section", "max_position_embeddings")
 
 
 @dataclass(frozen=True)
@@ -61,19 +67,26 @@ def parse_ropes(
 ) -> tuple[RopeConfig | None, ...]:
     """Return each layer's rotary positions, None where has_rope is False. Raises ModelError."""
     shape = _Shape(architecture, head_dim, max_position_embeddings)
-    new, old = config.section("rope_parameters"), config.section("rope_scaling")
     if architecture.rope == "gemma3":
+        new, old = config.section("rope_parameters"), config.section("rope_scaling")
+        _refuse_unknown(new, {"full_attention", "sliding_attention"})
         # transformers, Gemma3TextConfig: only full-attention layers use the extended context
         whole = Fields(dict(new.section("full_attention").raw) | dict(old.raw), config.where)
         near = new.section("sliding_attention")
         rope = _parse(whole, config, shape, theta=config.positive("rope_theta"))
         local = _parse(near, config, shape, theta=config.positive("rope_local_base_freq"))
         return tuple(local if slides else rope for slides in is_sliding)
-    fields = new if new.raw else old
+    fields = rope_section(config)
     if any(isinstance(value, Mapping) for value in fields.raw.values()):
         raise ModelError(f"{config.where}: rope_parameters per layer type ({', '.join(fields.raw)}) are not supported")
     rope = _parse(fields, config, shape, theta=config.positive("rope_theta", default=1e4))
     return tuple(rope if rotates else None for rotates in has_rope)
+
+
+def rope_section(config: Fields) -> Fields:
+    """Return the object with the rotary fields; as in transformers, the old spelling wins."""
+    new, old = config.section("rope_parameters"), config.section("rope_scaling")
+    return old if old.raw else new
 
 
 def find_context_len(ropes: Sequence[RopeConfig | None], architecture: Architecture, max_positions: int) -> int:
@@ -94,6 +107,9 @@ class _Shape:
 
 def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> RopeConfig:
     """Read one layer type's rope. fields: its own object; config: the whole file; theta: default base."""
+    growth = ("llama_4_scaling_beta",) if shape.architecture.multipliers == "ministral3" else ()
+    _refuse_unknown(fields, {*_KNOWN.split(), *_HARMLESS, *growth})
+    config.pass_over("original_max_position_embeddings")
     theta = fields.positive("rope_theta", default=theta)
     partial = _partial_rotary_factor(fields, config, shape)
     rope_type = _rope_type(fields, shape.architecture)
@@ -132,6 +148,12 @@ def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> Ro
     if rope_type == "dynamic" and rope.rotary_dim(shape.head_dim) <= 2:
         raise ModelError(f"{config.where}: dynamic rope needs more than one rotated pair per head")
     return rope
+
+
+def _refuse_unknown(fields: Fields, known: Set[str]) -> None:
+    for name, value in fields.raw.items():
+        if value is not None and name not in known:
+            raise ModelError(f"{fields.where}: {name} {value!r} is not supported among the fields of rotary positions")
 
 
 def _rope_type(fields: Fields, architecture: Architecture) -> RopeType:

@@ -11,6 +11,7 @@ on the last ranks are zeros, and their logits are cut off.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ from models.layers.rotary import make_cos_sin_caches, make_query_factors
 from models.parallel import LayerOutput, TensorParallel, whole
 from models.quantization.linear_method import LinearMethod
 from models.weights.weights import Weights
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -102,12 +105,7 @@ class CausalLM(nn.Module):
         self.lm_head: LMHead | None = None
         if not config.has_lm_head:
             return
-        if config.tie_word_embeddings:
-            head = self.embed_tokens.weight
-        else:
-            rows = w / "lm_head"
-            head = load_vocab_rows(rows, vocab_size=config.vocab_size, hidden_size=config.hidden_size, tp=tp)
-        self.lm_head = LMHead(config, head, tp)
+        self.lm_head = LMHead(config, self._head_rows(config, w / "lm_head", tp), tp)
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """input_ids: [T] int64 → hidden states after the final norm, [T, hidden_size]."""
@@ -122,6 +120,20 @@ class CausalLM(nn.Module):
         """hidden: [N, hidden_size] → [N, vocab_size]."""
         assert self.lm_head is not None, "the engine refuses requests that sample"
         return self.lm_head(hidden)
+
+    def _head_rows(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> torch.Tensor:
+        """Return the head's rows: the embedding's if they are tied, unless the checkpoint has a head that differs."""
+        embedding = self.embed_tokens.weight
+        if config.tie_word_embeddings and w.shape_of("weight") is None:
+            return embedding
+        head = load_vocab_rows(w, vocab_size=config.vocab_size, hidden_size=config.hidden_size, tp=tp)
+        if not config.tie_word_embeddings:
+            return head
+        # As in transformers: configs of fine-tuned models, above all multimodal ones, say "tied" by default
+        if torch.equal(head, embedding):
+            return embedding
+        logger.warning("%s differs from the embedding and is used, despite tie_word_embeddings", w.full_name("weight"))
+        return head
 
 
 class DecoderLayer(nn.Module):

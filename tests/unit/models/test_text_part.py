@@ -46,16 +46,16 @@ VISION = {
 }
 
 
-def make_gemma():
+def make_gemma(**options):
     text = TINY | {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 6, "sliding_window_pattern": 2}
-    tokens = {"image_token_index": 90, "boi_token_index": 91, "eoi_token_index": 92}
+    tokens = options | {"image_token_index": 90, "boi_token_index": 91, "eoi_token_index": 92}
     return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=VISION, **tokens))
 
 
-def make_mistral():
+def make_mistral(*, is_tied=False):
     text = TINY | {"model_type": "mistral", "num_key_value_heads": 2, "head_dim": 12, "sliding_window": None}
     vision = VISION | {"model_type": "pixtral", "head_dim": 8}
-    options = {"image_token_index": 90, "tie_word_embeddings": False}
+    options = {"image_token_index": 90, "tie_word_embeddings": is_tied}
     return Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision, **options))
 
 
@@ -67,7 +67,25 @@ def make_ministral():
     return Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision, **options))
 
 
-@pytest.fixture(params=[make_gemma, make_mistral, make_ministral])
+def make_gemma_with_a_head():
+    return make_gemma(tie_word_embeddings=False)
+
+
+def make_tied_mistral():
+    return make_mistral(is_tied=True)
+
+
+def make_mistral_that_says_it_is_tied():
+    model = make_mistral()
+    model.config.tie_word_embeddings = True
+    return model
+
+
+MODELS = [make_gemma, make_mistral, make_ministral, make_gemma_with_a_head, make_tied_mistral]
+MODELS.append(make_mistral_that_says_it_is_tied)
+
+
+@pytest.fixture(params=MODELS)
 def checkpoint(request, tmp_path):
     torch.manual_seed(0)
     model = request.param().eval()

@@ -106,6 +106,15 @@ def test_lm_head_beside_tied_embeddings_is_no_error_but_without_them_it_must_exi
         load(tmp_path)
 
 
+def test_a_head_that_differs_from_tied_embeddings_is_used_as_in_transformers(tmp_path, caplog):
+    save_checkpoint(tmp_path, LlamaConfig(**TINY, tie_word_embeddings=True))
+    edit(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].flip(0)}))
+    runner = PagedRunner(load(tmp_path), ModelConfig.from_folder(tmp_path))
+    logits = runner.step([(runner.add_row(), [3, 1, 4])])[0]
+    torch.testing.assert_close(logits, reference_logits(tmp_path, [3, 1, 4]), atol=1e-4, rtol=0)
+    assert "lm_head.weight differs from the embedding and is used" in caplog.text
+
+
 def test_missing_tensor_is_named_with_the_shape_it_should_have(folder):
     edit(folder, lambda tensors: tensors.pop("model.layers.2.mlp.down_proj.weight"))
     with pytest.raises(ModelError, match=r"model\.layers\.2\.mlp\.down_proj\.weight with shape \[32, 48\] is missing"):
