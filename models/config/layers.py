@@ -43,6 +43,10 @@ def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tu
     is_used = rule != "none" and (rule not in _OPTIONAL or config.flag("use_sliding_window"))
     if rule in _OPTIONAL:
         config.pass_over("sliding_window", "max_window_layers")
+    if rule == "every" and config.get("use_sliding_window") is False and config.get("sliding_window") is not None:
+        raise ModelError(
+            f"{config.where}: use_sliding_window false is not supported: set sliding_window to null instead"
+        )
     if not is_used or rule in ("every", "every_if_used"):
         _refuse_mixed_layers(config, num_layers, slides=is_used and config.get("sliding_window") is not None)
         return (is_used,) * num_layers

@@ -30,6 +30,14 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "per_layer_config": ({},),  # transformers: other values of some fields in some layers
     "pruned_heads": ({},),
     "position_embedding_type": ("rope",),
+    "alibi": (False,),
+    "use_parallel_residual": (False,),
+    "parallel_attn": (False,),
+    "apply_residual_connection_post_layernorm": (False,),
+    "scoring_func": ("softmax",),  # these four: routers of DeepSeek's kind
+    "topk_method": ("greedy",),
+    "n_group": (0, 1),
+    "topk_group": (0, 1),
     "rope_interleaved": (False,),  # SmolLM2
     "rope_interleave": (False,),
     "use_mrope": (False,),
@@ -43,7 +51,7 @@ _ORIGIN = """
     unsloth_fixed unsloth_version
 """
 _TRAINING = """
-    gradient_checkpointing id2label initializer_range label2id neftune_noise_alpha num_labels output_router_logits
+    gradient_checkpointing id2label label2id neftune_noise_alpha num_labels output_router_logits
     pretraining_tp router_aux_loss_coef router_jitter_noise
 """
 # How transformers computes or returns the same values
@@ -54,17 +62,16 @@ _EXECUTION = """
 """
 # Read from generation_config.json alone, as transformers does
 _GENERATION = """
-    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
-    encoder_repetition_penalty
-    epsilon_cutoff eta_cutoff exponential_decay_length_penalty length_penalty max_length max_new_tokens min_length
-    no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams
-    num_return_sequences prefill_chunk_size prompt_lookup_num_tokens max_matching_ngram_size remove_invalid_values
-    repetition_penalty suppress_tokens target_lookbehind assistant_confidence_threshold assistant_early_exit
-    assistant_lookbehind is_assistant temperature top_k top_p typical_p
+    assistant_confidence_threshold assistant_early_exit assistant_lookbehind bad_words_ids begin_suppress_tokens
+    diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff
+    eta_cutoff exponential_decay_length_penalty is_assistant length_penalty max_length max_matching_ngram_size
+    max_new_tokens min_length no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups
+    num_beams num_return_sequences prefill_chunk_size prompt_lookup_num_tokens remove_invalid_values repetition_penalty
+    suppress_tokens target_lookbehind temperature top_k top_p typical_p
 """
 HARMLESS = frozenset(f"{_ORIGIN} {_TRAINING} {_EXECUTION} {_GENERATION}".split())
-# Private names, token ids (those that stop an answer are read), dropout, choices of a kernel
-_HARMLESS_NAMES = re.compile(r"^_|_token_(id|ids|index)$|dropout|_pdrop$|flash|fused|fuse_|_implementation$|_impl$")
+# Private names, token ids (those that stop an answer are read), training, choices of a kernel
+_HARMLESS_NAMES = re.compile(r"^_|_token_(id|ids|index)$|initializer|dropout|_pdrop$|flash|fused?_|_implementation$")
 # Outside the text part of a multimodal model
 _VISION = """
     mm_tokens_per_image multimodal_projector_bias projector_hidden_act spatial_merge_size text_config vision_config
@@ -72,16 +79,13 @@ _VISION = """
 """
 
 # Unknown names that look like computation, and their neutral values. Biases and norms with weights need no entry: a
-# tensor that no layer pulls is an error already
+# tensor that no layer pulls is an error already. Many files have a sliding_window that their model does not know
 SUSPICIOUS: tuple[tuple[re.Pattern[str], tuple[Any, ...]], ...] = (
-    (re.compile(r"(scale|scaling|multiplier|factor|temperature|tuning)$|^scale_|^mup_"), (False, 1)),
-    (re.compile(r"(alpha|beta|clip|limit|softcap|softcapping)$|^clip_"), (False, 0)),
-    (
-        re.compile(r"(?<!^sliding_)window(?!_layers)|(sinks?|attention_chunk_size)$"),
-        (False, 0),
-    ),  # many leave a sliding_window
-    (re.compile(r"^(use_)?q(k|uery)\w*norm$|^per_layer_"), (False, 0)),
-    (re.compile(r"rope|rotary|alibi|nope"), ()),
+    (re.compile(r"(scalar|scale|scaling|multiplier|factor|temperature(_tuning)?)s?$|^scale_|^mup_"), (False, 1)),
+    (re.compile(r"(alpha|beta|clip|limit|(^|_|soft)cap(ping)?)$|^clip_"), (False, 0)),
+    (re.compile(r"(?<!^sliding_)window(?!_layers)|(sinks?|attention_chunk_size)$"), (False, 0)),
+    (re.compile(r"^(use_)?q(k|uery)\w*norm$|^per_layer_|layer_types$"), (False, 0)),
+    (re.compile(r"(^|_)(rope|rotary|alibi|nope)"), ()),
 )
 
 

@@ -106,6 +106,8 @@ def test_a_field_that_is_left_out_has_the_default_of_transformers(architecture, 
         ({"no_rope_layers": [1, 1, 0]}, r"no_rope_layers \[1, 1, 0\] is unknown"),
         ({"use_rope": False}, "use_rope False is unknown"),
         ({"use_qk_norm": True}, "use_qk_norm True is unknown"),
+        ({"query_pre_attn_scalar": 256}, "query_pre_attn_scalar 256 is unknown"),
+        ({"scoring_func": "sigmoid"}, "scoring_func is not supported: served is 'softmax' or None, found 'sigmoid'"),
         ({"clip_qkv": 8}, "clip_qkv 8 is unknown"),
         ({"rope_parameters": MINISTRAL3_ROPE}, "llama_4_scaling_beta 0.4 is not supported among the fields of rotary"),
         ({"rope_scaling": {"type": "dynamic", "alpha": 1000.0}}, "alpha 1000.0 is not supported among the fields"),
@@ -122,7 +124,15 @@ def test_a_field_that_would_change_the_computation_is_refused_by_name(changes, m
         {"per_layer_config": {}, "is_causal": True, "is_encoder_decoder": None, "use_rope": None, "use_qk_norm": False},
         {"key_multiplier": 1.0, "final_logit_softcapping": None, "attn_logit_softcapping": 0, "clip_qkv": None},
         {"layer_types": ["full_attention"] * 3, "no_rope_layers": None},
-        {"_name_or_path": "x", "unsloth_version": "1", "attention_dropout": 0.1, "image_token_index": 9, "top_k": 5},
+        {
+            "properties": None,
+            "initializer_factor": 2.0,
+            "_name_or_path": "x",
+            "unsloth_version": "1",
+            "attention_dropout": 0.1,
+            "image_token_index": 9,
+            "top_k": 5,
+        },
         {"use_fused_rope": True, "use_flash_attn": True, "rope_interleaved": False, "is_llama_config": True},
         {"rope_scaling": {"type": "yarn", "factor": 4.0, "finetuned": True, "mrope_section": [1, 1, 2]}},
         {"rope_parameters": {"rope_type": "default", "factor": 8.0, "llama_4_scaling_beta": None}},
@@ -168,6 +178,8 @@ def test_layers_of_two_kinds_are_refused_where_all_are_of_one():
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
     with pytest.raises(ModelError, match="layer_types is not supported: served is 'sliding_attention', found"):
         ModelConfig.from_json(mistral | {"layer_types": kinds})
+    with pytest.raises(ModelError, match="use_sliding_window false is not supported: set sliding_window to null"):
+        ModelConfig.from_json(mistral | {"use_sliding_window": False})
     assert ModelConfig.from_json(mistral | {"layer_types": kinds[:2] + kinds[:1]}).sliding_windows == (8, 8, 8)
 
 
