@@ -84,7 +84,7 @@ SUSPICIOUS: tuple[tuple[re.Pattern[str], tuple[Any, ...]], ...] = (
     (re.compile(r"(scalar|scale|scaling|multiplier|factor|temperature(_tuning)?)s?$|^scale_|^mup_"), (False, 1)),
     (re.compile(r"(alpha|beta|clip|limit|(^|_|soft)cap(ping)?)$|^clip_"), (False, 0)),
     (re.compile(r"(?<!^sliding_)window(?!_layers)|(sinks?|attention_chunk_size)$"), (False, 0)),
-    (re.compile(r"^(use_)?q(k|uery)\w*norm$|^per_layer_|layer_types$"), (False, 0)),
+    (re.compile(r"^(use_)?(q|k|qk|query|key)_\w*norm$|^per_layer_|layer_types$"), (False, 0)),
     (re.compile(r"(^|_)(rope|rotary|alibi|nope)"), ()),
 )
 

@@ -7,9 +7,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from models.build import build
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.layers.rotary import attention_factor, inverse_frequencies, make_cos_sin_caches
+from models.parallel import ALONE
+from models.weights.weights import Weights
 from tests.support.checkpoints import TINY
 from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.reference import reference_logits, save_checkpoint
@@ -107,6 +110,19 @@ def test_dynamic_beyond_the_original_length_is_what_transformers_decodes(tmp_pat
     logits += [runner.step([(row, [token_id])])[0] for token_id in token_ids[30:]]
     torch.testing.assert_close(torch.cat(logits), torch.cat(expected), atol=1e-4, rtol=0)
     assert (reference_logits(tmp_path, token_ids[:12]) - torch.cat(expected)[:12]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("max_model_len", "is_same"), [(16, True), (64, False)])
+def test_longrope_of_short_requests_is_transformers_if_no_longer_ones_are_served(max_model_len, is_same, tmp_path):
+    factors = {"short_factor": [1.0, 1.2, 1.5, 2.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": 16, **factors}
+    save_checkpoint(tmp_path, LlamaConfig(**TINY, rope_parameters=rope))
+    config = ModelConfig.from_folder(tmp_path).with_max_model_len(max_model_len)
+    model = build(config, Weights.from_folder(tmp_path, device=CPU, dtype=torch.float32), ALONE)
+    token_ids = list(range(12))
+    runner = PagedRunner(model, config)
+    logits = runner.step([(runner.add_row(), token_ids)])[0]
+    assert ((logits - reference_logits(tmp_path, token_ids)).abs().max() < 1e-4) == is_same
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
