@@ -10,6 +10,7 @@ import logging
 import pytest
 import transformers
 from transformers import GenerationConfig, Mistral3Config
+from transformers.modeling_rope_utils import RopeParameters
 
 from models.config import unread_fields
 from models.config.model_config import ModelConfig
@@ -52,12 +53,30 @@ def every_config():
         yield models[type(config)], config
 
 
+@pytest.fixture
+def unknown(monkeypatch):
+    """Names that from_json neither reads nor knows, whatever their values."""
+    names, find = [], unread_fields.find_unknown
+    monkeypatch.setattr(unread_fields, "find_unknown", lambda raw, known: names.extend(find(raw, known)) or [])
+    return names
+
+
 @pytest.mark.parametrize(("architecture", "config"), [*every_config()])
-def test_each_field_of_transformers_class_is_read_or_known(architecture, config, monkeypatch):
-    unknown, find = [], unread_fields.find_unknown
-    monkeypatch.setattr(unread_fields, "find_unknown", lambda raw, known: unknown.extend(find(raw, known)) or [])
+def test_each_field_of_transformers_class_is_read_or_known(architecture, config, unknown):
     ModelConfig.from_json(as_file(architecture, config))
     assert not unknown, f"{type(config).__name__} has fields that models/config neither reads nor knows: {unknown}"
+
+
+@pytest.mark.parametrize("value", [None, False, 1.5])
+def test_a_field_that_a_release_adds_is_found(value, unknown):
+    ModelConfig.from_json(LLAMA | {"residual_gain": value})
+    assert unknown == ["residual_gain"]
+
+
+@pytest.mark.parametrize("name", RopeParameters.__annotations__)
+def test_each_rotary_field_of_transformers_is_known(name):
+    rope = {"rope_type": "default"}
+    ModelConfig.from_json(LLAMA | {"rope_parameters": rope | {name: rope.get(name, 1)}})
 
 
 def test_parameters_of_generation_are_known():
