@@ -18,7 +18,7 @@ from tests.support.daemon import ROOT
 def start_fails(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     """Run `quire serve` to its end; return its exit code and its last words, after checking their form."""
     result = subprocess.run(
-        [sys.executable, "-m", "server", "serve", "--device", "cpu", *arguments],
+        [sys.executable, "-m", "server", "serve", "--device", "cpu", "--port", "0", *arguments],
         cwd=ROOT,
         env={**os.environ, **(env or {})},
         capture_output=True,
