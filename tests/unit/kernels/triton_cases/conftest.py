@@ -1,4 +1,4 @@
-"""Mends Triton 3.6's interpreter for numpy 2.4 and for NaN in fp8, spares it what it does again and again, and seeds each case."""
+"""Mends Triton 3.6's interpreter for numpy 2.4 and NaN in fp8, spares it repeated work, and seeds each case."""
 
 from __future__ import annotations
 
