@@ -89,7 +89,7 @@ def allocate_kv_cache(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return one (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim], zeroed.
 
-    They must be zero, since masked attention multiplies masked values by 0, and 0 × NaN is NaN.
+    Quire's attention never counts masked slots; flash-attn may, as 0 × value, so that unwritten ones must be finite.
     """
     shape = (2, plan.num_blocks, plan.block_size, model.num_kv_heads, model.head_dim)
     try:

@@ -6,6 +6,8 @@ computed one by one; their lengths are read on the host, which syncs a GPU. GPU 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch.nn import functional
 
@@ -48,9 +50,8 @@ class TorchAttention:
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward for shapes.
 
-        The caches must be finite everywhere, also in unwritten slots: a masked value still counts as 0 * value.
-        A padding row (seq_len 0) yields the value in its table's first slot. FP8 is exact in every dtype of q, so the
-        scales are applied where they touch the fewest numbers: in the logits' scale, and in the output.
+        A padding row (seq_len 0) yields zeros. FP8 is exact in every dtype of q, so the scales are applied where they
+        touch the fewest numbers: in the logits' scale, and in the output.
         """
         scale *= kv_scales.k
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -63,7 +64,7 @@ class TorchAttention:
                 q[tokens],
                 self._keys.gather(k_cache, tables, metadata.max_seq_len, q.dtype),
                 self._values.gather(v_cache, tables, metadata.max_seq_len, q.dtype),
-                metadata.seq_lens[rows].clamp(min=1),
+                metadata.seq_lens[rows],
                 scale=scale,
                 sliding_window=sliding_window,
                 softcap=softcap,
@@ -157,17 +158,31 @@ def _attend_decodes(
     sliding_window: int | None,
     softcap: float,
 ) -> torch.Tensor:
-    """Attend one query token per row. q: [N, H, D]; keys, values: [N, Hkv, s, D]; seq_lens: [N], each ≥ 1."""
+    """Attend one query token per row. q: [N, H, D]; keys, values: [N, Hkv, s, D]; seq_lens: [N], 0 yields zeros.
+
+    Masked slots hold other rows' values or stale ones. If these are not finite they count, as 0 * NaN; then attention
+    is computed again without them. A device whose output the host should not wait for always computes it so.
+    """
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads, num_tokens = keys.shape[1:3]
     key_positions = torch.arange(num_tokens, device=q.device)
-    visible = key_positions < seq_lens[:, None]
+    is_padding = (seq_lens == 0)[:, None, None]
+    seq_lens = seq_lens.clamp(min=1)[:, None]
+    visible = key_positions < seq_lens
     if sliding_window is not None:
-        visible &= key_positions >= seq_lens[:, None] - sliding_window
+        visible &= key_positions >= seq_lens - sliding_window
     # Query heads that share a KV head use the query dimension, so that no key is copied per head
     grouped = q.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    out = _masked_attention(grouped, keys, values, visible[:, None, None, :], scale=scale, softcap=softcap)
-    return out.reshape(num_rows, num_heads, head_dim)
+    attend = partial(_masked_attention, grouped, visible=visible[:, None, None, :], scale=scale, softcap=softcap)
+    out = attend(keys, values) if q.device.type == "cpu" else None
+    if out is None or not _is_finite(out):
+        hidden = ~visible[:, None, :, None]
+        out = attend(keys.masked_fill(hidden, 0.0), values.masked_fill(hidden, 0.0))
+    return out.reshape(num_rows, num_heads, head_dim).masked_fill(is_padding, 0.0)
+
+
+def _is_finite(out: torch.Tensor) -> bool:
+    return bool(out.isfinite().all())
 
 
 def _attend_row(
@@ -181,6 +196,9 @@ def _attend_row(
 ) -> torch.Tensor:
     """Attend the last n tokens of a row of s tokens. q: [n, H, D]; keys, values: [Hkv, s, D]; returns [n, H, D]."""
     num_tokens, num_heads, head_dim = q.shape
+    if sliding_window is not None:  # no query sees the keys before
+        first = max(0, keys.shape[1] - num_tokens - sliding_window + 1)
+        keys, values = keys[:, first:], values[:, first:]
     num_kv_heads, seq_len, _ = keys.shape
     grouped = q.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim).permute(1, 2, 0, 3)
     visible = None  # the whole row at once: SDPA's own causal mask, which needs no matrix

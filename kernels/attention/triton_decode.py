@@ -283,15 +283,14 @@ def _attend_range(
     acc = tl.zeros([BLOCK_G, D_PAD], tl.float32)
     for tile_start in range(start, end, BLOCK_N):
         keys = tile_start + tl.arange(0, BLOCK_N)
-        in_row = keys < end
-        offsets = page_offsets(table_ptr, keys, in_row, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
+        visible = (keys < end) & (keys >= oldest) if HAS_WINDOW else keys < end
+        offsets = page_offsets(table_ptr, keys, visible, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
         tile = offsets[:, None] + dims[None, :]
-        in_tile = in_row[:, None] & (dims < HEAD_DIM)[None, :]
+        in_tile = visible[:, None] & (dims < HEAD_DIM)[None, :]  # else 0 * NaN would count
         k = tl.load(k_ptr + tile, mask=in_tile, other=0.0).to(q.dtype)
         logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if HAS_SOFTCAP:
             logits = cap_logits(logits, softcap) * LOG2_E
-        visible = in_row & (keys >= oldest) if HAS_WINDOW else in_row
         logits = tl.where(visible[None, :], logits, MASKED)
         new_maximum = tl.maximum(maximum, tl.max(logits, 1))
         shrink = tl.exp2(maximum - new_maximum)

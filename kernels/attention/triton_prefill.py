@@ -134,12 +134,12 @@ def _prefill_kernel(
     in_heads = ((kv_head * GROUP + members % GROUP) * HEAD_DIM)[:, None] + dims[None, :]
     q = tl.load(q_ptr + (token_index * stride_q_token)[:, None] + in_heads, mask=in_tile, other=0.0)
 
+    first_position = context_len + first_token
     view = (
         q, k_ptr + kv_head.to(tl.int64) * stride_head, v_ptr + kv_head.to(tl.int64) * stride_head,
-        table_ptr + row.to(tl.int64) * stride_table, context_len + tokens, seq_len,
+        table_ptr + row.to(tl.int64) * stride_table, context_len + tokens, first_position, seq_len,
         scale, softcap, window, stride_block, stride_slot,
     )  # fmt: skip
-    first_position = context_len + first_token
     end = tl.where(is_live, tl.minimum(first_position + TOKENS, seq_len), 0)
     full_end = tl.where(is_live, (first_position + 1) // BLOCK_N * BLOCK_N, 0)
     acc = _attend_query_tile(
@@ -165,7 +165,7 @@ def _attend_query_tile(
     acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
     full_start = 0
     if HAS_WINDOW:
-        window = view[8]
+        window = view[9]
         start = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
         full_start = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N
         full_start = tl.minimum(full_start, tl.cdiv(end, BLOCK_N) * BLOCK_N)
@@ -208,16 +208,19 @@ def _attend_tiles(
     IS_WIDE: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over keys [start, end). MASK: causal, window and row-end borders may cross these tiles."""
-    q, k_ptr, v_ptr, table_ptr, positions, seq_len, scale, softcap, window, stride_block, stride_slot = view
+    q, k_ptr, v_ptr, table_ptr, positions, first, seq_len, scale, softcap, window, stride_block, stride_slot = view
     dims = tl.arange(0, D_PAD)
     for tile_start in range(start, end, BLOCK_N):
         keys = tile_start + tl.arange(0, BLOCK_N)
+        seen = keys < seq_len  # by a query of this tile: of the others, 0 * NaN would count
+        if MASK and HAS_WINDOW:
+            seen = seen & (keys > first - window)
         if MASK:
-            offsets = page_offsets(table_ptr, keys, keys < seq_len, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
+            offsets = page_offsets(table_ptr, keys, seen, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
         else:
             offsets = page_offsets(table_ptr, keys, None, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
         tile = offsets[:, None] + dims[None, :]
-        in_tile = (keys < seq_len)[:, None] & (dims < HEAD_DIM)[None, :]
+        in_tile = seen[:, None] & (dims < HEAD_DIM)[None, :]
         k = _load_tile(k_ptr + tile, in_tile, MASK or HEAD_DIM != D_PAD).to(q.dtype)
         logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if HAS_SOFTCAP:

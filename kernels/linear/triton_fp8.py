@@ -108,12 +108,19 @@ def _row_scales(x: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _to_e4m3(values, scale):
-    return tl.clamp(tl.div_rn(values, scale), -_E4M3_MAX, _E4M3_MAX).to(tl.float8e4nv)
+    scaled = tl.div_rn(values, scale)
+    return tl.clamp(scaled, -_E4M3_MAX, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 
 
 @triton.jit
 def _scale_of(largest):
-    return tl.maximum(tl.div_rn(largest, _E4M3_MAX), _MIN_SCALE)
+    return _larger(tl.div_rn(largest, _E4M3_MAX), _MIN_SCALE)
+
+
+@triton.jit
+def _larger(a, b):
+    """The larger one, or NaN as torch has it: tl.max and tl.maximum drop NaN."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -130,8 +137,8 @@ def _quantize_rows_kernel(
     for start in range(0, k, BLOCK):
         mask = start + columns < k if not EVEN else columns < BLOCK
         x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tl.abs(x))
-    scale = _scale_of(tl.max(largest, 0))
+        largest = _larger(largest, tl.abs(x))
+    scale = _scale_of(tl.reduce(largest, 0, _larger))
     for start in range(0, k, BLOCK):
         mask = start + columns < k if not EVEN else columns < BLOCK
         x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
@@ -168,7 +175,7 @@ def _quantize_groups_kernel(
     groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     columns = groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     x = tl.load(x_ptr + row * stride_x + columns, mask=columns < k, other=0.0).to(tl.float32)
-    scales = _scale_of(tl.max(tl.abs(x), 1))
+    scales = _scale_of(tl.reduce(tl.abs(x), 1, _larger))
     tl.store(values_ptr + row * k + columns, _to_e4m3(x, scales[:, None]), mask=columns < k)
     tl.store(scales_ptr + row * num_groups + groups, scales, mask=groups < num_groups)
 

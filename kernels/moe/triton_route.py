@@ -119,7 +119,8 @@ def _route_kernel(
     logits = tl.where(columns < EXPERTS, logits, -float("inf"))
     powers = tl.exp(logits - tl.max(logits, 1)[:, None])
     left = powers / tl.sum(powers, 1)[:, None]
-    # A token of NaN has experts too: their output is NaN as well
+    # A token of NaN has experts too, whose weights are NaN
+    no_numbers = tl.max((left != left).to(tl.int32), 1) > 0
     left = tl.where(columns < EXPERTS, tl.where(left == left, left, 0.0), -1.0)
     weights = tl.zeros([TOKENS, PLACES_PAD], tl.float32)
     experts = tl.zeros([TOKENS, PLACES_PAD], tl.int32)
@@ -135,6 +136,7 @@ def _route_kernel(
         total += value
     if RENORMALIZE:
         weights = weights / total[:, None]
+    weights = tl.where(no_numbers[:, None], float("nan"), weights)
     pairs = tokens[:, None] * TOP_K + places
     is_pair = is_live[:, None] & (places < TOP_K)
     tl.store(weights_ptr + pairs, weights.to(weights_ptr.dtype.element_ty), mask=is_pair)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+NO_TOKEN = -1  # in place of the token of a row with a logit that is NaN or +inf
 _INT32_GOLDEN = -1640531527  # 0x9E3779B9, as a signed 32-bit number
 
 
@@ -104,11 +105,11 @@ def sample(
     positions: torch.Tensor,
     truncation: Truncation | None = None,
 ) -> torch.Tensor:
-    """Return [S] int64 token ids: a draw by the Gumbel-max trick, the argmax where temperature is 0.
+    """Return [S] int64 token ids: a draw by the Gumbel-max trick, the argmax where temperature is 0; or NO_TOKEN.
 
     logits: [S, V] float32, penalties and bias applied; temperature: [S] float32; seeds, positions: as gumbel_noise.
     """
-    greedy = logits.argmax(dim=-1)
+    greedy = take_largest(logits)
     logits = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
     token_ids = torch.arange(logits.shape[-1], device=logits.device)[None, :]
     if truncation is not None:
@@ -117,7 +118,13 @@ def sample(
         logits = truncate(logits, truncation)
     choice = (logits + gumbel_noise(seeds, positions, token_ids)).argmax(dim=-1, keepdim=True)
     drawn = token_ids.expand_as(logits).gather(-1, choice).squeeze(-1)
-    return torch.where(temperature > 0, drawn, greedy)
+    return torch.where((temperature > 0) & (greedy != NO_TOKEN), drawn, greedy)
+
+
+def take_largest(logits: torch.Tensor) -> torch.Tensor:
+    """Return the argmax of each row of logits [S, V], [S] int64; or NO_TOKEN."""
+    ids = logits.argmax(dim=-1, keepdim=True)  # of NaN before all numbers
+    return torch.where(logits.gather(-1, ids) < float("inf"), ids, NO_TOKEN).squeeze(-1)
 
 
 def truncate(logits: torch.Tensor, truncation: Truncation) -> torch.Tensor:

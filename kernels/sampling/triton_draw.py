@@ -20,13 +20,14 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.sampling.reference import SamplingState
+from kernels.sampling.reference import NO_TOKEN, SamplingState
 from kernels.sampling.triton_truncation import MINUS_INF, TruncationScratch, divide, find_cuts
 
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
 
 _MAX_SPLITS = 256
+_NO_TOKEN = tl.constexpr(NO_TOKEN)
 _LN_2 = tl.constexpr(0.6931471805599453)
 
 
@@ -89,6 +90,8 @@ def sample(
 ) -> None:
     """Write each row's token to out and to state.last_token[req_index]. Graph-safe; never syncs.
 
+    out: NO_TOKEN for a row with a logit that is NaN or +inf; last_token is then 0, since the next step may embed it.
+
     logits: [S, V] bf16, fp16 or fp32, last dimension dense, penalties and bias applied; req_index, positions (the place
     of the token to be chosen), out: [S] int64. Rows may share a req_index only if its token is not read (padding).
     has_truncation: False promises that no row with a temperature has top_k, top_p or min_p; True costs two launches.
@@ -137,14 +140,15 @@ def _sample_kernel(
         cut_id = tl.full([], 0, tl.int32)
         if HAS_TRUNCATION:
             cut, cut_id, floor = tl.load(cut_ptr + row), tl.load(cut_id_ptr + row), tl.load(floor_ptr + row)
-        score, token = _draw(
+        score, token, is_finite = _draw(
             row_ptr, start, end, temperature, key_0, key_1, cut, cut_id, floor, TILE, HAS_TRUNCATION, ON_GPU
         )  # fmt: skip
     else:
-        score, token = _take_largest(row_ptr, start, end, TILE)
+        score, token, is_finite = _take_largest(row_ptr, start, end, TILE)
+    token = tl.where(is_finite, token, _NO_TOKEN)
     if SPLITS_PAD == 1:
         tl.store(out_ptr + row, token.to(tl.int64))
-        tl.store(last_token_ptr + req_index, token.to(tl.int64))
+        tl.store(last_token_ptr + req_index, tl.maximum(token, 0).to(tl.int64))
     else:
         entries = row * num_splits
         tl.store(partial_score_ptr + entries + split, score)
@@ -160,23 +164,27 @@ def _sample_kernel(
             scores = tl.load(partial_score_ptr + entries + splits, mask=is_there, other=MINUS_INF, cache_modifier=".cg")
             tokens = tl.load(partial_id_ptr + entries + splits, mask=is_there, other=size, cache_modifier=".cg")
             _, token = _best(scores, tokens, size)
+            token = tl.where(tl.min(tokens, 0) == _NO_TOKEN, _NO_TOKEN, token)
             tl.store(out_ptr + row, token.to(tl.int64))
-            tl.store(last_token_ptr + req_index, token.to(tl.int64))
+            tl.store(last_token_ptr + req_index, tl.maximum(token, 0).to(tl.int64))
 
 
 @triton.jit
 def _take_largest(row_ptr, start, end, TILE: tl.constexpr):
-    """Return (largest logit, its token id) of a range."""
+    """Return (largest logit, its token id, no logit is NaN or +inf) of a range."""
     lanes = tl.arange(0, TILE)
     scores = tl.full([TILE], MINUS_INF, tl.float32)
     tokens = start + lanes
+    finite = tl.full([TILE], 1, tl.int32)
     for first in range(start, end, TILE):
         ids = first + lanes
         x = tl.load(row_ptr + ids, mask=ids < end, other=MINUS_INF).to(tl.float32)
+        finite &= (x < float("inf")).to(tl.int32)
         is_better = x > scores
         scores = tl.where(is_better, x, scores)
         tokens = tl.where(is_better, ids, tokens)
-    return _best(scores, tokens, end)
+    score, token = _best(scores, tokens, end)
+    return score, token, tl.min(finite, 0) > 0
 
 
 @triton.jit
@@ -184,13 +192,15 @@ def _draw(
     row_ptr, start, end, temperature, key_0, key_1, cut, cut_id, floor,
     TILE: tl.constexpr, HAS_TRUNCATION: tl.constexpr, ON_GPU: tl.constexpr,
 ):  # fmt: skip
-    """Return (largest score, its token id) of a range; score = logit / temperature + noise. Masked logits never win."""
+    """As _take_largest, of score = logit / temperature + noise. Masked logits never win."""
     lanes = tl.arange(0, TILE)
     scores = tl.full([TILE], MINUS_INF, tl.float32)
     tokens = start + lanes
+    finite = tl.full([TILE], 1, tl.int32)
     for first in range(start, end, TILE):
         ids = first + lanes
         x = tl.load(row_ptr + ids, mask=ids < end, other=MINUS_INF).to(tl.float32)
+        finite &= (x < float("inf")).to(tl.int32)
         if HAS_TRUNCATION:
             if tl.max(x, 0) >= cut:
                 scaled = divide(x, temperature)
@@ -204,7 +214,8 @@ def _draw(
             is_better = score > scores  # false for the NaN that divide makes of -inf
             scores = tl.where(is_better, score, scores)
             tokens = tl.where(is_better, ids, tokens)
-    return _best(scores, tokens, end)
+    score, token = _best(scores, tokens, end)
+    return score, token, tl.min(finite, 0) > 0
 
 
 @triton.jit

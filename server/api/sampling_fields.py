@@ -112,7 +112,8 @@ class SharedSampling(StrictModel):
         int | None,
         Field(ge=-(2**63), lt=2**63),
         SamplingField(
-            "any 64-bit integer, the sign bit unused. Choice `i` of a prompt uses `seed + i`. "
+            "any 64-bit integer, the sign bit unused. Choice `i` of the answer uses `seed + i`; with several prompts, "
+            "all choices of the first come first. "
             "The same seed draws the same tokens alone or in a batch, as far as the logits are the same",
             to_wire=lambda value, _: value & _SEED_BITS,
         ),

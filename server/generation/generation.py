@@ -71,7 +71,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     prompts: tuple[tuple[int, ...], ...]
     n: int
-    params: SamplingParams  # the first choice's; choice i of a prompt uses seed + i
+    params: SamplingParams  # of choice 0; choice i of all, prompt after prompt, uses seed + i
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -266,13 +266,12 @@ class _ChoiceStream:
     def add_request(self) -> AddRequest:
         """Return the request for the engine."""
         spec = self._spec
-        prompt, sibling = divmod(self.index, spec.n)
         params = spec.params
-        if sibling:
-            params = msgspec.structs.replace(params, seed=(params.seed + sibling) % 2**63)
+        if self.index:
+            params = msgspec.structs.replace(params, seed=(params.seed + self.index) % 2**63)
         return AddRequest(
             request_id=self.request_id,
-            prompt_token_ids=list(spec.prompts[prompt]),
+            prompt_token_ids=list(spec.prompts[self.index // spec.n]),
             params=params,
             arrival_s=spec.arrival_s,
             cache_salt=spec.cache_salt,

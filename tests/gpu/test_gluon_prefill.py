@@ -42,10 +42,13 @@ def _attend(q, k_cache, v_cache, metadata, out, *, tickets=None, **options):
     return tickets
 
 
-def _problem(query_lens, context_lens, *, group=2, num_kv_heads=2, head_dim=128, block_size=16, dtype=torch.bfloat16):
+def _problem(
+    query_lens, context_lens, *, group=2, num_kv_heads=2, head_dim=128, block_size=16, dtype=torch.bfloat16, **slots
+):
     return make_problem(
         query_lens=query_lens, context_lens=context_lens, num_heads=group * num_kv_heads, num_kv_heads=num_kv_heads,
         head_dim=head_dim, block_size=block_size, dtype=dtype, device="cuda", seed=random.randrange(1 << 30),
+        **slots,
     )  # fmt: skip
 
 
@@ -100,6 +103,35 @@ def test_more_rows_than_one_search_step_holds(shape):
     query_lens = [draw.choice([0, 1, 2, 17, 64, 65]) for _ in range(300)]
     error, other = _errors(query_lens, [draw.randint(0, 90) for _ in query_lens], skips_decodes=True, shape=shape)
     assert error <= other * 1.02
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("masked", [float("inf"), -float("inf")])
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+def test_what_no_query_sees_never_counts(block_size, masked, shape):
+    """The other tests have NaN there."""
+    error, other = _errors(*_ragged(15), skips_decodes=True, shape=shape, block_size=block_size, masked=masked)
+    assert error <= other * 1.02
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pools_of_more_than_2_to_the_31_elements(shape):
+    num_blocks = 2**31 // (64 * 2 * 128) + 100
+    error, other = _errors(*_ragged(16), skips_decodes=True, shape=shape, block_size=64, least_blocks=num_blocks)
+    assert error <= other * 1.02
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_padding_that_is_no_number_gets_zeros_and_spoils_no_other_row(shape):
+    q, k_cache, v_cache, metadata = _problem([40, 17, 200], [0, 9, 20])
+    expected = torch.full_like(q, float("nan"))
+    metadata.seq_lens[0] = 0
+    _attend(q, k_cache, v_cache, metadata, expected, config=_config(shape))
+    q[:40] = float("nan")
+    k_cache[metadata.block_table[0].long()], v_cache[metadata.block_table[0].long()] = float("nan"), float("nan")
+    out = torch.full_like(q, float("nan"))
+    _attend(q, k_cache, v_cache, metadata, out, config=_config(shape))
+    assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -69,6 +69,23 @@ def test_activations_become_e4m3_as_specified(num_rows, k, dtype):
         assert torch.equal(found[0].cpu().view(torch.uint8), expected[0].view(torch.uint8))
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_spoils_its_row_or_group_as_specified(bad):
+    from kernels.linear import triton_fp8 as triton_quant_fp8
+
+    x = _randn(3, 5000, dtype=torch.bfloat16)
+    x[1, 4321] = bad
+    scale = torch.tensor(0.01, device="cuda")
+    exact = x.cpu()
+    for found, expected in (
+        (triton_quant_fp8.quantize_rows(x), reference.quantize_rows(exact)),
+        (triton_quant_fp8.quantize_by(x, scale), reference.quantize_by(exact, scale.cpu())),
+        (triton_quant_fp8.quantize_groups(x, 128), reference.quantize_groups(exact, 128)),
+    ):
+        for values, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(values.cpu().float(), wanted.float(), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
 @pytest.mark.parametrize(("n", "k"), SHAPES)

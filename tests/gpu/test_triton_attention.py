@@ -21,10 +21,11 @@ def _backend():
 
 
 def _error(query_lens, context_lens, *, group=2, num_kv_heads=2, head_dim=128, block_size=16, dtype=torch.bfloat16,
-           is_prepared=False, **options):  # fmt: skip
+           is_prepared=False, masked=float("nan"), least_blocks=0, **options):  # fmt: skip
     q, k_cache, v_cache, metadata = make_problem(
         query_lens=query_lens, context_lens=context_lens, num_heads=group * num_kv_heads, num_kv_heads=num_kv_heads,
         head_dim=head_dim, block_size=block_size, dtype=dtype, device="cuda", seed=random.randrange(1 << 30),
+        masked=masked, sliding_window=options.get("sliding_window"), least_blocks=least_blocks,
     )  # fmt: skip
     scale = head_dim**-0.5
     # The allocator hands this memory, still NaN, to the backend's output
@@ -67,6 +68,24 @@ def test_every_block_size(block_size):
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 def test_windows_and_softcap(options, head_dim):
     assert _error(*_ragged(11), head_dim=head_dim, **options) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("masked", [float("inf"), -float("inf")])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 100}, {"softcap": 20.0}])
+def test_what_no_query_sees_never_counts(options, masked):
+    """The other tests have NaN there."""
+    assert _error(*_ragged(13), masked=masked, **options) < TOLERANCE[torch.bfloat16]
+    assert _error([1] * 40, [50 * i for i in range(40)], masked=masked, **options) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 100}])
+def test_pools_of_more_than_2_to_the_31_elements(options, is_prepared):
+    """Rows have the last blocks, whose offsets need 64 bits. Two pools of 4.3 GB."""
+    num_blocks = 2**31 // (64 * 2 * 128) + 100
+    error = _error(*_ragged(14), block_size=64, least_blocks=num_blocks, is_prepared=is_prepared, **options)
+    assert error < TOLERANCE[torch.bfloat16]
+    assert _error([1] * 9, [700] * 9, block_size=64, least_blocks=num_blocks, **options) < TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize("window", [1, 7, 100])

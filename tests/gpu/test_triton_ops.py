@@ -87,6 +87,21 @@ def test_norm_rope_write_kv_equals_the_three_specifications(
     assert torch.equal(mine[1], theirs[1])
 
 
+def test_keys_are_written_to_pools_of_more_than_2_to_the_31_elements():
+    from kernels.elementwise.triton import norm_rope_write_kv
+
+    shape = (2**31 // (64 * 2 * 128) + 100, 64, 2, 128)
+    pools = [torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+    qkv = _randn(9, (4 + 2 * 2) * 128, dtype=torch.bfloat16)
+    positions, angles = torch.zeros(9, dtype=torch.int64, device="cuda"), _randn(10, 128)
+    slots = shape[0] * 64 - 1 - 700 * torch.arange(9, device="cuda")
+    norm_rope_write_kv(qkv, None, None, 1e-6, positions, angles, *pools, slots, num_heads=4)
+    values = pools[1].view(-1, 2, 128)
+    assert torch.equal(values[slots], qkv.view(9, 8, 128)[:, 6:])
+    values[slots] = 0
+    assert not values.any()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 13, 32, 33, 64])
 @pytest.mark.parametrize(("n", "k"), [(4096, 1024), (1024, 3072), (1000, 2048), (4096, 14336), (30001, 1024)])

@@ -13,6 +13,7 @@ from tests.unit.kernels.triton_cases.sampling_problem import (
     Parameters,
     assert_kept_equal,
     assert_tokens_equal,
+    assert_what_is_not_finite_is_no_token,
     make_problem,
     run_triton,
 )
@@ -51,6 +52,13 @@ def test_truncated_tokens_equal_the_specification(size, spread):
 def test_truncated_rows_keep_what_the_specification_keeps(size, dtype):
     for spread in (0.6, 2.0, 6.0):
         assert_kept_equal(make_problem(MIXED * 4, size, dtype=dtype, device="cuda", spread=spread))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_row_that_is_not_finite_gives_no_token(size, dtype):
+    for rows in (MIXED, [Parameters(0.0)] * 5, [Parameters(0.0), Parameters(1.0)] * 40):
+        assert_what_is_not_finite_is_no_token(rows, size, dtype=dtype, device="cuda")
 
 
 @pytest.mark.parametrize("row", [Parameters(1.0), Parameters(0.7, top_k=20), Parameters(1.0, top_p=0.8)])

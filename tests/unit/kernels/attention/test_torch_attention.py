@@ -7,6 +7,7 @@ import torch
 
 from kernels.attention.base import AttentionMetadata, AttentionSpec, select_backend
 from kernels.attention.torch_ref import TorchAttention
+from tests.unit.kernels.triton_cases.ragged import make_problem, reference, relative_error
 
 
 def naive_attention(q, k_cache, v_cache, metadata, *, scale, sliding_window=None, softcap=0.0):
@@ -117,16 +118,49 @@ def test_max_seq_len_may_be_only_an_upper_bound():
     torch.testing.assert_close(TorchAttention().forward(q, k_cache, v_cache, metadata, scale=0.25), expected)
 
 
-def test_padding_row_is_finite_and_changes_no_other_row():
+def test_padding_row_is_zeros_and_changes_no_other_row():
     q, k_cache, v_cache, metadata = make_case(query_lens=[1, 1, 1], seq_lens=[3, 9, 12])
     expected = TorchAttention().forward(q, k_cache, v_cache, metadata, scale=0.25)
     metadata.seq_lens[1] = 0
+    k_cache[metadata.block_table[1].long()], q[1] = math.nan, math.nan
     for sliding_window in (None, 20):
         out = TorchAttention().forward(
             q, k_cache, v_cache, metadata, scale=0.25, sliding_window=sliding_window, softcap=0.0
         )
-        assert out.isfinite().all()
+        assert not out[1].any()
         torch.testing.assert_close(out[[0, 2]], expected[[0, 2]])
+
+
+@pytest.mark.parametrize("masked", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "options", [{}, {"sliding_window": 5}, {"softcap": 2.0}, {"sliding_window": 5, "softcap": 2.0}]
+)
+@pytest.mark.parametrize("device_masks", [False, True])
+def test_what_no_query_sees_never_counts(options, masked, device_masks, monkeypatch):
+    if device_masks:  # as on devices whose output the host does not read
+        monkeypatch.setattr("kernels.attention.torch_ref._is_finite", lambda out: False)
+    problem = make_problem(
+        query_lens=[1, 1, 1, 1, 7, 3], context_lens=[3, 90, 40, 0, 20, 0], num_heads=4, num_kv_heads=2, head_dim=16,
+        block_size=4, dtype=torch.float32, device="cpu", masked=masked, sliding_window=options.get("sliding_window"),
+    )  # fmt: skip
+    out = TorchAttention().forward(*problem, scale=0.25, **options)
+    assert relative_error(out, reference(*problem, scale=0.25, **options)) < 1e-5
+
+
+@pytest.mark.parametrize("spoiled", range(4))
+def test_a_row_that_is_no_number_spoils_no_other_row(spoiled):
+    q, k_cache, v_cache, metadata = make_case(query_lens=[1, 1, 1, 5], seq_lens=[3, 9, 30, 12])
+    expected = TorchAttention().forward(q, k_cache, v_cache, metadata, scale=0.25)
+    blocks = metadata.block_table[spoiled].long()
+    k_cache[blocks], v_cache[blocks] = math.nan, math.nan
+    # the other rows' tables end in blocks of this row, as in a reused row of the device state
+    for row, seq_len in enumerate([3, 9, 30, 12]):
+        if row != spoiled:
+            metadata.block_table[row, -(-seq_len // 4) :] = int(blocks[0])
+    out = TorchAttention().forward(q, k_cache, v_cache, metadata, scale=0.25)
+    is_spoiled = torch.repeat_interleave(torch.arange(4), torch.tensor([1, 1, 1, 5])) == spoiled
+    assert out[is_spoiled].isnan().all()
+    torch.testing.assert_close(out[~is_spoiled], expected[~is_spoiled])
 
 
 def test_reused_backend_keeps_nothing_of_earlier_steps():

@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 
+from kernels.attention import triton_decode, triton_prefill
 from kernels.attention.triton_cut_rows import cut_rows
 from kernels.attention.triton_decode import DecodeScratch, decode_attention
 from kernels.attention.triton_prefill import PrefillConfig, prefill_attention
@@ -24,11 +25,13 @@ def _decode(
     dtype=torch.float32,
     splits=None,
     num_pieces=None,
+    masked=float("nan"),
     **options,
 ):
     q, k_cache, v_cache, metadata = make_problem(
         query_lens=[1] * len(context_lens), context_lens=context_lens, num_heads=num_heads, num_kv_heads=num_kv_heads,
-        head_dim=head_dim, block_size=block_size, dtype=dtype, device="cpu",
+        head_dim=head_dim, block_size=block_size, dtype=dtype, device="cpu", masked=masked,
+        sliding_window=options.get("sliding_window"),
     )  # fmt: skip
     scratch = DecodeScratch.allocate(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, device=torch.device("cpu")
@@ -140,11 +143,12 @@ def test_a_padding_row_gets_zeros():
 
 def _prefill(
     query_lens, context_lens, *, first_row=0, num_heads=4, num_kv_heads=2, head_dim=16, block_size=16,
-    dtype=torch.float32, config=None, **options,
+    dtype=torch.float32, config=None, masked=float("nan"), **options,
 ):  # fmt: skip
     q, k_cache, v_cache, metadata = make_problem(
         query_lens=query_lens, context_lens=context_lens, num_heads=num_heads, num_kv_heads=num_kv_heads,
-        head_dim=head_dim, block_size=block_size, dtype=dtype, device="cpu",
+        head_dim=head_dim, block_size=block_size, dtype=dtype, device="cpu", masked=masked,
+        sliding_window=options.get("sliding_window"),
     )  # fmt: skip
     out = torch.full_like(q, float("nan"))
     scale = head_dim**-0.5
@@ -226,3 +230,51 @@ def test_the_tokens_of_a_padding_row_get_zeros(num_padding):
     )  # fmt: skip
     assert not out[:num_padding].any()
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("masked", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("options", [{"sliding_window": 40}, {}, {"softcap": 2.0}])
+def test_what_no_query_sees_never_counts(options, masked):
+    """Tokens past the row's end, stale slots of reused blocks, other tables' blocks, and what a window has left."""
+    assert _decode([3, 200, 300, 0], splits=2, masked=masked, **options) < 1e-5
+    assert _prefill([50, 3, 1], [60, 90, 200], masked=masked, **options) < 1e-5
+
+
+@pytest.mark.parametrize("spoiled", [0, 1, 2])
+def test_a_row_that_is_no_number_spoils_no_other_row(spoiled):
+    q, k_cache, v_cache, metadata = make_problem(
+        query_lens=[1, 20, 3], context_lens=[40, 9, 200], num_heads=4, num_kv_heads=2, head_dim=16, block_size=16,
+        dtype=torch.float32, device="cpu",
+    )  # fmt: skip
+    starts = metadata.query_start_loc
+    expected = reference(q, k_cache, v_cache, metadata, scale=0.25)
+    blocks = metadata.block_table[spoiled, : -(-int(metadata.seq_lens[spoiled]) // 16)].long()
+    k_cache[blocks], v_cache[blocks] = float("nan"), float("nan")
+    mine = slice(int(starts[spoiled]), int(starts[spoiled + 1]))
+    q[mine] = float("nan")
+    scratch = DecodeScratch.allocate(num_heads=4, num_kv_heads=2, head_dim=16, device=torch.device("cpu"))
+    out = torch.zeros_like(q)
+    shared = (q, k_cache, v_cache, metadata.block_table)
+    decode_attention(*shared, metadata.seq_lens, out, scratch, scale=0.25, query_start_loc=starts, num_splits=2)
+    prefill_attention(
+        *shared, starts, metadata.seq_lens, out, scale=0.25, max_query_len=20, skips_decodes=True,
+    )  # fmt: skip
+    assert out[mine].isnan().all()
+    out[mine], expected[mine] = 0, 0
+    assert relative_error(out, expected) < 1e-5
+
+
+@pytest.fixture
+def _wide_pools(monkeypatch):
+    """Offsets into the pool are computed as for one of 2^31 elements and more."""
+    for module in (triton_decode, triton_prefill):
+        monkeypatch.setattr(module, "is_wide", lambda cache: True)
+
+
+@pytest.mark.usefixtures("_wide_pools")
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 40}, {"softcap": 2.0}])
+def test_wide_pools_give_the_same(options):
+    assert _decode([0, 15, 63, 300], splits=2, **options) < 1e-5
+    assert _prefill([5, 1, 40, 17], [0, 33, 10, 100], **options) < 1e-5
+    if "sliding_window" not in options:
+        assert _decode([1000, 3, 0, 130], num_pieces=3, **options) < 1e-5

@@ -1,4 +1,4 @@
-"""Mends Triton 3.6's interpreter for numpy 2.4, spares it what it does again and again, and seeds each case."""
+"""Mends Triton 3.6's interpreter for numpy 2.4 and NaN in fp8, spares it repeated work, and seeds each case."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 if importlib.util.find_spec("triton") is None:
     collect_ignore_glob = ["*"]
 else:
+    import numpy as np
     import triton
     from triton.runtime import interpreter
 
     _patch_lang, _patch_lang_tensor = interpreter._patch_lang, interpreter._patch_lang_tensor
+    _convert_float = interpreter._convert_float
     _launches: list[_Launch] = []
 
     def _patch_with_index(tensor, scope):
@@ -38,6 +40,13 @@ else:
             _launches.remove(self)
             super().restore()
 
+    def _convert_float_and_nan(values, input_dtype, output_dtype, rounding_mode):
+        """Triton's conversion makes a number of NaN, since e4m3 has no exponent for it."""
+        converted = _convert_float(values, input_dtype, output_dtype, rounding_mode)
+        if output_dtype == triton.language.float8e4nv and input_dtype == triton.language.float32:
+            converted = np.where(np.isnan(values.view(np.float32)), 0x7F, converted).astype(converted.dtype)
+        return converted
+
     def _patch_once(fn):
         if not _launches:
             _launches.append(_Launch())
@@ -48,6 +57,7 @@ else:
 
     interpreter._patch_lang_tensor = _patch_with_index
     interpreter._patch_lang = _patch_once
+    interpreter._convert_float = _convert_float_and_nan
 
 
 def pytest_itemcollected(item):

@@ -71,6 +71,23 @@ def test_tokens_that_are_no_numbers_have_experts_too():
     assert sorted(pair for pair, _ in pairs) == list(range(60))
 
 
+@pytest.mark.parametrize("config", [SMALL, SWAPPED, PAIRS], ids=["tiles", "swapped", "pairs"])
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_token_whose_router_gives_no_numbers_gives_none_and_disturbs_no_other(bad, renormalize, config):
+    problem = make_problem(
+        num_tokens=5, num_experts=6, top_k=2, hidden_size=32, intermediate_size=24, dtype=torch.float32,
+        renormalize=renormalize, round_weights=False,
+    )  # fmt: skip
+    expected = problem.call(moe.fused_moe)
+    problem.logits[2, 4], problem.logits[3] = bad, bad
+    problem.x[3] = bad
+    for function, options in ((moe.fused_moe, {}), (moe_triton.fused_moe, {"config": config})):
+        out = problem.call(function, **options)
+        assert out[2:4].isnan().all()
+        torch.testing.assert_close(out[[0, 1, 4]], expected[[0, 1, 4]], rtol=1e-5, atol=1e-5)
+
+
 def _live_pairs(tiles, block_m):
     """(pair, expert) in the order of the rows."""
     return [

@@ -62,3 +62,18 @@ def test_products_scaled_by_block_are_as_specified(num_rows, n, k, rows, has_bia
     out = triton_quant_fp8.blocks_linear(*x, *w, bias, torch.float32, rows=rows, columns=128)
     expected = quant_fp8.blocks_linear(*x, *w, bias, torch.float32, rows=rows, columns=128)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_spoils_its_row_or_group_as_specified(bad):
+    x = _x(3, 256)
+    x[1, 130] = bad
+    quantized = [
+        (triton_quant_fp8.quantize_rows(x), quant_fp8.quantize_rows(x)),
+        (triton_quant_fp8.quantize_by(x, torch.tensor(0.25)), quant_fp8.quantize_by(x, torch.tensor(0.25))),
+        (triton_quant_fp8.quantize_groups(x, 128), quant_fp8.quantize_groups(x, 128)),
+    ]
+    for (values, scales), (expected_values, expected_scales) in quantized:
+        torch.testing.assert_close(scales, expected_scales, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(values.float(), expected_values.float(), rtol=0, atol=0, equal_nan=True)
+        assert expected_values[[0, 2]].float().isfinite().all()

@@ -19,27 +19,36 @@ def make_problem(
     dtype: torch.dtype,
     device: str,
     seed: int = 0,
+    masked: float = float("nan"),
+    sliding_window: int | None = None,
+    least_blocks: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata]:
     """q, k_cache, v_cache and metadata of rows with those lengths, blocks shuffled over the pool.
 
-    Every slot that no row owns holds NaN: a kernel that reads one shows it. Decode rows must come first.
+    Every slot that no query sees holds `masked`: those that no row owns, and with a sliding window those before it. A
+    kernel that counts one shows it. Decode rows must come first. least_blocks: of the pool; rows use its last blocks.
     """
     generator = torch.Generator(device).manual_seed(seed)
     seq_lens = [q + c for q, c in zip(query_lens, context_lens, strict=True)]
     blocks_per_row = [-(-n // block_size) for n in seq_lens]
-    num_blocks = sum(blocks_per_row) + 3
-    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
+    num_used = sum(blocks_per_row) + 3
+    num_blocks = max(num_used, least_blocks)
+    order = torch.randperm(num_used, generator=torch.Generator().manual_seed(seed)) + num_blocks - num_used
+    order = order.tolist()
     shape = (num_blocks, block_size, num_kv_heads, head_dim)
-    k_cache = torch.full(shape, float("nan"), dtype=dtype, device=device)
-    v_cache = torch.full(shape, float("nan"), dtype=dtype, device=device)
+    k_cache = torch.full(shape, masked, dtype=dtype, device=device)
+    v_cache = torch.full(shape, masked, dtype=dtype, device=device)
     table = torch.full((len(seq_lens), max(blocks_per_row) + 1), order[-1], dtype=torch.int32)
     for row, (seq_len, count) in enumerate(zip(seq_lens, blocks_per_row, strict=True)):
         owned, order = order[:count], order[count:]
         table[row, :count] = torch.tensor(owned, dtype=torch.int32)
+        first_seen = 0 if sliding_window is None else seq_len - query_lens[row] - sliding_window + 1
         for index, block in enumerate(owned):
             used = min(block_size, seq_len - index * block_size)
+            num_hidden = max(0, first_seen - index * block_size)
             for cache in (k_cache, v_cache):
                 cache[block, :used] = torch.randn(used, *shape[2:], generator=generator, device=device).to(dtype)
+                cache[block, :num_hidden] = masked
     q = torch.randn(sum(query_lens), num_heads, head_dim, generator=generator, device=device).to(dtype)
     starts = torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32)
     num_decodes = next((row for row, n in enumerate(query_lens) if n != 1), len(query_lens))
@@ -78,6 +87,9 @@ def reference(
         logits = torch.einsum("qhd,khd->hqk", q[start:end].double(), k) * scale
         if softcap > 0:
             logits = softcap * torch.tanh(logits / softcap)
+        if sliding_window is not None:  # what no query sees may be NaN
+            first_seen = max(0, seq_len - (end - start) - sliding_window + 1)
+            logits[..., :first_seen], v[:first_seen] = 0, 0
         positions = torch.arange(seq_len - (end - start), seq_len, device=q.device)[:, None]
         keys = torch.arange(seq_len, device=q.device)[None, :]
         visible = keys <= positions

@@ -12,6 +12,7 @@ from tests.unit.kernels.triton_cases.sampling_problem import (
     Parameters,
     assert_kept_equal,
     assert_tokens_equal,
+    assert_what_is_not_finite_is_no_token,
     make_problem,
     make_scratch,
     run_triton,
@@ -60,6 +61,14 @@ def test_banned_tokens_are_never_drawn():
     problem = make_problem([Parameters(1.0), Parameters(1.0, top_k=10), Parameters(1.0, top_p=0.999)] * 4, 700)
     problem.logits[:, 3:] = float("-inf")
     assert run_triton(problem).max() < 3
+
+
+@pytest.mark.parametrize(
+    "rows", [MIXED, [Parameters(0.0)] * 5, [Parameters(0.0), Parameters(1.0), Parameters(0.4)] * 2]
+)
+@pytest.mark.parametrize("size", [4200, 100])
+def test_a_row_that_is_not_finite_gives_no_token(size, rows):
+    assert_what_is_not_finite_is_no_token(rows, size)
 
 
 @pytest.mark.parametrize("size", [100, 4200])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.sampling.reference import Truncation, gumbel_noise, sample, truncate
+from kernels.sampling.reference import NO_TOKEN, Truncation, gumbel_noise, sample, truncate
 
 
 class Parameters(NamedTuple):
@@ -70,13 +70,13 @@ def run_triton(problem, *, scratch=None, **options):
     from kernels.sampling import triton_draw as triton_sampling
 
     scratch = make_scratch(problem) if scratch is None else scratch
-    out = torch.full((problem.logits.shape[0],), -1, device=problem.logits.device)
+    out = torch.full((problem.logits.shape[0],), -7, device=problem.logits.device)
     triton_sampling.sample(
         problem.logits, req_index=problem.req_index, positions=problem.positions, state=problem.state, scratch=scratch,
         has_truncation=any(row.is_truncated for row in problem.rows), out=out, **options,
     )  # fmt: skip
     assert int(scratch.arrivals.abs().sum()) == 0
-    assert problem.state.last_token[problem.req_index].equal(out)
+    assert problem.state.last_token[problem.req_index].equal(out.clamp(min=0))
     return out
 
 
@@ -133,3 +133,20 @@ def assert_kept_equal(problem, scratch=None):
         if row.is_truncated:
             allowed = 1.01 * last_kept[i] + 1e-5 if row.top_p < 1 else 0.0
             assert difference[i] <= allowed, (row, int(kept[i].sum()), int(expected[i].sum()), difference[i])
+
+
+def assert_what_is_not_finite_is_no_token(rows, size, **options):
+    """Rows with NaN or +inf anywhere become NO_TOKEN, and no other row changes; -inf is a banned token."""
+    problem = make_problem(rows, size, **options)
+    expected = run_triton(problem)
+    bad = (float("nan"), float("inf"))
+    for row in range(0, len(rows), 2):
+        problem.logits[row, (row * 997 + 5) % size] = bad[row // 2 % 2]
+    problem.logits[2] = float("nan")
+    expected[::2] = NO_TOKEN
+    assert run_triton(problem).equal(expected)
+    drawn = sample(
+        problem.logits.float(), temperature=problem.state.temperature[problem.req_index],
+        seeds=problem.state.seeds[problem.req_index], positions=problem.positions, truncation=truncation_of(problem),
+    )  # fmt: skip
+    assert (drawn == NO_TOKEN).equal(expected == NO_TOKEN)

@@ -49,7 +49,7 @@ def test_every_choice_gets_its_own_seed_and_prompt(tokenizer):
     client = FakeEngineClient(tokenizer.encode("Hello"))
     events, stats = run(client, tokenizer, prompts=((1, 2), (3,)), n=3)
     submitted = sorted(client.submitted, key=lambda request: request.request_id)
-    assert [request.params.seed for request in submitted] == [5, 6, 7, 5, 6, 7]
+    assert [request.params.seed for request in submitted] == [5, 6, 7, 8, 9, 10]
     assert [request.prompt_token_ids for request in submitted] == [[1, 2]] * 3 + [[3]] * 3
     assert [choice.index for choice in collect_choices(events)] == list(range(6))
     assert {choice.text for choice in collect_choices(events)} == {"Hello"}
@@ -142,3 +142,10 @@ def test_logprobs_stay_beside_their_tokens(tokenizer):
     for event in events:
         if not isinstance(event, ChoiceFinished):
             assert [entry.logprob for entry in event.logprobs] == [-id_ / 1000 for id_ in event.token_ids]
+
+
+def test_the_prompts_of_a_list_draw_from_different_noise(tokenizer):
+    client = FakeEngineClient(tokenizer.encode("Hello"))
+    run(client, tokenizer, prompts=((1, 2),) * 4, params=SamplingParams(max_tokens=100, seed=2**63 - 2))
+    submitted = sorted(client.submitted, key=lambda request: request.request_id)
+    assert [request.params.seed for request in submitted] == [2**63 - 2, 2**63 - 1, 0, 1]
