@@ -11,6 +11,7 @@ cause a device fault.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ from engine.interface.protocol import (
 logger = logging.getLogger(__name__)
 
 _PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles
+_MAX_LEAVING = 256  # requests of closed connections that one iteration ends, since decoding rows wait for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,7 @@ class Engine:
         self._is_speculative = parts.make_drafter is not None
         self._stats = EngineStats(parts.metrics, self.scheduler)
         self._in_flight: StepHandle | None = None
+        self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)
         self._kv_view = KvView(
             self.scheduler, self._grammars.pending, bytes_per_block=parts.bytes_per_block, clock=parts.clock
@@ -161,6 +164,7 @@ class Engine:
         patience_s = idle_timeout_s if self.is_idle else _PENDING_POLL_S if is_only_compiling else 0
         for client_id, message in self._transport.receive(patience_s):
             self._handle(client_id, message)
+        self._end_leaving()
         if self._grammars.pending or self._grammars.compiling:
             self._queue_compiled()
         plan = failure = None
@@ -176,11 +180,10 @@ class Engine:
         if self._kv_view.askers:
             self._kv_view.answer(self._transport)
 
-    def abort_all(self, client_id: int | None = None) -> None:
-        """End every request, or those of one client. The next run_once() sends their `finished` rows."""
-        for request in [*self.scheduler.requests.values(), *self._grammars.pending.values()]:
-            if client_id is None or request.client_id == client_id:
-                self._abort(request.request_id)
+    def abort_all(self) -> None:
+        """End every request. The next run_once() sends their `finished` rows."""
+        for request in self._open_requests():
+            self._abort(request.request_id)
 
     def record_state(self) -> None:
         """Update the metrics that are not counted immediately. Call it before draining the metrics."""
@@ -237,8 +240,16 @@ class Engine:
             case AskKv():
                 self._kv_view.ask(client_id)
             case ClientGone():
-                self.abort_all(client_id)
+                self._leaving += [request for request in self._open_requests() if request.client_id == client_id]
                 self._outbox.drop(client_id)
+
+    def _end_leaving(self) -> None:
+        """End the next requests of closed connections. Nobody receives their rows."""
+        for _ in range(min(len(self._leaving), _MAX_LEAVING)):
+            request = self._leaving.popleft()
+            if request.finish_reason is None:
+                self._abort(request.request_id)
+                self._outbox.drop(request.client_id)
 
     def _add(self, client_id: int, message: AddRequest) -> None:
         if self.is_draining:
@@ -286,6 +297,9 @@ class Engine:
 
     def _send_failure(self, client_id: int, request_id: str, error: ServiceError) -> None:
         self._transport.send(client_id, RequestFailed(request_id, error.code, error.message, error.param))
+
+    def _open_requests(self) -> list[Request]:
+        return [*self.scheduler.requests.values(), *self._grammars.pending.values()]
 
     def _find(self, request_id: str) -> Request | None:
         """Return a request that has not ended (running, queued, or waiting for its grammar), or None."""
