@@ -58,7 +58,10 @@ class FrameDecoder:
             end = start + _LENGTH.size + length
             if len(self._buffer) < end:
                 break
-            messages.append(self._decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end]))
+            try:
+                messages.append(self._decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end]))
+            except (UnicodeDecodeError, RecursionError) as error:  # msgspec raises them as they are
+                raise msgspec.DecodeError(f"bad text or nesting: {error}") from error
             start = end
         del self._buffer[:start]
         return messages
