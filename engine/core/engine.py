@@ -6,22 +6,22 @@ Depth 1 moves the commit before schedule(); tests use it as their reference, and
 Every AddRequest ends exactly once: by a `finished` row, by RequestFailed, or when its client disconnects.
 If the device has too little memory for a step, this step and all later launched ones are dropped: the requests that
 made it large fail, the others are computed again.
-RequestFactory makes a Request from an AddRequest. It checks all token ids and adapter indices, since a wrong one would
-cause a device fault.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.kv_snapshot import KvView
 from engine.core.outputs import EngineStats, Outbox, Transport
-from engine.core.request import EmbeddingAccumulator, Request
+from engine.core.request import Request
+from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.step import Executor, StepHandle, StepPlan, TokenMasks
-from engine.interface.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError, UnsupportedFeature
+from engine.interface.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
@@ -37,6 +37,7 @@ from engine.interface.protocol import (
 logger = logging.getLogger(__name__)
 
 _PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles
+_MAX_LEAVING = 256  # requests of closed connections that one iteration ends, since decoding rows wait for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,62 +65,6 @@ class EngineParts:
     bytes_per_block: int = 0  # size of a KV block, for KV snapshots
 
 
-class RequestFactory:
-    """Makes a Request from an AddRequest, if the model can serve it."""
-
-    def __init__(self, parts: EngineParts) -> None:
-        self._parts = parts
-
-    def make(self, message: AddRequest, *, client_id: int) -> Request:
-        """Make the request. Raises InvalidParameter or UnsupportedFeature."""
-        self._check_ids(message.prompt_token_ids, "prompt")
-        self._check_ids(message.params.logit_bias, "logit_bias")
-        self._check_ids(message.params.stop_token_ids, "stop_token_ids")
-        self._check_filter(message.params)
-        if not 0 <= message.lora_index <= self._parts.num_loras:
-            raise InvalidParameter(
-                f"There is no adapter {message.lora_index}; {self._parts.num_loras} are loaded.", param="model"
-            )
-        request = Request(
-            message.request_id,
-            message.prompt_token_ids,
-            message.params,
-            arrival_s=message.arrival_s,
-            cache_salt=message.cache_salt,
-            priority=message.priority,
-            client_id=client_id,
-            lora_index=message.lora_index,
-        )
-        if message.pooling is not None:
-            request.embedding = EmbeddingAccumulator(message.pooling, len(message.prompt_token_ids))
-        elif not self._parts.can_generate:
-            raise UnsupportedFeature("This model has no language-model head: it makes embeddings and no text.")
-        elif message.grammar is None and not message.params.has_filter and self._parts.make_drafter is not None:
-            request.drafter = self._parts.make_drafter(message.params)
-        return request
-
-    def _check_filter(self, params: SamplingParams) -> None:
-        """Raise InvalidParameter unless all ids exist and at least one token may be sampled first."""
-        self._check_ids(params.allowed_token_ids, "allowed_token_ids")
-        for word in params.bad_words:
-            self._check_ids(word, "bad_words")
-        bad = {word[0] for word in params.bad_words if len(word) == 1}
-        if bad and all(token_id in bad for token_id in params.allowed_token_ids or range(self._parts.vocab_size)):
-            raise InvalidParameter(
-                f"The {len(bad)} tokens that are bad_words leave none to sample: there are "
-                f"{len(params.allowed_token_ids) or self._parts.vocab_size} allowed ones.",
-                param="bad_words",
-            )
-
-    def _check_ids(self, token_ids: list[int] | dict[int, float], name: str) -> None:
-        """Raise InvalidParameter unless all ids exist."""
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._parts.vocab_size):
-            wrong = min(token_ids) if min(token_ids) < 0 else max(token_ids)
-            raise InvalidParameter(
-                f"Token id {wrong} is outside the vocabulary of {self._parts.vocab_size} tokens.", param=name
-            )
-
-
 class Engine:
     """Owns the loop and the outgoing messages. A device fault raises out of run_once(); a request's fault does not."""
 
@@ -133,13 +78,19 @@ class Engine:
         self.is_draining = False  # set by the process: new requests are refused, running ones are finished
         self._executor = parts.executor
         self._transport = parts.transport
-        self._request_factory = RequestFactory(parts)
+        self._request_factory = RequestFactory(
+            vocab_size=parts.vocab_size,
+            num_loras=parts.num_loras,
+            can_generate=parts.can_generate,
+            make_drafter=parts.make_drafter,
+        )
         self._memory_error = parts.memory_error
         self._release_memory = parts.release_memory
         self._grammars = parts.grammars or Grammars(no_compiler, vocab_size=parts.vocab_size)
         self._is_speculative = parts.make_drafter is not None
         self._stats = EngineStats(parts.metrics, self.scheduler)
         self._in_flight: StepHandle | None = None
+        self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)
         self._kv_view = KvView(
             self.scheduler, self._grammars.pending, bytes_per_block=parts.bytes_per_block, clock=parts.clock
@@ -161,6 +112,7 @@ class Engine:
         patience_s = idle_timeout_s if self.is_idle else _PENDING_POLL_S if is_only_compiling else 0
         for client_id, message in self._transport.receive(patience_s):
             self._handle(client_id, message)
+        self._end_leaving()
         if self._grammars.pending or self._grammars.compiling:
             self._queue_compiled()
         plan = failure = None
@@ -176,11 +128,10 @@ class Engine:
         if self._kv_view.askers:
             self._kv_view.answer(self._transport)
 
-    def abort_all(self, client_id: int | None = None) -> None:
-        """End every request, or those of one client. The next run_once() sends their `finished` rows."""
-        for request in [*self.scheduler.requests.values(), *self._grammars.pending.values()]:
-            if client_id is None or request.client_id == client_id:
-                self._abort(request.request_id)
+    def abort_all(self) -> None:
+        """End every request. The next run_once() sends their `finished` rows."""
+        for request in self._open_requests():
+            self._abort(request.request_id)
 
     def record_state(self) -> None:
         """Update the metrics that are not counted immediately. Call it before draining the metrics."""
@@ -237,8 +188,15 @@ class Engine:
             case AskKv():
                 self._kv_view.ask(client_id)
             case ClientGone():
-                self.abort_all(client_id)
+                self._leaving += [request for request in self._open_requests() if request.client_id == client_id]
                 self._outbox.drop(client_id)
+
+    def _end_leaving(self) -> None:
+        """End the next requests of closed connections. Nobody receives their rows."""
+        for _ in range(min(len(self._leaving), _MAX_LEAVING)):
+            request = self._leaving.popleft()
+            if request.finish_reason is None and self._end(request.request_id, "abort") is not None:
+                self._stats.record_finished(request)
 
     def _add(self, client_id: int, message: AddRequest) -> None:
         if self.is_draining:
@@ -287,6 +245,9 @@ class Engine:
     def _send_failure(self, client_id: int, request_id: str, error: ServiceError) -> None:
         self._transport.send(client_id, RequestFailed(request_id, error.code, error.message, error.param))
 
+    def _open_requests(self) -> list[Request]:
+        return [*self.scheduler.requests.values(), *self._grammars.pending.values()]
+
     def _find(self, request_id: str) -> Request | None:
         """Return a request that has not ended (running, queued, or waiting for its grammar), or None."""
         return self.scheduler.requests.get(request_id) or self._grammars.pending.get(request_id)
@@ -319,9 +280,12 @@ class Engine:
             self._transport.broadcast(QueueState(is_full))
 
     def _abort(self, request_id: str, reason: str = "abort") -> None:
-        request = self.scheduler.abort(request_id, reason) or self._grammars.drop(request_id, reason)
+        request = self._end(request_id, reason)
         if request is not None:
             self._outbox.add_end(request, reason)
+
+    def _end(self, request_id: str, reason: str) -> Request | None:
+        return self.scheduler.abort(request_id, reason) or self._grammars.drop(request_id, reason)
 
     def _commit(self) -> None:
         """Wait for the step in flight, if any, commit it and add its tokens to the outbox."""

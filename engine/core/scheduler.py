@@ -16,7 +16,7 @@ WaitingQueue holds the queued requests in scheduling order.
 """
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from operator import attrgetter
@@ -80,8 +80,8 @@ class WaitingQueue:
         return request
 
     def remove(self, request: Request) -> None:
-        """Remove a queued request."""
-        self._requests.remove(request)
+        """Remove a queued request, found by its key: a search for the object itself would visit the whole queue."""
+        del self._requests[bisect_left(self._requests, request.sort_key, key=_sort_key)]
         self.num_tokens -= request.num_tokens
 
     def num_tokens_of_first(self, count: int) -> int:

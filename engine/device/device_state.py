@@ -1,6 +1,6 @@
 """DeviceState: the running requests' state on the device, by req_index; Staging: copies host values to the device.
 
-Imports torch, engine.core.step and nothing else of the engine.
+Imports torch, engine.core.step, engine.device.memory and nothing else of the engine.
 DeviceState: the host sends only changes: a row's parameters when a request starts, block ids when its table grows.
 Tensors are allocated once, so CUDA graphs can read them. The last row (index num_rows) is for padding.
 Life of a row: init() → steps write last_token and num_computed → the next init() of the same index overwrites the row.
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from engine.core.step import RequestInit
+from engine.device.memory import zeros
 
 _ALIGNMENT = 16  # bytes
 
@@ -43,16 +44,19 @@ class Staging:
         return out[: source.shape[0]].copy_(source, non_blocking=True)
 
     def send_large(self, values: np.ndarray) -> torch.Tensor:
-        """Copy values that may be larger than the buffer to the device. Does not block, as send()."""
+        """Copy values, usually larger than the buffer, to the device and leave the buffer to others. Does not block."""
+        return self._pin(values).to(self._device, non_blocking=True)
+
+    def _pin(self, values: np.ndarray) -> torch.Tensor:
         source = torch.from_numpy(values)
-        if self._device.type == "cuda":
-            # torch's caching host allocator reuses a pinned block only after its copies are complete
-            source = torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)
-        return source.to(self._device, non_blocking=True)
+        if self._device.type != "cuda":
+            return source
+        # torch's caching host allocator reuses a pinned block only after its copies are complete
+        return torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)
 
     def _stage(self, values: np.ndarray) -> torch.Tensor:
         if not self._buffers or self._used + values.nbytes > self._buffers[0].shape[0]:
-            return torch.from_numpy(values)  # rare on CUDA: the buffer is full, and the host waits
+            return self._pin(values)
         staged = self._buffers[self._turn][self._used : self._used + values.nbytes]
         self._used += -(-values.nbytes // _ALIGNMENT) * _ALIGNMENT
         staged.numpy()[:] = values.reshape(-1).view(np.uint8)
@@ -71,7 +75,9 @@ class DeviceState:
         device: torch.device,
         staging: Staging,
         has_loras: bool = False,
+        has_counts: bool = True,
     ) -> None:
+        """has_counts: requests with penalties are sampled here."""
         rows = num_rows + 1
         self.device = device
         self.vocab_size = vocab_size
@@ -89,9 +95,10 @@ class DeviceState:
         self.top_k, self.seeds = self._integers
         # [rows] int32: the adapter of each request, 0 for none; None: no adapters are loaded
         self.lora_indices = torch.zeros(rows, dtype=torch.int32, device=device) if has_loras else None
-        # [rows, V] int32 and bool, allocated for the first request with penalties
-        self.output_counts: torch.Tensor | None = None
-        self.in_prompt: torch.Tensor | None = None
+        # [rows, V] int32 and bool: how often a request generated each token, and whether its prompt contains it. Only
+        # the rows of requests with penalties are valid. None: without has_counts
+        self.output_counts = zeros((rows, vocab_size), torch.int32, device) if has_counts else None
+        self.in_prompt = zeros((rows, vocab_size), torch.bool, device) if has_counts else None
 
     def init(self, inits: list[RequestInit]) -> None:
         """Fill the rows of new requests; their number does not change the number of copies, except with penalties."""
@@ -122,9 +129,7 @@ class DeviceState:
 
     def _init_counts(self, init: RequestInit) -> None:
         if self.output_counts is None or self.in_prompt is None:
-            shape = (self.last_token.shape[0], self.vocab_size)
-            self.output_counts = torch.zeros(shape, dtype=torch.int32, device=self.device)
-            self.in_prompt = torch.zeros(shape, dtype=torch.bool, device=self.device)
+            return
         tokens = self.staging.send(np.array(init.token_ids, dtype=np.int64))
         prompt, output = tokens[: init.num_prompt_tokens], tokens[init.num_prompt_tokens :]
         self.in_prompt[init.req_index].zero_().index_fill_(0, prompt, True)

@@ -6,13 +6,11 @@ one request; the engine logs this. An explicit setting is met or refused, never 
 
 from __future__ import annotations
 
-import math
-import mmap
 from dataclasses import dataclass
 
 import torch
 
-from engine.device.memory import format_size
+from engine.device.memory import format_size, zeros
 from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
 from models.config.model_config import ModelConfig
@@ -93,20 +91,11 @@ def allocate_kv_cache(
     """
     shape = (2, plan.num_blocks, plan.block_size, model.num_kv_heads, model.head_dim)
     try:
-        layers = [_zeros(shape, dtype, device) for _ in range(model.num_layers)]
+        layers = [zeros(shape, dtype, device) for _ in range(model.num_layers)]
     except (RuntimeError, OSError, OverflowError) as error:  # torch.OutOfMemoryError is a RuntimeError; others: mmap
         size = format_size(plan.num_bytes)
         raise StartupError(f"The KV cache of {size} cannot be allocated: use a smaller --kv-cache-memory.") from error
     return [(layer[0], layer[1]) for layer in layers]
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros; on the CPU from the system's zero pages, which take time and memory only when written."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def _what_there_is(config: EngineConfig, budget: int) -> str:

@@ -1,7 +1,9 @@
-"""Measures a device's memory, and checks that a model fits before its weights are loaded. Imports torch."""
+"""Measures a device's memory, allocates it, and checks that a model fits before its weights load. Imports torch."""
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +71,15 @@ def check_memory(
         + ", or ".join(_what_fits(config, model, memory, dtype, step_bytes=step_bytes, pool_bytes=pool_bytes))
         + "."
     )
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros; on the CPU from the system's zero pages, which take time and memory only when written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

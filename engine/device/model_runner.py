@@ -45,6 +45,7 @@ class ModelRunner:
         lora_tokens: LoraTokens | None = None,
         max_num_samples: int | None = None,
         tp: TensorParallel = ALONE,
+        has_lm_head: bool = True,
     ) -> None:
         """lora_tokens: adapter indices that the model's linear layers read; None: no adapters.
 
@@ -67,6 +68,7 @@ class ModelRunner:
             device=device,
             staging=staging,
             has_loras=lora_tokens is not None,
+            has_counts=has_lm_head and tp.rank == 0,
         )
         self._shapes = mixed_shapes(max_num_seqs, max_num_batched_tokens, max_num_samples=max_num_samples)
         max_tokens = max_step_tokens(max_num_seqs, max_num_batched_tokens)

@@ -18,7 +18,9 @@ PoolingKind = Literal["last", "mean"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sampling parameters and end conditions of one request. The server validates them; the engine trusts them.
+    """Sampling parameters and end conditions of one request. The server validates them.
+
+    The engine checks bounds and token ids again (engine/core/request_factory.py).
 
     Penalties follow OpenAI (presence, frequency: over generated tokens, subtracted from logits) and
     Keskar et al. 2019, CTRL, §4.1 (repetition: over prompt and generated tokens, positive logits divided).

@@ -13,6 +13,8 @@ import os
 import selectors
 import socket
 import struct
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -24,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
+RECEIVE_BUDGET_S = 0.005  # of one SocketTransport.receive(): decoding rows wait for it
+_MAX_BEHIND = 16  # calls for which control messages wait for the messages of workers
+_READ_BYTES = 1 << 18
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 
@@ -53,7 +58,10 @@ class FrameDecoder:
             end = start + _LENGTH.size + length
             if len(self._buffer) < end:
                 break
-            messages.append(self._decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end]))
+            try:
+                messages.append(self._decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end]))
+            except (UnicodeDecodeError, RecursionError) as error:  # msgspec raises them as they are
+                raise msgspec.DecodeError(f"bad text or nesting: {error}") from error
             start = end
         del self._buffer[:start]
         return messages
@@ -103,24 +111,23 @@ class Connection:
             self._unsent.clear()
 
     def receive(self) -> list[Any] | None:
-        """Return the messages that have arrived, or None if the connection is closed."""
-        messages: list[Any] = []
+        """Read once; return the messages now complete, or None if the connection is closed."""
         try:
-            while data := self.sock.recv(1 << 18):
-                messages += self._decoder.feed(data)
-                if len(data) < 1 << 18:
-                    return messages
+            if data := self.sock.recv(_READ_BYTES):
+                return self._decoder.feed(data)
         except BlockingIOError:
-            return messages
+            return []
         except (OSError, msgspec.MsgspecError) as error:
             logger.warning("connection lost error=%r", str(error))
-        return None  # messages before the close are dropped: their sender cannot receive a reply
+        return None
 
 
 class SocketTransport:
     """The engine's end of all worker connections and of the control connection, in one selector.
 
     receive() may return early without messages (after a control message or one second): the loop then calls it again.
+    A burst is taken in over several calls, one message of each worker in turn. A connection is read again when its
+    messages are handled, so the rest of the burst waits in the socket, and its sender with it.
     """
 
     def __init__(
@@ -130,10 +137,14 @@ class SocketTransport:
         *,
         control: Connection | None = None,
         on_control: Callable[[list[Any] | None], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._greeting = greeting
         self._on_control = on_control
-        self._connections: dict[int, Connection] = {}
+        self._clock = clock
+        self._connections: dict[int, Connection] = {}  # by client id; that which was read last is last
+        self._received: dict[int, deque[ToEngine | ClientGone]] = {}  # to yield; never empty; the next client is first
+        self._num_behind = 0  # calls since all messages that had arrived were yielded
         self._next_client_id = 0
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -149,12 +160,15 @@ class SocketTransport:
             self._selector.register(control.sock, selectors.EVENT_READ, control)
 
     def receive(self, timeout_s: float | None) -> Iterator[tuple[int, ToEngine | ClientGone]]:
-        """Yield (client id, message) pairs in order of arrival. timeout_s: None waits up to one second; 0 polls.
+        """Yield (client id, message) pairs, those of one client in order of arrival. timeout_s: as in Transport.
 
-        Control messages are handled last, after the caller has handled every pair: a Flush then includes everything
-        that workers sent before it.
+        None waits up to one second. No further message is yielded after RECEIVE_BUDGET_S, in which the caller's work is
+        counted. Control messages are handled last, after the caller has handled every pair: a Flush then includes
+        everything that workers sent before it, unless that takes more than 16 calls.
         """
-        has_control = False
+        if self._received:
+            timeout_s = 0
+        has_control, readable = False, set()
         for key, events in self._selector.select(1.0 if timeout_s is None else timeout_s):
             if key.data is None:
                 self._accept()
@@ -162,7 +176,28 @@ class SocketTransport:
                 self._control.flush()
                 has_control = bool(events & selectors.EVENT_READ)
             else:
-                yield from ((key.data, message) for message in self._serve(key.data, events))
+                if events & selectors.EVENT_WRITE:
+                    self._flush(key.data)
+                if events & selectors.EVENT_READ:
+                    readable.add(key.data)
+        end_s = self._clock() + RECEIVE_BUDGET_S
+        unread = [id_ for id_ in self._connections if id_ in readable and id_ not in self._received]
+        while unread:
+            self._read(unread.pop(0))
+            if self._clock() >= end_s:
+                break
+        while self._received:
+            client_id, messages = next(iter(self._received.items()))
+            del self._received[client_id]
+            message = messages.popleft()
+            if messages:
+                self._received[client_id] = messages  # behind the other clients
+            yield client_id, message
+            if self._clock() >= end_s:
+                break
+        self._num_behind = self._num_behind + 1 if self._received or unread else 0
+        if 0 < self._num_behind <= _MAX_BEHIND:
+            return
         if has_control and self._control is not None and self._on_control is not None:
             self._on_control(self._control.receive())
 
@@ -193,21 +228,24 @@ class SocketTransport:
         self._selector.register(sock, selectors.EVENT_READ, self._next_client_id)
         connection.send(self._greeting)
 
-    def _serve(self, client_id: int, events: int) -> list[ToEngine | ClientGone]:
+    def _flush(self, client_id: int) -> None:
         connection = self._connections[client_id]
-        if events & selectors.EVENT_WRITE:
-            connection.flush()
-            if not connection.has_unsent:
-                self._watch(connection, client_id, selectors.EVENT_READ)
-        if events & selectors.EVENT_READ:
-            messages = connection.receive()
-            if messages is not None:
-                return messages
+        connection.flush()
+        if not connection.has_unsent:
+            self._watch(connection, client_id, selectors.EVENT_READ)
+
+    def _read(self, client_id: int) -> None:
+        """Read a connection once, and put it behind the others."""
+        connection = self._connections.pop(client_id)
+        messages = connection.receive()
+        if messages is not None:
+            self._connections[client_id] = connection
+        else:
             self._selector.unregister(connection.sock)
             connection.sock.close()
-            del self._connections[client_id]
-            return [ClientGone()]
-        return []
+            messages = [ClientGone()]
+        if messages:
+            self._received[client_id] = deque(messages)
 
     def _watch(self, connection: Connection, client_id: int, events: int) -> None:
         self._selector.modify(connection.sock, events, client_id)

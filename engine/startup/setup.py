@@ -295,6 +295,7 @@ class Setup:
             lora_tokens=None if self.adapters is None else self.adapters.tokens,
             max_num_samples=limits.max_num_samples,
             tp=self.tp,
+            has_lm_head=self.model_config.has_lm_head,
         )
         # Steps that return hidden states of whole prompts use no graphs, so a model without a head needs none
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager

@@ -88,16 +88,18 @@ def test_memory_that_runs_out_while_serving_is_a_503_and_later_requests_are_serv
         running.wait_ready()
         url = running.base_url + "/v1/completions"
         plain = {"model": running.get("/v1/models").json()["data"][0]["id"], "prompt": "a", "max_tokens": 8}
-        # counts of each token, 760 MiB for so many rows, are made for the first request that needs them
-        penalized = {**plain, "presence_penalty": 1.0}
+        # the logits of a prompt's positions, 256 MiB at a time
+        scored = {**plain, "prompt": [5] * 1500, "prompt_logprobs": 0}
         filler.append(leave_free(100 * MIB))
-        refused = httpx.post(url, json=penalized, timeout=60)
+        # counts of each token, 760 MiB for so many rows, are reserved at the start
+        assert httpx.post(url, json={**plain, "presence_penalty": 1.0}, timeout=60).status_code == 200
+        refused = httpx.post(url, json=scored, timeout=60)
         assert refused.status_code == 503, running.log
         assert refused.json()["error"]["code"] == "out_of_memory"
         assert httpx.post(url, json=plain, timeout=60).status_code == 200
         filler.clear()
         torch.cuda.empty_cache()
-        assert httpx.post(url, json=penalized, timeout=60).status_code == 200
+        assert httpx.post(url, json=scored, timeout=60).status_code == 200
         assert running.metrics()["quire_engine_restarts_total"] == 0
 
 

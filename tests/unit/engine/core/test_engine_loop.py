@@ -4,6 +4,8 @@ import logging
 
 import pytest
 
+from engine.core.request import Request
+from engine.core.scheduler import WaitingQueue
 from engine.interface.protocol import AddRequest, RequestFailed, SamplingParams, StepEvents
 from tests.support.engine_harness import VOCAB_SIZE, Harness
 
@@ -197,6 +199,58 @@ def test_a_request_id_in_use_is_refused_for_the_second_client_only():
     harness.drain()
     assert [message.code for client_id, message in harness.messages if client_id == 2] == ["invalid_parameter"]
     assert harness.seen["r"].ends == ["length"]
+
+
+def test_a_client_that_leaves_with_a_long_queue_delays_no_decoding_row():
+    """The work of one iteration is bounded: it ends some of the requests, and decodes."""
+    harness = Harness(max_num_seqs=1, max_queued_requests=2000)
+    harness.add("decoding", [1, 2, 3], 40)
+    harness.turn(2)
+    for index in range(1000):
+        harness.add(f"queued {index}", [1], client_id=2)
+    harness.turn()
+    harness.leave(2)
+    numbers = []
+    while harness.scheduler.waiting:
+        num_waiting, step_id = len(harness.scheduler.waiting), harness.scheduler.committed_step_id
+        harness.turn()
+        numbers.append(num_waiting - len(harness.scheduler.waiting))
+        assert harness.scheduler.committed_step_id == step_id + 1
+    assert sum(numbers) == 1000
+    assert max(numbers) <= 256
+    harness.drain()
+
+
+def test_a_request_leaves_the_queue_without_a_search_through_it():
+    num_comparisons = 0
+
+    class CountingKey(tuple[float, ...]):
+        __slots__ = ()
+
+        def __lt__(self, other: object) -> bool:
+            nonlocal num_comparisons
+            num_comparisons += 1
+            return tuple.__lt__(self, other)
+
+    class CountingRequest(Request):
+        __hash__ = object.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal num_comparisons
+            num_comparisons += 1
+            return self is other
+
+    queue = WaitingQueue()
+    requests = [CountingRequest(str(index), [1], SamplingParams(max_tokens=1)) for index in range(1000)]
+    for index, request in enumerate(requests):
+        request.sort_key = CountingKey((0, float(index), index))
+        queue.add(request)
+    num_comparisons = 0
+    for index in (999, 500, 0):
+        queue.remove(requests[index])
+    assert num_comparisons < 50
+    queue.check()
+    assert len(queue) == 997
 
 
 def test_abort_all_ends_everything_with_an_event():

@@ -1,6 +1,7 @@
 """The engine's sockets: what is taken in first, and what open requests hear when the line ends."""
 
 import asyncio
+import itertools
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from engine.interface.errors import EngineDead, Overloaded, ServiceError, Shutti
 from engine.interface.protocol import (
     AbortRequest,
     AddRequest,
+    ClientGone,
     Finished,
     KvSnapshot,
     QueueState,
@@ -22,7 +24,7 @@ from engine.interface.protocol import (
     StepEvents,
     TokenLogprobs,
 )
-from engine.interface.transport import Connection, SocketTransport, encode_frame
+from engine.interface.transport import RECEIVE_BUDGET_S, Connection, SocketTransport, encode_frame
 from tests.support.fakes import READY
 
 
@@ -35,6 +37,7 @@ def test_a_flush_is_answered_after_what_the_workers_had_sent_before_it(tmp_path:
         READY,
         control=Connection(here, FromLauncher),
         on_control=lambda messages: order.extend(messages or [None]),
+        clock=lambda: 0.0,
     )
     workers = [socket.socket(socket.AF_UNIX) for _ in range(3)]
     for worker in workers:
@@ -49,6 +52,65 @@ def test_a_flush_is_answered_after_what_the_workers_had_sent_before_it(tmp_path:
     assert order == [AbortRequest("r", "stop")] * 3 + [Flush(1)]
     transport.close()
     for sock in (*workers, here, there):
+        sock.close()
+
+
+def test_a_burst_is_taken_in_over_several_turns_and_delays_no_other_worker(tmp_path: Path) -> None:
+    order: list[object] = []
+    here, there = socket.socketpair()
+    ticks = itertools.count()
+    transport = SocketTransport(
+        str(tmp_path / "engine.sock"),
+        READY,
+        control=Connection(here, FromLauncher),
+        on_control=lambda messages: order.extend(messages or [None]),
+        clock=lambda: next(ticks) / 1000,  # a millisecond for each message and each read
+    )
+    workers = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    for worker in workers:
+        worker.connect(str(tmp_path / "engine.sock"))
+        assert list(transport.receive(1.0)) == []
+    workers[0].sendall(b"".join(encode_frame(AbortRequest(f"burst {i}")) for i in range(50)))
+    assert workers[0].recv(1 << 16)  # its greeting: a close before it is read would reset the connection
+    workers[0].close()
+    workers[1].sendall(encode_frame(AbortRequest("other")))
+    there.sendall(encode_frame(Flush(1)))
+    numbers = [0]
+    while len(order) < 53:
+        for _, message in transport.receive(None):
+            order.append(message)
+        numbers.append(len(order))
+    assert max(after - before for before, after in itertools.pairwise(numbers)) <= RECEIVE_BUDGET_S * 1000 + 1
+    assert AbortRequest("other") in order[: numbers[1]]
+    burst = [message for message in order if message not in (AbortRequest("other"), Flush(1))]
+    assert burst == [*(AbortRequest(f"burst {i}") for i in range(50)), ClientGone()]
+    assert order.index(Flush(1)) > 50  # after the messages that were sent before it
+    transport.close()
+    for sock in (workers[1], here, there):
+        sock.close()
+
+
+def test_control_messages_do_not_wait_for_the_end_of_an_endless_burst(tmp_path: Path) -> None:
+    order: list[object] = []
+    here, there = socket.socketpair()
+    ticks = itertools.count()
+    transport = SocketTransport(
+        str(tmp_path / "engine.sock"),
+        READY,
+        control=Connection(here, FromLauncher),
+        on_control=lambda messages: order.extend(messages or [None]),
+        clock=lambda: next(ticks) / 1000,
+    )
+    worker = socket.socket(socket.AF_UNIX)
+    worker.connect(str(tmp_path / "engine.sock"))
+    assert list(transport.receive(1.0)) == []
+    worker.sendall(b"".join(encode_frame(AbortRequest("r")) for _ in range(500)))
+    there.sendall(encode_frame(Flush(1)))
+    for _ in range(20):
+        order += [message for _, message in transport.receive(None)]
+    assert AbortRequest("r") in order[order.index(Flush(1)) + 1 :]
+    transport.close()
+    for sock in (worker, here, there):
         sock.close()
 
 

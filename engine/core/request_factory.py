@@ -1,0 +1,118 @@
+"""RequestFactory: makes a Request from an AddRequest, if the engine can serve it. Plain Python; never torch.
+
+HTTP workers validate requests for their clients. Here the values are checked once more, because a wrong one could end
+the engine for all: a token id outside the vocabulary or an unknown adapter is a device fault, a number that does not
+fit its tensor raises within a step, and a time that is not a number breaks the order of the queue.
+"""
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from engine.core.request import EmbeddingAccumulator, Request
+from engine.core.speculative import Drafter
+from engine.interface.errors import InvalidParameter, UnsupportedFeature
+from engine.interface.protocol import AddRequest, SamplingParams
+
+# By field of SamplingParams. The server's bounds are within these.
+BOUNDS: dict[str, tuple[float, float]] = {
+    "max_tokens": (1, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "temperature": (0, 2),
+    "top_k": (0, 2**31 - 1),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 10),
+    "seed": (0, 2**63 - 1),
+    "logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
+}
+_BIAS_BOUNDS = (-100, 100)
+_PRIORITY_BOUNDS = (-(2**31), 2**31 - 1)
+_MAX_IDS = 2**18  # of one field
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestFactory:
+    """Checks requests against the model's facts. make_drafter: see EngineParts."""
+
+    vocab_size: int
+    num_loras: int
+    can_generate: bool
+    make_drafter: Callable[[SamplingParams], Drafter | None] | None
+
+    def make(self, message: AddRequest, *, client_id: int) -> Request:
+        """Make the request. Raises InvalidParameter or UnsupportedFeature."""
+        self._check(message)
+        request = Request(
+            message.request_id,
+            message.prompt_token_ids,
+            message.params,
+            arrival_s=message.arrival_s,
+            cache_salt=message.cache_salt,
+            priority=message.priority,
+            client_id=client_id,
+            lora_index=message.lora_index,
+        )
+        if message.pooling is not None:
+            request.embedding = EmbeddingAccumulator(message.pooling, len(message.prompt_token_ids))
+        elif not self.can_generate:
+            raise UnsupportedFeature("This model has no language-model head: it makes embeddings and no text.")
+        elif message.grammar is None and not message.params.has_filter and self.make_drafter is not None:
+            request.drafter = self.make_drafter(message.params)
+        return request
+
+    def _check(self, message: AddRequest) -> None:
+        params = message.params
+        self._check_ids(message.prompt_token_ids, "prompt")
+        for name, bounds in BOUNDS.items():
+            value = getattr(params, name)
+            if value is not None:
+                _check_bounds(value, name, bounds)
+        for number in (params.logprobs, params.prompt_logprobs):
+            if number is not None:
+                _check_bounds(number, "logprobs", (0, self.vocab_size))
+        for value in params.logit_bias.values():
+            _check_bounds(value, "logit_bias", _BIAS_BOUNDS)
+        _check_bounds(message.priority, "priority", _PRIORITY_BOUNDS)
+        if not math.isfinite(message.arrival_s):
+            raise InvalidParameter(f"The arrival time is {message.arrival_s}; it must be finite.")
+        if not 0 <= message.lora_index <= self.num_loras:
+            raise InvalidParameter(
+                f"There is no adapter {message.lora_index}; {self.num_loras} are loaded.", param="model"
+            )
+        self._check_ids(params.logit_bias, "logit_bias", most=_MAX_IDS)
+        self._check_ids(params.stop_token_ids, "stop_token_ids", most=_MAX_IDS)
+        self._check_filter(params)
+
+    def _check_filter(self, params: SamplingParams) -> None:
+        """Raise InvalidParameter unless all ids exist and at least one token may be sampled first."""
+        self._check_ids(params.allowed_token_ids, "allowed_token_ids", most=_MAX_IDS)
+        if not all(params.bad_words):
+            raise InvalidParameter("A word of bad_words has no tokens.", param="bad_words")
+        self._check_ids([token_id for word in params.bad_words for token_id in word], "bad_words", most=_MAX_IDS)
+        bad = {word[0] for word in params.bad_words if len(word) == 1}
+        if bad and all(token_id in bad for token_id in params.allowed_token_ids or range(self.vocab_size)):
+            raise InvalidParameter(
+                f"The {len(bad)} tokens that are bad_words leave none to sample: there are "
+                f"{len(params.allowed_token_ids) or self.vocab_size} allowed ones.",
+                param="bad_words",
+            )
+
+    def _check_ids(self, token_ids: Collection[int], name: str, *, most: int | None = None) -> None:
+        """Raise InvalidParameter unless all ids exist, and at most `most` are given."""
+        if most is not None and len(token_ids) > most:
+            raise InvalidParameter(f"The field {name} has {len(token_ids)} token ids, the limit is {most}.", param=name)
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+            wrong = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+            raise InvalidParameter(
+                f"Token id {wrong} is outside the vocabulary of {self.vocab_size} tokens.", param=name
+            )
+
+
+def _check_bounds(value: float, name: str, bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    if not low <= value <= high:  # written so that it refuses NaN
+        raise InvalidParameter(f"The value {value} of {name} is not from {low} to {high}.", param=name)
