@@ -203,8 +203,8 @@ class Launcher:
             if self._is_draining:
                 return
             if child == _ENGINE and child in self._started_once:
+                self._downtime.begin(hung_s=self._watch.age_s)
                 self._watch.stop()
-                self._downtime.begin()
                 self._watch.load()
                 self._control.set_state(stage=Stage("restarting"), fault=self._downtime.fault)
             failure = self._failures.pop(child, None)
@@ -251,7 +251,7 @@ class Launcher:
                 self._tasks.spawn(self._banner.make(is_draining=lambda: self._is_draining))
 
     def _on_stall(self, is_stalled: bool) -> None:
-        self._control.set_state(fault="stalled" if is_stalled else self._downtime.fault)
+        self._control.set_state(fault=self._downtime.stall_fault if is_stalled else self._downtime.fault)
         if is_stalled:
             logger.error("engine stalled after_s=%.0f", self._watch.silence_s)
         else:
