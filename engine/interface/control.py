@@ -3,7 +3,7 @@
 Imports msgspec only; never torch. The launcher listens on one unix socket; each child has one connection, with the
 frames of engine/interface/transport.py. A closed connection means that the launcher is dead: the child then exits.
     child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed,
-                       Scrape, Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat (engine)
+                       Serving, Scrape, Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat (engine)
     launcher → child   State (workers: stage, drain), Keys, Flush, Page, Cancel, Cancelled (worker), Drain
 """
 
@@ -27,6 +27,10 @@ class Hello(msgspec.Struct, tag=True):
     role: str
     index: int
     pid: int
+
+
+class Serving(msgspec.Struct, tag=True):
+    """A worker accepts connections from now on."""
 
 
 class Stage(msgspec.Struct, tag=True, omit_defaults=True):
@@ -140,7 +144,17 @@ class Keys(msgspec.Struct, tag=True):
 
 
 ToLauncher = (
-    Hello | Stage | EngineFailed | EngineInfo | Heartbeat | MetricsDelta | Flushed | Scrape | Cancel | Cancelled
+    Hello
+    | Serving
+    | Stage
+    | EngineFailed
+    | EngineInfo
+    | Heartbeat
+    | MetricsDelta
+    | Flushed
+    | Scrape
+    | Cancel
+    | Cancelled
 )
 FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys
 

@@ -25,6 +25,7 @@ from engine.interface.control import (
     Keys,
     Page,
     Scrape,
+    Serving,
     Stage,
     State,
     ToLauncher,
@@ -131,6 +132,10 @@ class LauncherLink:
         if found is None:
             raise EngineError("Not every HTTP worker has answered in time whether it serves this request.")
         return found
+
+    def serve(self) -> None:
+        """Tell the launcher that this worker accepts connections."""
+        self._send(Serving())
 
     def fail(self, message: str, exit_code: int) -> None:
         """Send the launcher one sentence with the reason why this worker cannot start."""
