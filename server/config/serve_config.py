@@ -52,8 +52,13 @@ def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
     return CheckedFlags(chat_template, endpoint, given, list(dict.fromkeys([*given, *in_file])))
 
 
-def find_model(arguments: argparse.Namespace, checked: CheckedFlags) -> tuple[EngineConfig, ServerConfig]:
-    """Find or download the model; return the configurations of engine and workers. Raises StartupError."""
+def find_model(
+    arguments: argparse.Namespace, checked: CheckedFlags, *, allowed_hosts: list[str] | None = None
+) -> tuple[EngineConfig, ServerConfig]:
+    """Find or download the model; return the configurations of engine and workers. Raises StartupError.
+
+    allowed_hosts: as ServerConfig.allowed_hosts.
+    """
     model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
     load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
     names = arguments.served_model_name or [model.name]
@@ -67,6 +72,7 @@ def find_model(arguments: argparse.Namespace, checked: CheckedFlags) -> tuple[En
         strict=arguments.reject_unknown_fields,
         request_timeout_s=arguments.request_timeout,
         api_key_hashes=checked.api_key_hashes,
+        allowed_hosts=allowed_hosts,
         cors_origins=arguments.cors_origin,
         root_path=arguments.root_path,
         otlp_traces_endpoint=checked.traces_endpoint,

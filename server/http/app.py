@@ -1,6 +1,7 @@
 """create_app: the ASGI application of one HTTP worker. Imports engine.interface and server.
 
-AccessLog (id, log line, exceptions) → CORS → KeyGuard → BodyLimit → FastAPI: ApiRoutes, handlers → reply, streaming
+AccessLog (id, log line, exceptions) → HostGuard → CORS → KeyGuard → BodyLimit
+→ FastAPI: ApiRoutes, handlers → reply, streaming
 """
 
 import time
@@ -24,7 +25,7 @@ from server.config.api_keys import KeyRing
 from server.config.version import package_version
 from server.errors import ClientGone
 from server.http.access_log import AccessLog
-from server.http.auth import KeyGuard
+from server.http.auth import HostGuard, KeyGuard
 from server.http.metrics import HttpMetrics
 from server.http.openapi import openapi_document
 from server.http.routes.api_route import ApiRoute, router_of
@@ -80,6 +81,13 @@ def create_app(
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-quire-ignored", "retry-after", "traceresponse"],
+        )
+    if config.allowed_hosts is not None:
+        app.add_middleware(
+            HostGuard,
+            hosts=config.allowed_hosts,
+            origins=config.cors_origins,
+            on_refusal=app_state.count_rejected,
         )
     app.add_middleware(
         AccessLog, open_requests=open_requests, on_end=http_metrics.end, tracer=tracer, root_path=config.root_path
