@@ -3,6 +3,7 @@ of both.
 
 HttpError(ServiceError)
 ├── MissingKey            no API key, or an unknown one
+├── MissingRole           the API key lacks a role
 ├── ForeignHost           Host or Origin is none of the server's
 ├── RequestNotFound       no such running request
 ├── NotFound · ModelNotFound · MethodNotAllowed
@@ -32,6 +33,13 @@ class MissingKey(HttpError):
     status = 401
     code = "invalid_api_key"
     headers: Mapping[str, str] = {"www-authenticate": "Bearer"}  # required by RFC 9110, §15.5.2
+
+
+class MissingRole(HttpError):
+    """The API key is valid, and has not the role that the route needs."""
+
+    status = 403
+    code = "missing_role"
 
 
 class ForeignHost(HttpError):

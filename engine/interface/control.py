@@ -138,9 +138,13 @@ class Drain(msgspec.Struct, tag=True):
 
 
 class Keys(msgspec.Struct, tag=True):
-    """The hashes of all API keys valid from now on. Sent to workers on connect and on change, if keys are in use."""
+    """The hashes of all API keys valid from now on. Sent to workers on connect and on change, if keys are in use.
+
+    roles: by hash; a key that is not there has the default roles.
+    """
 
     hashes: list[str]
+    roles: dict[str, list[str]] = {}
 
 
 ToLauncher = (
@@ -170,6 +174,11 @@ class LauncherChannel(Protocol):
     @property
     def key_hashes(self) -> list[str]:
         """The hashes of the last Keys message; [] before the first."""
+        ...
+
+    @property
+    def key_roles(self) -> dict[str, list[str]]:
+        """The roles of the last Keys message."""
         ...
 
     async def scrape(self) -> bytes:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine.interface.config import EngineConfig, LoraSource, ServerConfig
-from server.config.api_keys import read_key_hashes
+from server.config.api_keys import merge_roles, read_file_roles, read_key_hashes
 from server.config.model_source import check_kernels_package, resolve_model
 from server.config.serve_flags import num_steps_in_flight, speculative_of, traces_endpoint
 from server.config.value_types import UsageError, readable_file, resolve_loras
@@ -36,7 +36,12 @@ class CheckedFlags(NamedTuple):
     chat_template: str | None
     traces_endpoint: str | None
     given_key_hashes: list[str]  # of keys that are not in the file
-    api_key_hashes: list[str]  # of all
+    api_key_roles: dict[str, list[str]]  # of all, by hash
+
+    @property
+    def api_key_hashes(self) -> list[str]:
+        """The hashes of all keys."""
+        return list(self.api_key_roles)
 
 
 def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
@@ -47,9 +52,9 @@ def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
         chat_template = readable_file("--chat-template", arguments.chat_template, is_text=True)
     endpoint = traces_endpoint(arguments.otlp_traces_endpoint)
     given = read_key_hashes(arguments.api_key, file=None, environment=os.environ)
-    in_file = read_key_hashes([], file=arguments.api_key_file, environment={})
+    in_file = {} if arguments.api_key_file is None else read_file_roles(arguments.api_key_file)
     check_kernels_package()
-    return CheckedFlags(chat_template, endpoint, given, list(dict.fromkeys([*given, *in_file])))
+    return CheckedFlags(chat_template, endpoint, given, merge_roles(given, in_file))
 
 
 def find_model(
@@ -72,6 +77,7 @@ def find_model(
         strict=arguments.reject_unknown_fields,
         request_timeout_s=arguments.request_timeout,
         api_key_hashes=checked.api_key_hashes,
+        api_key_roles=checked.api_key_roles,
         allowed_hosts=allowed_hosts,
         cors_origins=arguments.cors_origin,
         root_path=arguments.root_path,

@@ -21,7 +21,7 @@ from engine.interface.metrics import Metrics
 from server.api.app_state import AppState, make_app_state
 from server.api.error_replies import error_from_http, error_reply
 from server.api.request_record import OpenRequests, record_of
-from server.config.api_keys import KeyRing
+from server.config.api_keys import ROLES, KeyRing
 from server.config.version import package_version
 from server.errors import ClientGone
 from server.http.access_log import AccessLog
@@ -72,8 +72,18 @@ def create_app(
     _handle_errors(app, app_state)
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key_hashes:
-        keys = KeyRing(config.api_key_hashes, newer=lambda: launcher.key_hashes)
-        app.add_middleware(KeyGuard, keys=keys, public=public.routes, on_refusal=app_state.count_rejected)
+        app.add_middleware(
+            KeyGuard,
+            keys=KeyRing(
+                config.api_key_hashes,
+                roles=config.api_key_roles,
+                newer=lambda: launcher.key_hashes,
+                newer_roles=lambda: launcher.key_roles,
+            ),
+            public=public.routes,
+            routes_of={role: router_of(route for route in routes if route.role == role).routes for role in ROLES},
+            on_refusal=app_state.count_rejected,
+        )
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,

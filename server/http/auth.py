@@ -6,7 +6,7 @@ exist. A request is public if it matches a route of the public router by Starlet
 first in the app, so the same route then replies.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,39 +15,54 @@ from server.api.error_replies import error_reply
 from server.api.request_record import record_of
 from server.config.api_keys import KeyRing
 from server.config.host_names import host_of, is_loopback
-from server.errors import ForeignHost, HttpError, MissingKey
+from server.errors import ForeignHost, HttpError, MissingKey, MissingRole
 
 
 class KeyGuard:
     """Middleware inside AccessLog; it stores the hash of the request's key in AccessLog's record."""
 
     def __init__(
-        self, app: ASGIApp, *, keys: KeyRing, public: list[BaseRoute], on_refusal: Callable[[HttpError], None]
+        self,
+        app: ASGIApp,
+        *,
+        keys: KeyRing,
+        public: list[BaseRoute],
+        routes_of: Mapping[str, list[BaseRoute]] | None = None,
+        on_refusal: Callable[[HttpError], None],
     ) -> None:
+        """routes_of: by the role that a key needs for them."""
         self._app = app
+        self._routes_of = routes_of or {}
         self._on_refusal = on_refusal
         self._keys = keys
         self._public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or reply 401."""
-        if scope["type"] == "http":
-            key_hash = next(filter(None, map(self._keys.find, _presented(scope))), None)
-            if key_hash is not None:
-                record_of(scope).key_hash = key_hash
-            elif not self._is_public(scope):
-                await self._refuse(scope, send)
-                return
-        await self._app(scope, receive, send)
+        """Pass the request on, or reply 401, or 403 to a key without the route's role."""
+        error = self._refusal(scope) if scope["type"] == "http" else None
+        if error is not None:
+            await _refuse(scope, send, error, self._on_refusal)
+        else:
+            await self._app(scope, receive, send)
 
-    def _is_public(self, scope: Scope) -> bool:
-        return any(route.matches(scope)[0] is Match.FULL for route in self._public)
-
-    async def _refuse(self, scope: Scope, send: Send) -> None:
-        error = MissingKey("This server needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
-        if _presented(scope):
-            error = MissingKey("The API key of this request is not one of this server's.")
-        await _refuse(scope, send, error, self._on_refusal)
+    def _refusal(self, scope: Scope) -> HttpError | None:
+        presented = _presented(scope)
+        key_hash = next(filter(None, map(self._keys.find, presented)), None)
+        record = record_of(scope)
+        if key_hash is not None:
+            record.key_hash, record.key_roles = key_hash, self._keys.roles_of(key_hash)
+        if _matches(self._public, scope):
+            return None
+        if key_hash is None and presented:
+            return MissingKey("The API key of this request is not one of this server's.")
+        if key_hash is None:
+            return MissingKey(
+                "This server needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+            )
+        for role, routes in self._routes_of.items():
+            if role not in record.key_roles and _matches(routes, scope):
+                return MissingRole(f"This route needs an API key with the role {role}, which this key has not.")
+        return None
 
 
 class HostGuard:
@@ -90,6 +105,10 @@ class HostGuard:
 
     def _is_known(self, host: str) -> bool:
         return is_loopback(host) or host in self._hosts
+
+
+def _matches(routes: list[BaseRoute], scope: Scope) -> bool:
+    return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
 
 def _presented(scope: Scope) -> list[str]:

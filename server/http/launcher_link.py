@@ -67,6 +67,7 @@ class LauncherLink:
         self._before_send = before_send
         self._state = State(Stage("config"), False)
         self._key_hashes: list[str] = []
+        self._key_roles: dict[str, list[str]] = {}
         self._greeted = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -85,6 +86,11 @@ class LauncherLink:
     def key_hashes(self) -> list[str]:
         """See LauncherChannel.key_hashes."""
         return self._key_hashes
+
+    @property
+    def key_roles(self) -> dict[str, list[str]]:
+        """See LauncherChannel.key_roles."""
+        return self._key_roles
 
     @property
     def is_connected(self) -> bool:
@@ -158,8 +164,8 @@ class LauncherLink:
                     case State():
                         self._state = message
                         self._greeted.set()
-                    case Keys(hashes):
-                        self._key_hashes = hashes
+                    case Keys(hashes, roles):
+                        self._key_hashes, self._key_roles = hashes, roles
                     case Flush(number):
                         self._send_delta()
                         self._send(Flushed(number))

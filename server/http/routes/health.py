@@ -101,6 +101,7 @@ def metrics_routes(app_state: AppState) -> list[ApiRoute]:
             path="/metrics",
             handler=metrics,
             summary="Prometheus metrics",
+            role="metrics",
             media_type="text/plain",
         )
     ]

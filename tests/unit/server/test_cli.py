@@ -119,6 +119,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         strict=True,
         request_timeout_s=60.0,
         api_key_hashes=[sha256(b"k").hexdigest(), sha256(b"of-the-file").hexdigest()],
+        api_key_roles={sha256(key).hexdigest(): ["inference", "metrics", "admin"] for key in (b"k", b"of-the-file")},
         cors_origins=["https://a.test", "*"],
         root_path="/llm",
     )

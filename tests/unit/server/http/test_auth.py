@@ -7,6 +7,7 @@ import pytest
 
 from server.config.api_keys import KeyRing, read_key_hashes
 from server.http.auth import KeyGuard
+from tests.support.fakes import FakeLauncherChannel
 from tests.unit.server.conftest import CHAT, USER_HI, check_error
 
 HASHES = read_key_hashes(["secret-one", "secret-two"], file=None, environment={})
@@ -170,6 +171,39 @@ def test_behind_a_proxy_routes_are_found_with_the_prefix_and_without(harness):
     document = app.request("GET", "/openapi.json", headers={"x-api-key": "secret-one"}).json()
     assert document["servers"] == [{"url": "/llm"}]
     assert app.post("/llm" + CHAT, BODY, headers={"x-api-key": "secret-one"}).status_code == 200
+
+
+# rule: Security: A key of the file may have roles: inference, metrics, admin, priority
+@pytest.mark.parametrize(
+    ("roles", "allowed"),
+    [
+        ([], set()), (["metrics"], {"/metrics"}), (["admin"], {"/kv/snapshot"}),
+        (["inference"], {"/v1/models", CHAT}), (["priority"], set()),
+        (["inference", "metrics", "admin"], {"/metrics", "/kv/snapshot", "/v1/models", CHAT}),
+    ],
+)  # fmt: skip
+def test_a_key_opens_the_routes_of_its_roles_alone(harness, roles, allowed):
+    app = harness(api_key_hashes=HASHES, api_key_roles={HASHES[1]: roles})
+    for key in ("secret-one", "secret-two"):
+        headers = {"x-api-key": key}
+        for path in ("/metrics", "/kv/snapshot", "/v1/models", CHAT):
+            reply = app.post(path, BODY, headers=headers) if path == CHAT else app.request("GET", path, headers=headers)
+            if key == "secret-one" or path in allowed:
+                assert reply.status_code == (503 if path == "/kv/snapshot" else 200)
+            else:
+                check_error(reply, 403, "missing_role")
+        check_error(app.request("GET", "/no/such", headers=headers), 404, "not_found")
+        assert app.request("GET", "/docs", headers=headers).status_code == 200
+        assert app.request("HEAD", "/health", headers=headers).status_code == 200
+
+
+def test_roles_change_with_the_keys(harness):
+    launcher = FakeLauncherChannel()
+    app = harness(api_key_hashes=HASHES, launcher=launcher)
+    headers = {"x-api-key": "secret-one"}
+    assert app.request("GET", "/metrics", headers=headers).status_code == 200
+    launcher.key_hashes, launcher.key_roles = HASHES, {HASHES[0]: ["inference"]}
+    check_error(app.request("GET", "/metrics", headers=headers), 403, "missing_role")
 
 
 # rule: Security: Without a key, Host and Origin must be loopback names or allowed ones
