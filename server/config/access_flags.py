@@ -29,6 +29,12 @@ def add_access_flags(group: argparse._ArgumentGroup) -> None:
         metavar="ORIGIN",
         help="origin whose pages may call the server from a browser; repeatable, * allows all (none)",
     )
+    add(
+        "--priority",
+        choices=("off", "keys", "all"),
+        metavar="WHO",
+        help="who may set priority: off, keys (those with the role priority), all (all; with several keys off)",
+    )
     add("--root-path", type=root_path, default="", metavar="PATH", help="path prefix of the server behind a proxy")
 
 

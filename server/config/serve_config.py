@@ -78,6 +78,7 @@ def find_model(
         request_timeout_s=arguments.request_timeout,
         api_key_hashes=checked.api_key_hashes,
         api_key_roles=checked.api_key_roles,
+        priority=arguments.priority,
         allowed_hosts=allowed_hosts,
         cors_origins=arguments.cors_origin,
         root_path=arguments.root_path,

@@ -71,7 +71,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--reject-unknown-fields --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug "
         f"--lora sql={tmp_path} --lora poems={tmp_path}/. --kv-cache-dtype fp8 "
         "--quantization fp8 --api-key k --cors-origin https://a.test --cors-origin * --root-path /llm "
-        f"--api-key-file {keys} --stall-timeout 60"
+        f"--api-key-file {keys} --stall-timeout 60 --priority keys"
     )
     assert main(["serve", *flags.split()]) == 0
     (config,) = launched
@@ -121,6 +121,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         api_key_hashes=[sha256(b"k").hexdigest(), sha256(b"of-the-file").hexdigest()],
         api_key_roles={sha256(key).hexdigest(): ["inference", "metrics", "admin"] for key in (b"k", b"of-the-file")},
         cors_origins=["https://a.test", "*"],
+        priority="keys",
         root_path="/llm",
     )
 
@@ -157,6 +158,7 @@ def test_an_address_for_other_machines_needs_a_key(
         ("--allowed-host", "http://a.test"),
         ("--allowed-host", "a.test:80"),
         ("--allowed-host", ""),
+        ("--priority", "some"),
         ("--port", "65536"),
         ("--port", "-1"),
         ("--port", "http"),
