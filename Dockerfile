@@ -66,6 +66,7 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 # ready, not only alive, wherever the server says it listens; a large model may take its time
 HEALTHCHECK --interval=15s --timeout=5s --start-period=15m --retries=3 CMD ["/opt/quire/bin/python", "/usr/local/bin/quire-healthcheck"]
+# without QUIRE_API_KEY, QUIRE_API_KEY_FILE or QUIRE_ALLOW_ANONYMOUS=true it refuses to start
 ENTRYPOINT ["/opt/quire/bin/quire", "serve", "--host", "0.0.0.0"]
 
 # Triton builds a launcher for each kernel with a C compiler; CUDA itself comes with torch, the driver from the host

@@ -22,9 +22,9 @@ from server.commands.chat.flags import add_chat
 from server.commands.completion import add_completion
 from server.commands.doctor.flags import add_doctor
 from server.commands.top.flags import add_top
+from server.config.access_flags import add_access_flags, add_exposure_flags
 from server.config.help_format import HelpFormatter, add_short_help
 from server.config.serve_flags import (
-    add_access_flags,
     add_address_flags,
     add_log_flags,
     add_memory_flags,
@@ -155,7 +155,9 @@ def _add_serve(
     http = parser.add_argument_group("http")
     add_address_flags(http)
     _add_http_flags(http)
-    add_access_flags(parser.add_argument_group("access"))
+    access = parser.add_argument_group("access")
+    add_access_flags(access)
+    add_exposure_flags(access)
     add_metrics_flags(parser.add_argument_group("metrics and traces"))
     add_log_flags(parser.add_argument_group("log"))
     _add_config_flags(parser.add_argument_group("configuration (command line > environment > file > default)"))
@@ -191,12 +193,17 @@ def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
         return 0
     from server.config.serve_config import check_flags, find_model
     from server.launcher.launcher import launch
-    from server.launcher.listener import bind
+    from server.launcher.listener import allowed_hosts_of, bind
 
     checked = check_flags(arguments)
     launch_config = _launch_config(arguments, checked.given_key_hashes)
+    allowed_hosts = None
+    if not checked.api_key_hashes:
+        allowed_hosts = allowed_hosts_of(
+            launch_config, arguments.allowed_host, allow_anonymous=arguments.allow_anonymous
+        )
     listeners = bind(launch_config)
-    engine_config, server_config = find_model(arguments, checked)
+    engine_config, server_config = find_model(arguments, checked, allowed_hosts=allowed_hosts)
     return launch(launch_config, engine_config, server_config, listeners)
 
 

@@ -3,6 +3,8 @@ of both.
 
 HttpError(ServiceError)
 ├── MissingKey            no API key, or an unknown one
+├── MissingRole           the API key lacks a role
+├── ForeignHost           Host or Origin is none of the server's
 ├── RequestNotFound       no such running request
 ├── NotFound · ModelNotFound · MethodNotAllowed
 ├── MalformedHttp · HeadersTooLarge · SlowClient
@@ -31,6 +33,20 @@ class MissingKey(HttpError):
     status = 401
     code = "invalid_api_key"
     headers: Mapping[str, str] = {"www-authenticate": "Bearer"}  # required by RFC 9110, §15.5.2
+
+
+class MissingRole(HttpError):
+    """The API key is valid, and has not the role that the route needs."""
+
+    status = 403
+    code = "missing_role"
+
+
+class ForeignHost(HttpError):
+    """The server has no API keys, and the request's Host or Origin is neither a loopback name nor an allowed one."""
+
+    status = 403
+    code = "foreign_host"
 
 
 class NotFound(HttpError):

@@ -85,8 +85,17 @@ def test_every_variable_that_the_files_name_is_a_setting() -> None:
 
 def test_the_port_in_a_container_is_the_one_that_is_published() -> None:
     for name in ("quire-cpu", "quire-gpu"):
-        assert SERVICES[name]["environment"] == {"QUIRE_PORT": "8000"}  # stronger than .env
+        assert SERVICES[name]["environment"]["QUIRE_PORT"] == "8000"  # stronger than .env
         assert SERVICES[name]["ports"][0].endswith(":8000")
+
+
+def test_a_container_without_keys_is_for_this_machine_alone() -> None:
+    for name in ("quire-cpu", "quire-gpu"):  # the ports are on loopback: a test above
+        environment = SERVICES[name]["environment"]
+        assert environment["QUIRE_ALLOW_ANONYMOUS"] == "true"  # or the image would refuse to start
+        assert environment["QUIRE_ALLOWED_HOST"].startswith("quire$")  # checked then; Prometheus uses that name
+    assert '"--host", "0.0.0.0"]' in DOCKERFILE
+    assert "ALLOW_ANONYMOUS" not in DOCKERFILE.replace("QUIRE_ALLOW_ANONYMOUS=true it refuses", "")
 
 
 def test_the_unit_waits_for_a_drain_and_for_a_stall() -> None:

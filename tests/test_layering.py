@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "server.commands.chat": "engine.interface server.commands server.config",
     "server.commands.doctor": "engine.interface server.config server.launcher server.text",
     "server.commands.top": "engine.interface server.commands server.config",
-    "server.launcher": "engine.interface server.config",
+    "server.launcher": "engine.interface server.api server.config server.errors",
     "server.hosted": "engine.interface server.config server.http server.launcher",
     "server.http": """engine.interface server.api server.api.chat server.api.completions server.api.embeddings
         server.api.messages server.api.responses server.config server.errors server.generation server.http.routes

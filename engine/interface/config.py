@@ -88,6 +88,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     control_socket: str = ""  # unix socket of the launcher
     worker_index: int = 0
     api_key_hashes: list[str] = []  # SHA-256, hex; empty: no key is required
+    api_key_roles: dict[str, list[str]] = {}  # by hash; a key that is not here has the default roles
+    priority: str | None = (
+        None  # requests that may set `priority`: off | keys | all; None: all, or off with several keys
+    )
+    allowed_hosts: list[str] | None = None  # of Host and Origin, besides loopback ones; None: they are not checked
     cors_origins: list[str] = []  # web pages that may call the API from a browser; "*": all
     root_path: str = ""  # path prefix that a proxy adds
     otlp_traces_endpoint: str | None = None  # URL that receives one span per request, OTLP over HTTP

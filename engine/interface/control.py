@@ -3,7 +3,7 @@
 Imports msgspec only; never torch. The launcher listens on one unix socket; each child has one connection, with the
 frames of engine/interface/transport.py. A closed connection means that the launcher is dead: the child then exits.
     child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed,
-                       Scrape, Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat (engine)
+                       Serving, Scrape, Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat (engine)
     launcher → child   State (workers: stage, drain), Keys, Flush, Page, Cancel, Cancelled (worker), Drain
 """
 
@@ -27,6 +27,10 @@ class Hello(msgspec.Struct, tag=True):
     role: str
     index: int
     pid: int
+
+
+class Serving(msgspec.Struct, tag=True):
+    """A worker accepts connections from now on."""
 
 
 class Stage(msgspec.Struct, tag=True, omit_defaults=True):
@@ -134,13 +138,27 @@ class Drain(msgspec.Struct, tag=True):
 
 
 class Keys(msgspec.Struct, tag=True):
-    """The hashes of all API keys valid from now on. Sent to workers on connect and on change, if keys are in use."""
+    """The hashes of all API keys valid from now on. Sent to workers on connect and on change, if keys are in use.
+
+    roles: by hash; a key that is not there has the default roles.
+    """
 
     hashes: list[str]
+    roles: dict[str, list[str]] = {}
 
 
 ToLauncher = (
-    Hello | Stage | EngineFailed | EngineInfo | Heartbeat | MetricsDelta | Flushed | Scrape | Cancel | Cancelled
+    Hello
+    | Serving
+    | Stage
+    | EngineFailed
+    | EngineInfo
+    | Heartbeat
+    | MetricsDelta
+    | Flushed
+    | Scrape
+    | Cancel
+    | Cancelled
 )
 FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys
 
@@ -156,6 +174,11 @@ class LauncherChannel(Protocol):
     @property
     def key_hashes(self) -> list[str]:
         """The hashes of the last Keys message; [] before the first."""
+        ...
+
+    @property
+    def key_roles(self) -> dict[str, list[str]]:
+        """The roles of the last Keys message."""
         ...
 
     async def scrape(self) -> bytes:

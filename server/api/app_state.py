@@ -4,6 +4,7 @@ import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from engine.interface.client import QUEUE_IS_FULL, EngineClient
 from engine.interface.config import ServerConfig
@@ -21,6 +22,12 @@ from server.text.tokenizer import Tokenizer, load_tokenizer
 
 _UNSAFE_IN_HEADER = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_IGNORED_SHOWN = 32
+
+
+class Prioritized(Protocol):
+    """A body of any API with a priority."""
+
+    priority: int | None
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,16 @@ class AppState:
         names = [_UNSAFE_IN_HEADER.sub("?", name[:64]) for name in ignored[:_MAX_IGNORED_SHOWN]]
         more = len(ignored) - len(names)
         return {"x-quire-ignored": ", ".join(names) + (f", and {more} more" if more else "")}
+
+    def drop_priority(self, body: Prioritized, record: RequestRecord) -> list[str]:
+        """Remove the priority of a body that may not set it (--priority); return the names of fields without effect."""
+        who = self.config.priority
+        if who is None:
+            who = "all" if len(self.launcher.key_hashes or self.config.api_key_hashes) <= 1 else "off"
+        if not body.priority or who == "all" or (who == "keys" and "priority" in record.key_roles):
+            return []
+        body.priority = None
+        return ["priority"]
 
     def request_context(self, record: RequestRecord) -> RequestContext:
         """Return the facts of a request besides its body, with a new seed."""

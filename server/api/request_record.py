@@ -12,7 +12,7 @@ Imports msgspec, starlette and server.generation.
 
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from starlette.routing import Route
@@ -105,6 +105,7 @@ class RequestRecord(msgspec.Struct):
     stats: Callable[[], Stats] | None = None
     has_started: bool = False  # the status line is out
     key_hash: str = ""  # of the API key that came with it, if keys are asked for
+    key_roles: Sequence[str] = ()  # of that key
     answer_id: str = ""  # the id in its answer, once a generation was begun
     cancel: Callable[[], object] | None = None  # ends that generation
     is_cancelled: bool = False

@@ -2,18 +2,20 @@
 engine.interface.errors.
 
 Life of a key: flag, file or environment → read_key_hashes (launcher) → ServerConfig.api_key_hashes → KeyRing
-(worker), which finds the key of a request → cache_salt_of, so that requests of two keys never share cached
-prefixes. SIGHUP reads the file again (server/launcher/control_server.py).
+(worker), which finds the key of a request and its roles → cache_salt_of, so that requests of two keys never share
+cached prefixes. SIGHUP reads the file again (server/launcher/control_server.py).
 """
 
 import hmac
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
 from server.config.value_types import UsageError
 
 ENVIRONMENT_NAME = "QUIRE_API_KEY"
+ROLES = ("inference", "metrics", "admin", "priority")
+DEFAULT_ROLES = ("inference", "metrics", "admin")  # of a key without roles in the file, or that is in no file
 _MAX_KEY_CHARS = 512
 
 
@@ -33,15 +35,56 @@ def read_key_hashes(keys: Sequence[str], *, file: str | None, environment: Mutab
 
 def read_file_hashes(file: str) -> list[str]:
     """Return the hashes of a file's keys, at least one. Raises StartupError, which never quotes a key."""
-    return list(dict.fromkeys(_hashes(_read_file(file), f"--api-key-file {file}")))
+    return list(read_file_roles(file))
+
+
+def read_file_roles(file: str) -> dict[str, list[str]]:
+    """Return the roles of each key of a file by its hash, as read_file_hashes() does."""
+    roles: dict[str, list[str]] = {}
+    for number, line in _read_file(file):
+        key, *words = line.split()
+        found = [role for role in ",".join(words).split(",") if role] or list(DEFAULT_ROLES)
+        if not set(found) <= set(ROLES):  # not quoted: it may be a part of the key
+            raise UsageError(
+                f"--api-key-file {file}: line {number} has more than a key, and not only roles, which are"
+                f" {', '.join(ROLES)}."
+            )
+        (key_hash,) = _hashes([key], f"--api-key-file {file}")
+        roles[key_hash] = list(dict.fromkeys([*roles.get(key_hash, []), *found]))
+    return roles
+
+
+def merge_roles(given: Sequence[str], in_file: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the roles of all keys by hash: those given elsewhere than in the file have the default roles at least."""
+    merged = {key_hash: list(DEFAULT_ROLES) for key_hash in given}
+    for key_hash, roles in in_file.items():
+        merged[key_hash] = list(dict.fromkeys([*merged.get(key_hash, []), *roles]))
+    return merged
 
 
 class KeyRing:
-    """The hashes of the valid keys. newer: returns the hashes after a reload, and none before the first."""
+    """The hashes of the valid keys, and their roles, by default DEFAULT_ROLES.
 
-    def __init__(self, hashes: Sequence[str], *, newer: Callable[[], Sequence[str]] = tuple) -> None:
+    newer, newer_roles: return the hashes and roles after a reload, and none before the first.
+    """
+
+    def __init__(
+        self,
+        hashes: Sequence[str],
+        *,
+        roles: Mapping[str, Sequence[str]] | None = None,
+        newer: Callable[[], Sequence[str]] = tuple,
+        newer_roles: Callable[[], Mapping[str, Sequence[str]]] = dict,
+    ) -> None:
         self._first = hashes
+        self._first_roles = roles or {}
         self._newer = newer
+        self._newer_roles = newer_roles
+
+    def roles_of(self, key_hash: str) -> Sequence[str]:
+        """Return the roles of a key that find() returned."""
+        roles = self._newer_roles() if self._newer() else self._first_roles
+        return roles.get(key_hash, DEFAULT_ROLES)
 
     def find(self, key: str) -> str | None:
         """Return the hash of a key that is known, else None. Takes the same time wherever and however it differs."""
@@ -69,15 +112,15 @@ def _hash(key: str) -> str:
     return sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _read_file(name: str) -> list[str]:
-    """Return the keys of a file: one per line, without empty lines and lines that begin with #."""
+def _read_file(name: str) -> list[tuple[int, str]]:
+    """Return the numbered lines of a file, one key each, without empty lines and lines that begin with #."""
     path = Path(name).expanduser()
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"--api-key-file {path} cannot be read: {reason}.") from error
-    keys = [line for line in lines if line and not line.startswith("#")]
+    keys = [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
     if not keys:
         raise UsageError(f"--api-key-file {path} has no key in it.")
     return keys

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine.interface.config import EngineConfig, LoraSource, ServerConfig
-from server.config.api_keys import read_key_hashes
+from server.config.api_keys import merge_roles, read_file_roles, read_key_hashes
 from server.config.model_source import check_kernels_package, resolve_model
 from server.config.serve_flags import num_steps_in_flight, speculative_of, traces_endpoint
 from server.config.value_types import UsageError, readable_file, resolve_loras
@@ -36,7 +36,12 @@ class CheckedFlags(NamedTuple):
     chat_template: str | None
     traces_endpoint: str | None
     given_key_hashes: list[str]  # of keys that are not in the file
-    api_key_hashes: list[str]  # of all
+    api_key_roles: dict[str, list[str]]  # of all, by hash
+
+    @property
+    def api_key_hashes(self) -> list[str]:
+        """The hashes of all keys."""
+        return list(self.api_key_roles)
 
 
 def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
@@ -47,13 +52,18 @@ def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
         chat_template = readable_file("--chat-template", arguments.chat_template, is_text=True)
     endpoint = traces_endpoint(arguments.otlp_traces_endpoint)
     given = read_key_hashes(arguments.api_key, file=None, environment=os.environ)
-    in_file = read_key_hashes([], file=arguments.api_key_file, environment={})
+    in_file = {} if arguments.api_key_file is None else read_file_roles(arguments.api_key_file)
     check_kernels_package()
-    return CheckedFlags(chat_template, endpoint, given, list(dict.fromkeys([*given, *in_file])))
+    return CheckedFlags(chat_template, endpoint, given, merge_roles(given, in_file))
 
 
-def find_model(arguments: argparse.Namespace, checked: CheckedFlags) -> tuple[EngineConfig, ServerConfig]:
-    """Find or download the model; return the configurations of engine and workers. Raises StartupError."""
+def find_model(
+    arguments: argparse.Namespace, checked: CheckedFlags, *, allowed_hosts: list[str] | None = None
+) -> tuple[EngineConfig, ServerConfig]:
+    """Find or download the model; return the configurations of engine and workers. Raises StartupError.
+
+    allowed_hosts: as ServerConfig.allowed_hosts.
+    """
     model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
     load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
     names = arguments.served_model_name or [model.name]
@@ -67,6 +77,9 @@ def find_model(arguments: argparse.Namespace, checked: CheckedFlags) -> tuple[En
         strict=arguments.reject_unknown_fields,
         request_timeout_s=arguments.request_timeout,
         api_key_hashes=checked.api_key_hashes,
+        api_key_roles=checked.api_key_roles,
+        priority=arguments.priority,
+        allowed_hosts=allowed_hosts,
         cors_origins=arguments.cors_origin,
         root_path=arguments.root_path,
         otlp_traces_endpoint=checked.traces_endpoint,

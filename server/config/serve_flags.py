@@ -1,4 +1,4 @@
-"""The flags of `quire serve`, in groups: model, memory, speculation, address, requests, access, log, metrics.
+"""The flags of `quire serve`, in groups: model, memory, speculation, address, requests, log, metrics.
 
 Each add_*_flags function adds one group; server/hosted/daemon.py and `quire bench` add some of them too. Each *_of
 function turns parsed values into a checked value, of which server/cli.py and server/config/serve_config.py make the
@@ -7,7 +7,6 @@ configurations. Imports argparse; ssl and engine.interface.config when needed.
 
 import argparse
 import importlib.util
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -21,7 +20,6 @@ from server.config.value_types import (
     deadline,
     depth_overlaps,
     integer,
-    limited,
     named_folder,
     readable_file,
     seconds,
@@ -203,44 +201,6 @@ def add_request_flags(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="restart an engine that makes no progress for S seconds; 0: never (300)",
     )
-
-
-def add_access_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags of API keys, CORS and the proxy's path."""
-    add = group.add_argument
-    add(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="accepted API key; repeatable. Other users of this machine can see it in ps: prefer a file",
-    )
-    add("--api-key-file", type=text, metavar="FILE", help="API keys, one a line; also QUIRE_API_KEY=KEY,KEY")
-    add(
-        "--cors-origin",
-        action="append",
-        type=origin,
-        default=[],
-        metavar="ORIGIN",
-        help="origin whose pages may call the server from a browser; repeatable, * allows all (none)",
-    )
-    add("--root-path", type=root_path, default="", metavar="PATH", help="path prefix of the server behind a proxy")
-
-
-@limited("scheme://host[:port], or *")
-def origin(value: str) -> str:
-    """Parse a browser's origin: scheme, host, and the port unless it is the default; no path."""
-    if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.\-_\[\]:]+", value):
-        raise argparse.ArgumentTypeError(f"{value!r} is not an origin such as https://chat.example.org, or *")
-    return value
-
-
-@limited("a path such as /llm")
-def root_path(value: str) -> str:
-    """Parse a path prefix; none is the default."""
-    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", value):
-        raise argparse.ArgumentTypeError(f"{value!r} is not a path such as /llm, without a slash at its end")
-    return value
 
 
 def address_of(arguments: argparse.Namespace) -> Address:

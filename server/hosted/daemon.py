@@ -23,9 +23,9 @@ from engine.interface.config import LaunchConfig
 from engine.interface.control import EngineFailed
 from engine.interface.errors import StartupError
 from engine.interface.logs import configure_logging
+from server.config.access_flags import add_access_flags
 from server.config.serve_config import check_flags, find_model
 from server.config.serve_flags import (
-    add_access_flags,
     add_log_flags,
     add_memory_flags,
     add_metrics_flags,

@@ -1,6 +1,7 @@
 """create_app: the ASGI application of one HTTP worker. Imports engine.interface and server.
 
-AccessLog (id, log line, exceptions) → CORS → KeyGuard → BodyLimit → FastAPI: ApiRoutes, handlers → reply, streaming
+AccessLog (id, log line, exceptions) → HostGuard → CORS → KeyGuard → BodyLimit
+→ FastAPI: ApiRoutes, handlers → reply, streaming
 """
 
 import time
@@ -20,11 +21,11 @@ from engine.interface.metrics import Metrics
 from server.api.app_state import AppState, make_app_state
 from server.api.error_replies import error_from_http, error_reply
 from server.api.request_record import OpenRequests, record_of
-from server.config.api_keys import KeyRing
+from server.config.api_keys import ROLES, KeyRing
 from server.config.version import package_version
 from server.errors import ClientGone
 from server.http.access_log import AccessLog
-from server.http.auth import KeyGuard
+from server.http.auth import HostGuard, KeyGuard
 from server.http.metrics import HttpMetrics
 from server.http.openapi import openapi_document
 from server.http.routes.api_route import ApiRoute, router_of
@@ -71,8 +72,18 @@ def create_app(
     _handle_errors(app, app_state)
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key_hashes:
-        keys = KeyRing(config.api_key_hashes, newer=lambda: launcher.key_hashes)
-        app.add_middleware(KeyGuard, keys=keys, public=public.routes, on_refusal=app_state.count_rejected)
+        app.add_middleware(
+            KeyGuard,
+            keys=KeyRing(
+                config.api_key_hashes,
+                roles=config.api_key_roles,
+                newer=lambda: launcher.key_hashes,
+                newer_roles=lambda: launcher.key_roles,
+            ),
+            public=public.routes,
+            routes_of={role: router_of(route for route in routes if route.role == role).routes for role in ROLES},
+            on_refusal=app_state.count_rejected,
+        )
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -80,6 +91,13 @@ def create_app(
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-quire-ignored", "retry-after", "traceresponse"],
+        )
+    if config.allowed_hosts is not None:
+        app.add_middleware(
+            HostGuard,
+            hosts=config.allowed_hosts,
+            origins=config.cors_origins,
+            on_refusal=app_state.count_rejected,
         )
     app.add_middleware(
         AccessLog, open_requests=open_requests, on_end=http_metrics.end, tracer=tracer, root_path=config.root_path

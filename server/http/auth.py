@@ -1,11 +1,12 @@
 """KeyGuard: refuses requests without an API key, except for public routes. Pure ASGI. Imports starlette, server.
+HostGuard: without keys, refuses what a browser sends for pages of other hosts.
 
 Every path that is not public needs a key, unknown paths and methods too, so that replies do not reveal which routes
 exist. A request is public if it matches a route of the public router by Starlette's own matching; that router comes
 first in the app, so the same route then replies.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,47 +14,101 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.api.error_replies import error_reply
 from server.api.request_record import record_of
 from server.config.api_keys import KeyRing
-from server.errors import MissingKey
+from server.config.host_names import host_of, is_loopback
+from server.errors import ForeignHost, HttpError, MissingKey, MissingRole
 
 
 class KeyGuard:
     """Middleware inside AccessLog; it stores the hash of the request's key in AccessLog's record."""
 
     def __init__(
-        self, app: ASGIApp, *, keys: KeyRing, public: list[BaseRoute], on_refusal: Callable[[MissingKey], None]
+        self,
+        app: ASGIApp,
+        *,
+        keys: KeyRing,
+        public: list[BaseRoute],
+        routes_of: Mapping[str, list[BaseRoute]] | None = None,
+        on_refusal: Callable[[HttpError], None],
     ) -> None:
+        """routes_of: by the role that a key needs for them."""
         self._app = app
+        self._routes_of = routes_of or {}
         self._on_refusal = on_refusal
         self._keys = keys
         self._public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or reply 401."""
-        if scope["type"] == "http":
-            key_hash = next(filter(None, map(self._keys.find, _presented(scope))), None)
-            if key_hash is not None:
-                record_of(scope).key_hash = key_hash
-            elif not self._is_public(scope):
-                await self._refuse(scope, send)
-                return
-        await self._app(scope, receive, send)
+        """Pass the request on, or reply 401, or 403 to a key without the route's role."""
+        error = self._refusal(scope) if scope["type"] == "http" else None
+        if error is not None:
+            await _refuse(scope, send, error, self._on_refusal)
+        else:
+            await self._app(scope, receive, send)
 
-    def _is_public(self, scope: Scope) -> bool:
-        return any(route.matches(scope)[0] is Match.FULL for route in self._public)
-
-    async def _refuse(self, scope: Scope, send: Send) -> None:
+    def _refusal(self, scope: Scope) -> HttpError | None:
+        presented = _presented(scope)
+        key_hash = next(filter(None, map(self._keys.find, presented)), None)
         record = record_of(scope)
-        error = MissingKey("This server needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
-        if _presented(scope):
-            error = MissingKey("The API key of this request is not one of this server's.")
-        record.outcome = error.code
-        if scope["method"] == "POST":
-            self._on_refusal(error)
-        reply = error_reply(error, request_id=record.request_id, path=scope["path"])
-        headers = {"content-type": "application/json", "content-length": str(len(reply.body)), **reply.headers}
-        lines = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": reply.status, "headers": lines})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else reply.body})
+        if key_hash is not None:
+            record.key_hash, record.key_roles = key_hash, self._keys.roles_of(key_hash)
+        if _matches(self._public, scope):
+            return None
+        if key_hash is None and presented:
+            return MissingKey("The API key of this request is not one of this server's.")
+        if key_hash is None:
+            return MissingKey(
+                "This server needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+            )
+        for role, routes in self._routes_of.items():
+            if role not in record.key_roles and _matches(routes, scope):
+                return MissingRole(f"This route needs an API key with the role {role}, which this key has not.")
+        return None
+
+
+class HostGuard:
+    """Middleware inside AccessLog, for a server without API keys: DNS rebinding must not open it to web pages.
+
+    Host, and Origin where there is one, must be a loopback name or one of `hosts`; Origin may be one of `origins`.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, hosts: Sequence[str], origins: Sequence[str], on_refusal: Callable[[HttpError], None]
+    ) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._origins = origins
+        self._on_refusal = on_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or reply 403."""
+        error = self._refusal(scope) if scope["type"] == "http" else None
+        if error is not None:
+            await _refuse(scope, send, error, self._on_refusal)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ForeignHost | None:
+        for name, value in scope["headers"]:
+            text = value.decode("latin-1")
+            if name == b"host" and not self._is_known(host_of(text)):
+                return ForeignHost(
+                    f"The Host {text[:100]!r} is neither a loopback name nor one of --allowed-host, and this server has"
+                    " no API key."
+                )
+            is_allowed = "*" in self._origins or text in self._origins
+            if name == b"origin" and not is_allowed and not self._is_known(host_of(text.partition("://")[2])):
+                return ForeignHost(
+                    f"The Origin {text[:100]!r} is neither a loopback one nor of --allowed-host or --cors-origin, and"
+                    " this server has no API key."
+                )
+        return None
+
+    def _is_known(self, host: str) -> bool:
+        return is_loopback(host) or host in self._hosts
+
+
+def _matches(routes: list[BaseRoute], scope: Scope) -> bool:
+    return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
 
 def _presented(scope: Scope) -> list[str]:
@@ -67,3 +122,16 @@ def _presented(scope: Scope) -> list[str]:
         elif name == b"x-api-key":
             keys.append(value.strip().decode("latin-1"))
     return keys
+
+
+async def _refuse(scope: Scope, send: Send, error: HttpError, on_refusal: Callable[[HttpError], None]) -> None:
+    """Reply with an error; the body is not read."""
+    record = record_of(scope)
+    record.outcome = error.code
+    if scope["method"] == "POST":
+        on_refusal(error)
+    reply = error_reply(error, request_id=record.request_id, path=scope["path"])
+    headers = {"content-type": "application/json", "content-length": str(len(reply.body)), **reply.headers}
+    lines = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": reply.status, "headers": lines})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else reply.body})

@@ -25,6 +25,7 @@ from engine.interface.control import (
     Keys,
     Page,
     Scrape,
+    Serving,
     Stage,
     State,
     ToLauncher,
@@ -66,6 +67,7 @@ class LauncherLink:
         self._before_send = before_send
         self._state = State(Stage("config"), False)
         self._key_hashes: list[str] = []
+        self._key_roles: dict[str, list[str]] = {}
         self._greeted = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -84,6 +86,11 @@ class LauncherLink:
     def key_hashes(self) -> list[str]:
         """See LauncherChannel.key_hashes."""
         return self._key_hashes
+
+    @property
+    def key_roles(self) -> dict[str, list[str]]:
+        """See LauncherChannel.key_roles."""
+        return self._key_roles
 
     @property
     def is_connected(self) -> bool:
@@ -132,6 +139,10 @@ class LauncherLink:
             raise EngineError("Not every HTTP worker has answered in time whether it serves this request.")
         return found
 
+    def serve(self) -> None:
+        """Tell the launcher that this worker accepts connections."""
+        self._send(Serving())
+
     def fail(self, message: str, exit_code: int) -> None:
         """Send the launcher one sentence with the reason why this worker cannot start."""
         self._send(EngineFailed(message, exit_code))
@@ -153,8 +164,8 @@ class LauncherLink:
                     case State():
                         self._state = message
                         self._greeted.set()
-                    case Keys(hashes):
-                        self._key_hashes = hashes
+                    case Keys(hashes, roles):
+                        self._key_hashes, self._key_roles = hashes, roles
                     case Flush(number):
                         self._send_delta()
                         self._send(Flushed(number))

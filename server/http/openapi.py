@@ -32,6 +32,7 @@ _HEADERS: dict[str, tuple[Schema, str]] = {
 _STATUSES: dict[int, tuple[str, tuple[str, ...]]] = {
     400: ("The request is malformed, or a field is wrong or not served", ("x-should-retry",)),
     401: ("The API key is missing or wrong", ("x-should-retry", "www-authenticate")),
+    403: ("The API key lacks the route's role", ("x-should-retry",)),
     404: ("No such model", ("x-should-retry",)),
     405: ("The route does not take this method", ("x-should-retry", "allow")),
     408: ("The request's time is over", ("x-should-retry",)),
@@ -76,7 +77,7 @@ def _fill_in(operation: Schema, route: ApiRoute, *, needs_key: bool) -> None:
     elif "{" in route.path:
         statuses.append(404)
     if needs_key and not route.is_public:
-        statuses.append(401)
+        statuses += [401, 403] if route.role else [401]
     error = _json_content(_name(AnthropicBody if speaks_anthropic(route.path) else ErrorBody))
     responses: Schema = {"200": _success(route)}
     for status in sorted(statuses):

@@ -36,7 +36,16 @@ _LAST_WORDS_S = 2.0  # for the error events of requests that did not finish in t
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the launcher decides when a worker ends."""
+    """uvicorn without its signal handlers: the launcher decides when a worker ends. on_start: called when it serves."""
+
+    def __init__(self, config: uvicorn.Config, *, on_start: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_start()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -64,7 +73,7 @@ async def serve(config: WorkerConfig) -> int:
         launcher.state.stage.name == "ready"
     ):  # a restarted worker must know the engine's limits before its first request
         await worker.client.wait_ready(timeout_s=_GREETING_S)
-    server = _Server(_uvicorn_config(app, config))
+    server = _Server(_uvicorn_config(app, config), on_start=launcher.serve)
     worker.http_metrics.num_connections = lambda: len(server.server_state.connections)
     serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=config.listen_fd)]))
     terminated = asyncio.Event()

@@ -40,7 +40,7 @@ from engine.interface.errors import StartupError
 from engine.interface.metrics import MetricsDelta
 from engine.interface.protocol import EngineReady, FromEngine
 from engine.interface.transport import encode_frame, read_messages
-from server.config.api_keys import read_file_hashes
+from server.config.api_keys import merge_roles, read_file_roles
 from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.processes import Tasks
 
@@ -105,9 +105,9 @@ class ControlServer:
         )
         self.send(self._state, role="worker")
 
-    def set_keys(self, hashes: list[str]) -> None:
-        """Change the API keys and send them to every worker, also to later ones."""
-        self._keys = Keys(hashes)
+    def set_keys(self, hashes: list[str], roles: dict[str, list[str]] | None = None) -> None:
+        """Change the API keys and send them to every worker, also to later ones. roles: as in Keys."""
+        self._keys = Keys(hashes, roles or {})
         self.send(self._keys, role="worker")
 
     def send(self, message: State | Drain | Keys, *, role: str, index: int | None = None) -> None:
@@ -244,9 +244,14 @@ def _source(hello: Hello) -> str:
 
 
 class KeyReloader:
-    """Holds the hashes of the current keys. set_keys: sends them to the workers."""
+    """Holds the hashes of the current keys. set_keys: sends them and their roles to the workers."""
 
-    def __init__(self, config: LaunchConfig, hashes: Sequence[str], set_keys: Callable[[list[str]], None]) -> None:
+    def __init__(
+        self,
+        config: LaunchConfig,
+        hashes: Sequence[str],
+        set_keys: Callable[[list[str], dict[str, list[str]]], None],
+    ) -> None:
         self._config = config
         self._hashes = list(hashes)
         self._set_keys = set_keys
@@ -260,12 +265,13 @@ class KeyReloader:
             return
         async with self._lock:
             try:
-                from_file = await asyncio.to_thread(read_file_hashes, file)
+                from_file = await asyncio.to_thread(read_file_roles, file)
             except StartupError as error:
                 logger.error("api keys not reloaded, the old ones stay valid: %s", error.message)
                 return
-            old, new = self._hashes, list(dict.fromkeys([*self._config.given_key_hashes, *from_file]))
+            roles = merge_roles(self._config.given_key_hashes, from_file)
+            old, new = self._hashes, list(roles)
             added, removed = len(set(new) - set(old)), len(set(old) - set(new))
             self._hashes = new
-            self._set_keys(new)
+            self._set_keys(new, roles)
             logger.info("api keys reloaded file=%s keys=%d added=%d removed=%d", file, len(new), added, removed)

@@ -164,8 +164,8 @@ class LoadWatchdog:
 class EngineDowntime:
     """Measures restarts. Life: end (the first engine is ready) → begin (it ended; again at each failed start) → end → …
 
-    A restart has failed if its engine did not serve for a minute: it may get ready each time, and end by what it is
-    asked, or by what only work brings out in its device.
+    A restart has failed if its engine did not serve for a minute: it may get ready each time, and end or hang by what
+    it is asked, or by what only work brings out in its device. The time that it hung is no service.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -173,20 +173,26 @@ class EngineDowntime:
         self._ready_s: float | None = None
         self._began_s: float | None = None
         self._num_failed = -1  # in a row; the first engine is no restart
-        self.served_s = 0.0  # how long the engine that ended last was ready
+        self.served_s = 0.0  # how long the engine that ended last was ready and made progress
         self.last_s = 0.0
 
     @property
     def fault(self) -> str:
         """The fault for State: "" while an engine is ready, "restarting", or "dead" after repeated failures."""
-        if self._began_s is None:
-            return ""
-        return "restarting" if self._num_failed < _GIVEN_UP_AFTER else "dead"
+        return "" if self._began_s is None else self._fault_or("restarting")
 
-    def begin(self) -> None:
-        """Record that an engine has ended; count from now, unless a previous end is still being counted."""
+    @property
+    def stall_fault(self) -> str:
+        """The fault for State while an engine makes no progress: "stalled", or "dead" after repeated failures."""
+        return self._fault_or("stalled")
+
+    def begin(self, *, hung_s: float = 0.0) -> None:
+        """Record that an engine has ended; count from now, unless a previous end is still being counted.
+
+        hung_s: how long it had made no progress.
+        """
         now_s = self._clock()
-        self.served_s, self._ready_s = 0.0 if self._ready_s is None else now_s - self._ready_s, None
+        self.served_s, self._ready_s = 0.0 if self._ready_s is None else now_s - hung_s - self._ready_s, None
         self._num_failed = 0 if self.served_s >= Backoff.HEALTHY_S else self._num_failed + 1
         if self._began_s is None:
             self._began_s = now_s
@@ -197,3 +203,6 @@ class EngineDowntime:
         if self._began_s is not None:
             self.last_s, self._began_s = self._ready_s - self._began_s, None
             logger.info("engine ready again after_s=%.1f", self.last_s)
+
+    def _fault_or(self, hopeful: str) -> str:
+        return hopeful if self._num_failed < _GIVEN_UP_AFTER else "dead"

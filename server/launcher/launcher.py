@@ -21,7 +21,7 @@ import msgspec
 
 from engine.interface.child_process import describe_exit
 from engine.interface.config import EngineConfig, EngineProcessConfig, LaunchConfig, ServerConfig
-from engine.interface.control import Drain, EngineFailed, EngineInfo, Heartbeat, Hello, Stage
+from engine.interface.control import Drain, EngineFailed, EngineInfo, Heartbeat, Hello, Serving, Stage, State
 from engine.interface.errors import StartupError
 from engine.interface.logs import configure_logging
 from server.config.serve_config import WorkerConfig
@@ -43,6 +43,7 @@ from server.launcher.processes import (
     start_child,
 )
 from server.launcher.run_dir import RunDir
+from server.launcher.stand_in import StandIn
 from server.launcher.startup_banner import StartupBanner
 from server.launcher.systemd import Notifier, NotifyingConsole
 
@@ -121,6 +122,10 @@ class Launcher:
         self._stats = LauncherStats(
             children=self._children, state=lambda: self._control.state, watch=self._watch, downtime=self._downtime
         )
+        self._stand_in = StandIn(
+            listeners, config, root_path=server_config.root_path, state=lambda: self._control.state
+        )
+        self._serving: set[ChildKey] = set()  # workers that accept connections
         self._failures: dict[ChildKey, EngineFailed] = {}
         self._started_once: set[ChildKey] = set()  # an engine that was ready, a worker that said hello
         self._tasks = Tasks(on_error=self._on_bug)
@@ -144,13 +149,14 @@ class Launcher:
         await self._control.start(self._control_socket)
         logger.info("listening url=%s", self._banner.url)
         self._banner.begin(self._control.state.stage)
-        self._tasks.spawn(self._notifier.watch(state=lambda: self._control.state))
+        self._tasks.spawn(self._notifier.watch(state=self._supervised_state))
         self._tasks.spawn(self._keep_engine())
         for index in range(self._config.http_workers):
             self._tasks.spawn(self._keep_worker(index))
         try:
             return await self._exit
         finally:
+            self._stand_in.stop()
             self._console.stop()
             self._tasks.cancel()
             await self._control.aclose()
@@ -192,7 +198,7 @@ class Launcher:
 
     async def _keep(self, child: ChildKey, module: str, config: Path, *, pass_fds: Sequence[int] = ()) -> None:
         """Start a child, and again whenever it ends, until drain. A first start that fails ends the daemon."""
-        backoff = Backoff()
+        backoff = Backoff(Backoff.LAST_S if child == _ENGINE else Backoff.WORKER_LAST_S)
         while not self._is_draining:
             if child in self._started_once:
                 self._registry.count(f"{child[0]}_restarts_total")
@@ -203,8 +209,8 @@ class Launcher:
             if self._is_draining:
                 return
             if child == _ENGINE and child in self._started_once:
+                self._downtime.begin(hung_s=self._watch.age_s)
                 self._watch.stop()
-                self._downtime.begin()
                 self._watch.load()
                 self._control.set_state(stage=Stage("restarting"), fault=self._downtime.fault)
             failure = self._failures.pop(child, None)
@@ -216,7 +222,15 @@ class Launcher:
             healthy_s = self._downtime.served_s if child == _ENGINE else time.monotonic() - started_s
             delay_s = backoff.next(healthy_s=healthy_s)
             logger.error("%s %d ended, restarting delay_s=%g reason=%r", *child, delay_s, reason)
+            self._serving.discard(child)
+            if not self._serving and child != _ENGINE:
+                await self._stand_in.start(num_ended=backoff.num_ended)
             await asyncio.sleep(delay_s)
+
+    def _supervised_state(self) -> State:
+        """Return the state for supervisors: HTTP workers that do not come back are a fault as an engine is."""
+        state = self._control.state
+        return msgspec.structs.replace(state, fault="dead") if self._stand_in.is_hopeless and state.is_alive else state
 
     def _on_message(self, hello: Hello, message: Any) -> None:
         child = (hello.role, hello.index)
@@ -225,6 +239,9 @@ class Launcher:
                 self._started_once.add(child)
                 if self._is_draining:
                     self._control.send(Drain(0.0), role="worker", index=hello.index)
+            case Serving():
+                self._serving.add(child)
+                self._stand_in.stop()
             case Stage() if child == _ENGINE:
                 self._enter(message)
             case Heartbeat() if child == _ENGINE:
@@ -251,7 +268,7 @@ class Launcher:
                 self._tasks.spawn(self._banner.make(is_draining=lambda: self._is_draining))
 
     def _on_stall(self, is_stalled: bool) -> None:
-        self._control.set_state(fault="stalled" if is_stalled else self._downtime.fault)
+        self._control.set_state(fault=self._downtime.stall_fault if is_stalled else self._downtime.fault)
         if is_stalled:
             logger.error("engine stalled after_s=%.0f", self._watch.silence_s)
         else:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from engine.interface.config import LaunchConfig
 from engine.interface.errors import StartupError
+from server.config.host_names import is_loopback
 from server.config.value_types import UsageError
 
 _BACKLOG = 2048
@@ -43,6 +44,24 @@ def bind(config: LaunchConfig) -> list[socket.socket]:
     with _listen(family, address, is_shared=False) as probe:
         address = probe.getsockname()
     return [_listen(family, address, is_shared=True) for _ in range(config.http_workers)]
+
+
+def allowed_hosts_of(config: LaunchConfig, given: list[str], *, allow_anonymous: bool) -> list[str] | None:
+    """Return ServerConfig.allowed_hosts for a server without API keys.
+
+    On a loopback address only a browser lets others in, by a page whose host name resolves to it (DNS rebinding); so
+    only known names are served. Raises UsageError for another address, unless it was asked for.
+    """
+    if config.uds is not None:
+        return None
+    _, address = _resolve(config.host, config.port)
+    is_local = is_loopback(address[0])
+    if not is_local and not allow_anonymous:
+        raise UsageError(
+            f"--host {config.host} can be reached by other machines and there is no API key: set --api-key-file or "
+            "QUIRE_API_KEY, or allow everybody with --allow-anonymous."
+        )
+    return given if "*" not in given and (is_local or given) else None
 
 
 @contextlib.contextmanager

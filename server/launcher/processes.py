@@ -22,20 +22,24 @@ _ENOUGH_FILES = 65_536  # a higher limit only makes those loops longer that clos
 
 
 class Backoff:
-    """Delays between restarts: 0.5 s, doubling to 30 s, and 0.5 s again after a minute of health."""
+    """Delays between restarts: 0.5 s, doubling to `last_s`, and 0.5 s again after a minute of health."""
 
     FIRST_S = 0.5
     LAST_S = 30.0
+    WORKER_LAST_S = 2.0  # a worker loads nothing large, and without one nobody is served
     HEALTHY_S = 60.0
 
-    def __init__(self) -> None:
+    def __init__(self, last_s: float = LAST_S) -> None:
         self._next_s = self.FIRST_S
+        self._last_s = last_s
+        self.num_ended = 0  # in a row, without a minute of health
 
     def next(self, *, healthy_s: float) -> float:
         """Return how long to wait after a process that was healthy for so long."""
         if healthy_s >= self.HEALTHY_S:
-            self._next_s = self.FIRST_S
-        delay_s, self._next_s = self._next_s, min(self._next_s * 2, self.LAST_S)
+            self._next_s, self.num_ended = self.FIRST_S, 0
+        self.num_ended += 1
+        delay_s, self._next_s = self._next_s, min(self._next_s * 2, self._last_s)
         return delay_s
 
 

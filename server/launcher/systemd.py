@@ -90,6 +90,8 @@ class Notifier:
             return self._status
         if state.fault == "stalled":
             return "The engine makes no progress"
+        if state.stage.name == "ready" and state.fault == "dead":
+            return "The HTTP workers do not come back"
         if state.stage.name == "ready":
             return self._serving or "Starting HTTP workers"
         text = stage_text(state.stage)

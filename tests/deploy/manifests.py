@@ -70,6 +70,7 @@ def check_arguments(container: Manifest) -> dict[str, Any]:
         raise AssertionError(errors.getvalue()) from None
     (port,) = container["ports"]
     assert (values["host"], values["port"]) == ("0.0.0.0", port["containerPort"])
+    assert (values["api_key_file"] is None) == values["allow_anonymous"], "the server refuses to start without keys"
     return values
 
 

@@ -81,6 +81,25 @@ def test_a_first_load_that_stands_still_is_told_and_not_ended(tmp_path: Path) ->
         assert daemon.process.poll() is None
 
 
+@pytest.mark.parametrize(("first", "second"), [(signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)])
+def test_a_second_signal_ends_it_however_soon_it_comes(
+    tmp_path: Path, first: signal.Signals, second: signal.Signals
+) -> None:
+    with stub(tmp_path, "stay") as daemon:  # its engine does not end by itself
+        wait_for(lambda: daemon.get("/ready").json()["stage"] == "restarting", timeout_s=60, what="an engine")
+        daemon.process.send_signal(first)
+        if first == second:  # the kernel merges a signal with an equal one that the process has not received yet
+            wait_for(lambda: not is_pending(daemon.process.pid, first), timeout_s=60, what="the first delivered")
+        daemon.process.send_signal(second)
+        assert daemon.process.wait(60) in (128 + first, 128 + second)  # of two at once the kernel chooses the order
+
+
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    """Return True if the process has a signal that it has not received."""
+    (pending,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("ShdPnd:"))
+    return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
+
+
 def test_the_run_directory_is_private_and_goes_with_the_daemon(tmp_path: Path) -> None:
     with stub(tmp_path, "hang") as daemon:
         wait_for(lambda: len(daemon.children()) == 2, timeout_s=60, what="children")

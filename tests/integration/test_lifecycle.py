@@ -199,6 +199,24 @@ def test_a_killed_worker_comes_back(start: Start) -> None:
     assert (metrics["quire_engine_restarts_total"], metrics["quire_worker_restarts_total"]) == (0, 1)
 
 
+def test_without_a_worker_the_launcher_answers(start: Start) -> None:
+    daemon = start("--http-workers", "2").wait_ready()
+    wait_for(lambda: len(daemon.children()) == 3, timeout_s=60, what="both workers")
+    assert all(ready_status(daemon) == 200 for _ in range(20))
+    children = daemon.children()
+    for pid in children:
+        if pid != daemon.child("engine.process"):
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: sum(map(is_alive, children)) == 1, timeout_s=60, what="no worker")
+    refused = post(daemon)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+    assert int(refused.headers["retry-after"]) >= 1
+    health = daemon.get("/health")
+    assert (health.status_code, health.json()["status"]) in ((200, "worker restarting"), (200, "ok"))
+    wait_for(lambda: post(daemon).status_code == 200, timeout_s=60, what="served again")
+    wait_for(lambda: daemon.metrics()["quire_worker_restarts_total"] == 2, timeout_s=60, what="both again")
+
+
 def test_two_workers_share_the_streams_and_count_exactly(start: Start) -> None:
     daemon = start("--http-workers", "2").wait_ready()
 

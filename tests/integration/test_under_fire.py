@@ -226,6 +226,7 @@ def test_sighup_reads_the_keys_again_in_every_worker_and_streams_go_on(tmp_path:
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda pid=pid: not is_alive(pid), timeout_s=60, what="killed")
         wait_for(lambda: len(working_children(daemon, "server.http.worker")) == 2, timeout_s=60, what="two workers")
+        wait_for(lambda: ready_status(daemon) == 200, timeout_s=60, what="no longer the launcher's own answer")
         assert all_workers(lambda: with_key(daemon, "sk-goes") == 401)
         assert all_workers(lambda: with_key(daemon, "sk-comes") == 200)
         assert "sk-" not in daemon.log

@@ -183,6 +183,7 @@ class FakeLauncherChannel:
         self.state = State(Stage(stage), is_draining)
         self.page = page
         self.key_hashes: list[str] = []
+        self.key_roles: dict[str, list[str]] = {}
         self.elsewhere: list[str] = []  # ids of requests that other workers serve
 
     async def scrape(self) -> bytes:

@@ -64,10 +64,10 @@ async def prepare_chat(
     model = app_state.model_name(body.model)
     tokenizer, chat_format = app_state.tokenizer, app_state.tokenizer.chat_format
     plan = _checked_plan(body, chat_format)
-    ignored = ignored_fields(body) + _ignored_by_template(body, chat_format)
+    record = record_of(request.scope)
+    ignored = ignored_fields(body) + _ignored_by_template(body, chat_format) + app_state.drop_priority(body, record)
     headers = app_state.ignored_header(ignored)
     prompt = await _encode(app_state, body, plan, limits)
-    record = record_of(request.scope)
     record.model = model
     context = app_state.request_context(record)
     constraint = _constraint_of(body, plan, tokenizer, prompt.reasoning)

@@ -25,9 +25,9 @@ async def prepare_completion(app_state: AppState, body: CompletionBody, request:
     limits = app_state.limits()
     model = app_state.model_name(body.model)
     check_completion(body)
-    ignored = ignored_fields(body)
-    headers = app_state.ignored_header(ignored)
     record = record_of(request.scope)
+    ignored = ignored_fields(body) + app_state.drop_priority(body, record)
+    headers = app_state.ignored_header(ignored)
     record.model = model
     context = app_state.request_context(record)
     constraint = constraint_of(body.response_format, body.structured_outputs)

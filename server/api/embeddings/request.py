@@ -33,7 +33,7 @@ async def prepare_embeddings(app_state: AppState, body: EmbeddingBody, request: 
     limits, embedding = app_state.limits(), app_state.embedding_model()
     record = record_of(request.scope)
     record.model = model = app_state.model_name(body.model)
-    headers = app_state.ignored_header(sorted(body.model_extra or {}))
+    headers = app_state.ignored_header(sorted(body.model_extra or {}) + app_state.drop_priority(body, record))
     dimensions = body.dimensions or limits.hidden_size
     if dimensions > limits.hidden_size:
         raise InvalidParameter(

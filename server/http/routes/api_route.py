@@ -21,6 +21,7 @@ class ApiRoute:
     methods: tuple[str, ...] = ()  # none: POST for a route with a body, else GET and HEAD
     summary: str = ""
     is_public: bool = False  # answers without an API key
+    role: str = "inference"  # of the API key (server/config/api_keys.py); "": any key
     body: type[BaseModel] | None = None  # the JSON that it reads
     answer: type[msgspec.Struct] | None = None  # the JSON of its 200
     is_list: bool = False  # the answer is a list of these

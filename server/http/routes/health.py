@@ -12,7 +12,7 @@ from server.http.routes.api_route import ApiRoute
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _DETAILS = {
     "restarting": "The engine process ended, and the next one is on its way: GET /ready tells when it serves.",
-    "dead": "The engine process ended, as the last ones did, before it had served for a minute; more are tried.",
+    "dead": "The engine ended or hung, as the last ones did, before it had served for a minute; more are tried.",
     "stalled": f"The engine's loop has made no progress for {STALL_AFTER_S:g} s or more, or the load of the next engine"
     f" for {LOAD_STALL_AFTER_S:g} s.",
 }
@@ -101,6 +101,7 @@ def metrics_routes(app_state: AppState) -> list[ApiRoute]:
             path="/metrics",
             handler=metrics,
             summary="Prometheus metrics",
+            role="metrics",
             media_type="text/plain",
         )
     ]

@@ -57,11 +57,12 @@ def kv_routes(app_state: AppState) -> list[ApiRoute]:
             handler=snapshot,
             summary="Who holds which block of the KV cache",
             answer=KvState,
+            role="admin",
             error_statuses=(503,),
         ),
-        ApiRoute(methods=("HEAD",), path="/kv/stream", handler=stream_head),
+        ApiRoute(methods=("HEAD",), path="/kv/stream", handler=stream_head, role="admin"),
         # not in the document: it has no end, so that tools that read all of it would wait
-        ApiRoute(methods=("GET",), path="/kv/stream", handler=stream),
+        ApiRoute(methods=("GET",), path="/kv/stream", handler=stream, role="admin"),
     ]
 
 

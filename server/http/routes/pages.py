@@ -38,7 +38,7 @@ def docs_routes() -> list[ApiRoute]:
     async def docs() -> Response:
         return HTMLResponse(page, headers={"content-security-policy": policy})
 
-    return [ApiRoute(path="/docs", handler=docs)]
+    return [ApiRoute(path="/docs", handler=docs, role="")]
 
 
 def kv_page_routes() -> list[ApiRoute]:

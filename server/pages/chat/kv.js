@@ -1,6 +1,6 @@
 
 // The strip that shows how full the KV cache is: live while an answer of this page runs, now and then otherwise, since a
-// snapshot holds every block and many may have the page open. Without /kv/snapshot (404) there is no strip.
+// snapshot holds every block and many may have the page open. Without /kv/snapshot (404; 403: the key is not for it) there is no strip.
 
 const KV_SETTLED_MS = 300; // blocks are given back soon after an answer's end
 const KV_LOOK_MS = 5000;
@@ -58,7 +58,7 @@ class KvStrip {
 
   #fail(error) {
     if (error.name === "AbortError") return;
-    this.isMissing = error.status === 404 || error.kind === "key";
+    this.isMissing = error.status === 404 || error.status === 403 || error.kind === "key";
     this.#showGap();
   }
 

@@ -52,7 +52,7 @@ def test_serve_without_flags_has_the_documented_defaults(launched: list[Launched
     (config,) = launched
     assert config.launch == LaunchConfig()
     assert config.engine == EngineConfig(model=config.engine.model)
-    assert config.server == ServerConfig(model=config.engine.model, served_model_names=["quire-demo"])
+    assert config.server == ServerConfig(model=config.engine.model, served_model_names=["quire-demo"], allowed_hosts=[])
     assert config.engine.model.endswith("models/demo/checkpoint")
 
 
@@ -71,7 +71,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--reject-unknown-fields --drain-timeout 3s --request-timeout 60 --log-format json --log-level warning --debug "
         f"--lora sql={tmp_path} --lora poems={tmp_path}/. --kv-cache-dtype fp8 "
         "--quantization fp8 --api-key k --cors-origin https://a.test --cors-origin * --root-path /llm "
-        f"--api-key-file {keys} --stall-timeout 60"
+        f"--api-key-file {keys} --stall-timeout 60 --priority keys"
     )
     assert main(["serve", *flags.split()]) == 0
     (config,) = launched
@@ -119,14 +119,46 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         strict=True,
         request_timeout_s=60.0,
         api_key_hashes=[sha256(b"k").hexdigest(), sha256(b"of-the-file").hexdigest()],
+        api_key_roles={sha256(key).hexdigest(): ["inference", "metrics", "admin"] for key in (b"k", b"of-the-file")},
         cors_origins=["https://a.test", "*"],
+        priority="keys",
         root_path="/llm",
     )
 
 
 @pytest.mark.parametrize(
+    ("flags", "hosts"),
+    [
+        ("", []), ("--host localhost", []), ("--host ::1", []), ("--host 127.3.2.1 --allowed-host A.test", ["a.test"]),
+        ("--allowed-host *", None), ("--api-key k", None), ("--api-key k --host 0.0.0.0", None),
+        ("--host 0.0.0.0 --allow-anonymous", None), ("--host 0.0.0.0 --allow-anonymous --allowed-host q", ["q"]),
+        ("--uds /tmp/never-bound.sock", None),
+    ],
+)  # fmt: skip
+def test_host_names_are_checked_where_only_a_browser_could_let_others_in(
+    launched: list[Launched], flags: str, hosts: list[str] | None
+) -> None:
+    assert main(["serve", *flags.split()]) == 0
+    assert launched[0].server.allowed_hosts == hosts
+
+
+# rule: Security: An address that other machines reach needs a key, or --allow-anonymous
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_an_address_for_other_machines_needs_a_key(
+    launched: list[Launched], host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--host", host]) == 2
+    assert f"--host {host} can be reached by other machines and there is no API key" in capsys.readouterr().err
+    assert launched == []
+
+
+@pytest.mark.parametrize(
     ("flag", "value"),
     [
+        ("--allowed-host", "http://a.test"),
+        ("--allowed-host", "a.test:80"),
+        ("--allowed-host", ""),
+        ("--priority", "some"),
         ("--port", "65536"),
         ("--port", "-1"),
         ("--port", "http"),

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from server.config.api_keys import read_key_hashes
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, check_error, stream_chunks
 
 
@@ -14,6 +15,30 @@ def test_priority_and_salt_reach_the_engine(harness, path):
     app.post(path, body | {"priority": -3, "cache_salt": "mine", "n": 2})
     app.post(path, body)
     assert [(r.priority, r.cache_salt) for r in app.client.submitted] == [(-3, "mine")] * 2 + [(0, "")]
+
+
+# rule: Fields: `priority` acts for those that --priority names
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings"])
+@pytest.mark.parametrize(
+    ("who", "num_keys", "roles", "acts"),
+    [
+        (None, 0, None, True), (None, 1, None, True), (None, 2, None, False),
+        (None, 2, ["inference", "priority"], False), ("off", 0, None, False), ("off", 1, ["inference", "priority"], False), ("all", 2, None, True),
+        ("keys", 0, None, False), ("keys", 2, None, False), ("keys", 2, ["inference", "priority"], True),
+    ],
+)  # fmt: skip
+def test_priority_is_ignored_and_reported_unless_the_request_may_set_it(harness, path, who, num_keys, roles, acts):
+    hashes = read_key_hashes(["one", "two"][:num_keys], file=None, environment={})
+    granted = {hashes[0]: roles} if roles else {}
+    body = {CHAT: {"messages": USER_HI}, COMPLETIONS: {"prompt": "a"}}.get(path, {"input": "a"})
+    for strict in (False, True):
+        app = harness(priority=who, api_key_hashes=hashes, api_key_roles=granted, pooling="mean", strict=strict)
+        reply = app.post(path, body | {"priority": -3}, headers={"x-api-key": "one"})
+        assert reply.status_code == (400 if strict and not acts else 200)
+        if acts or not strict:
+            assert reply.headers.get("x-quire-ignored") == (None if acts else "priority")
+            assert [request.priority for request in app.client.submitted] == [-3 if acts else 0]
+        assert "x-quire-ignored" not in app.post(path, body | {"priority": 0}, headers={"x-api-key": "one"}).headers
 
 
 # rule: Fields: `timeout` acts

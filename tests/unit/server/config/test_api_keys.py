@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.interface.errors import StartupError
-from server.config.api_keys import KeyRing, cache_salt_of, read_key_hashes
+from server.config.api_keys import KeyRing, cache_salt_of, merge_roles, read_file_roles, read_key_hashes
 
 KEYS = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=80)
 
@@ -30,6 +30,27 @@ def test_keys_come_from_flags_a_file_and_the_environment(tmp_path: Path) -> None
         assert ring.find(key) is None
     assert environment == {"HOME": "/"}  # nothing for a child to inherit
     assert not any("flag" in value or "env" in value for value in hashes)
+
+
+# rule: Security: A key of the file may have roles: inference, metrics, admin, priority
+def test_keys_of_a_file_may_have_roles(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("all\nscraper metrics\n  urgent\tinference,priority \nscraper admin\nall metrics\n# x y\n")
+    given = read(["all", "flag", "urgent"])
+    roles = merge_roles(given, read_file_roles(str(file)))
+    ring = KeyRing(list(roles), roles=roles)
+    found = {key: set(ring.roles_of(ring.find(key) or "")) for key in ("all", "scraper", "urgent", "flag")}
+    every = {"inference", "metrics", "admin"}
+    assert found == {"all": every, "scraper": {"metrics", "admin"}, "urgent": every | {"priority"}, "flag": every}
+
+
+@pytest.mark.parametrize("line", ["key boss", "two words", "key inference metrics-only", "key inference;metrics"])
+def test_more_than_a_key_and_its_roles_is_wrong_usage_and_not_quoted(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"fine\n\n{line}\n")
+    with pytest.raises(StartupError, match="line 3 has more than a key, and not only roles") as caught:
+        read([], str(file))
+    assert not any(word in caught.value.message for word in ("boss", "two words", "metrics-only", ";"))
 
 
 def test_without_any_source_there_are_no_keys() -> None:

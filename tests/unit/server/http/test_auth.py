@@ -7,6 +7,7 @@ import pytest
 
 from server.config.api_keys import KeyRing, read_key_hashes
 from server.http.auth import KeyGuard
+from tests.support.fakes import FakeLauncherChannel
 from tests.unit.server.conftest import CHAT, USER_HI, check_error
 
 HASHES = read_key_hashes(["secret-one", "secret-two"], file=None, environment={})
@@ -170,6 +171,81 @@ def test_behind_a_proxy_routes_are_found_with_the_prefix_and_without(harness):
     document = app.request("GET", "/openapi.json", headers={"x-api-key": "secret-one"}).json()
     assert document["servers"] == [{"url": "/llm"}]
     assert app.post("/llm" + CHAT, BODY, headers={"x-api-key": "secret-one"}).status_code == 200
+
+
+# rule: Security: A key of the file may have roles: inference, metrics, admin, priority
+@pytest.mark.parametrize(
+    ("roles", "allowed"),
+    [
+        ([], set()), (["metrics"], {"/metrics"}), (["admin"], {"/kv/snapshot"}),
+        (["inference"], {"/v1/models", CHAT}), (["priority"], set()),
+        (["inference", "metrics", "admin"], {"/metrics", "/kv/snapshot", "/v1/models", CHAT}),
+    ],
+)  # fmt: skip
+def test_a_key_opens_the_routes_of_its_roles_alone(harness, roles, allowed):
+    app = harness(api_key_hashes=HASHES, api_key_roles={HASHES[1]: roles})
+    for key in ("secret-one", "secret-two"):
+        headers = {"x-api-key": key}
+        for path in ("/metrics", "/kv/snapshot", "/v1/models", CHAT):
+            reply = app.post(path, BODY, headers=headers) if path == CHAT else app.request("GET", path, headers=headers)
+            if key == "secret-one" or path in allowed:
+                assert reply.status_code == (503 if path == "/kv/snapshot" else 200)
+            else:
+                check_error(reply, 403, "missing_role")
+        check_error(app.request("GET", "/no/such", headers=headers), 404, "not_found")
+        assert app.request("GET", "/docs", headers=headers).status_code == 200
+        assert app.request("HEAD", "/health", headers=headers).status_code == 200
+
+
+def test_roles_change_with_the_keys(harness):
+    launcher = FakeLauncherChannel()
+    app = harness(api_key_hashes=HASHES, launcher=launcher)
+    headers = {"x-api-key": "secret-one"}
+    assert app.request("GET", "/metrics", headers=headers).status_code == 200
+    launcher.key_hashes, launcher.key_roles = HASHES, {HASHES[0]: ["inference"]}
+    check_error(app.request("GET", "/metrics", headers=headers), 403, "missing_role")
+
+
+# rule: Security: Without a key, Host and Origin must be loopback names or allowed ones
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "localhost:8000"}, {"host": "LOCALHOST."}, {"host": "127.0.0.1"}, {"host": "127.9.8.7:1"},
+        {"host": "[::1]:8000"}, {"host": "quire.test:80"}, {"host": "localhost", "origin": "http://localhost:3000"},
+        {"host": "localhost", "origin": "http://127.0.0.1:8000"}, {"host": "localhost", "origin": "http://[::1]"},
+        {"host": "localhost", "origin": "https://quire.test"}, {"host": "localhost", "origin": "https://chat.test"},
+    ],
+)  # fmt: skip
+def test_without_keys_known_hosts_and_origins_are_served(harness, headers):
+    app = harness(allowed_hosts=["quire.test"], cors_origins=["https://chat.test"])
+    assert app.post(CHAT, BODY, headers=headers).status_code == 200
+    assert app.request("GET", "/", headers={**headers, "accept": "text/html"}).status_code == 200
+
+
+# rule: Security: Without a key, Host and Origin must be loopback names or allowed ones
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.test"}, {"host": "evil.test:8000"}, {"host": "localhost.evil.test"}, {"host": "10.0.0.1"},
+        {"host": "127.0.0.1.evil.test"}, {"host": "[::2]"}, {"host": "localhost@evil.test"}, {"host": "[::1]evil.test"},
+        {"host": "localhost", "origin": "http://evil.test"}, {"host": "localhost", "origin": "null"},
+        {"host": "localhost", "origin": "https://chat.test.evil.test"}, {"host": "localhost", "origin": ""},
+    ],
+)  # fmt: skip
+def test_without_keys_a_page_of_another_host_gets_nothing(harness, headers):
+    app = harness(allowed_hosts=["quire.test"], cors_origins=["https://chat.test"])
+    for path in ("/health", "/v1/models", "/", "/no/such"):
+        reply = app.request("GET", path, headers=headers)
+        check_error(reply, 403, "foreign_host")
+        assert not any(name.startswith("access-control") for name in reply.headers)
+    ask = {"access-control-request-method": "POST"}
+    check_error(app.request("OPTIONS", CHAT, headers=headers | ask), 403, "foreign_host")
+
+
+def test_a_star_in_cors_origins_allows_every_origin_but_no_host(harness):
+    app = harness(allowed_hosts=[], cors_origins=["*"])
+    assert app.request("GET", "/health", headers={"host": "localhost", "origin": "https://any.test"}).status_code == 200
+    check_error(app.request("GET", "/health", headers={"host": "any.test"}), 403, "foreign_host")
 
 
 @pytest.mark.parametrize("kind", ["lifespan", "websocket"])

@@ -151,6 +151,13 @@ def test_restarts_wait_longer_each_time_and_start_over_after_a_minute_of_health(
     assert backoff.next(healthy_s=1.0) == 1.0
 
 
+def test_an_http_worker_that_keeps_dying_is_restarted_after_2_s_at_most() -> None:
+    backoff = Backoff(Backoff.WORKER_LAST_S)
+    assert [backoff.next(healthy_s=1.0) for _ in range(5)] == [0.5, 1, 2, 2, 2]
+    assert backoff.num_ended == 5
+    assert (backoff.next(healthy_s=60.0), backoff.num_ended) == (0.5, 1)
+
+
 def test_an_exit_is_told_in_words() -> None:
     assert describe_exit(3) == "ended with exit code 3"
     assert describe_exit(-9) == "was killed by SIGKILL (out of memory?)"

@@ -11,10 +11,10 @@ class Engines:
         self.downtime = EngineDowntime(lambda: self.now_s)
         self.downtime.end()
 
-    def end(self, *, after_s: float) -> str:
+    def end(self, *, after_s: float, hung_s: float = 0.0) -> str:
         """End the one there is, which may never have been ready; return the fault."""
-        self.now_s += after_s
-        self.downtime.begin()
+        self.now_s += after_s + hung_s
+        self.downtime.begin(hung_s=hung_s)
         return self.downtime.fault
 
     def replace(self, *, after_s: float) -> str:
@@ -60,3 +60,16 @@ def test_how_long_an_engine_served_is_without_its_load() -> None:
     engines.replace(after_s=90.0)
     engines.end(after_s=5.0)
     assert engines.downtime.served_s == 5.0
+
+
+def test_engines_that_get_ready_and_hang_at_once_are_restarts_that_failed() -> None:
+    engines = Engines()
+    faults = []
+    for _ in range(6):
+        assert engines.downtime.stall_fault == "stalled"
+        faults.append(engines.end(after_s=1.0, hung_s=300.0))
+        assert engines.downtime.served_s == 1.0
+        assert engines.replace(after_s=5.0) == ""
+    assert faults == ["restarting"] * 5 + ["dead"]
+    assert engines.downtime.stall_fault == "dead"  # also while the next one hangs
+    assert engines.end(after_s=61.0, hung_s=300.0) == "restarting"  # it had served

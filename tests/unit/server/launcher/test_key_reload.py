@@ -23,8 +23,13 @@ class Reloaded:
         self.file.write_text(text)
         self.given = read_key_hashes(["of-the-flag"], file=None, environment={})
         self.sent: list[list[str]] = []
+        self.roles: list[dict[str, list[str]]] = []
         config = LaunchConfig(api_key_file=str(self.file), given_key_hashes=self.given)
-        self.reloader = KeyReloader(config, [*self.given, *read_file_hashes(str(self.file))], self.sent.append)
+        self.reloader = KeyReloader(config, [*self.given, *read_file_hashes(str(self.file))], self.keep)
+
+    def keep(self, hashes: list[str], roles: dict[str, list[str]]) -> None:
+        self.sent.append(hashes)
+        self.roles.append(roles)
 
 
 def test_keys_of_the_file_change_and_the_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -37,6 +42,16 @@ def test_keys_of_the_file_change_and_the_others_stay(tmp_path: Path, caplog: pyt
     assert ring.find("one") is None
     assert "keys=3 added=1 removed=1" in caplog.text
     assert "three" not in caplog.text
+
+
+# rule: Security: A key of the file may have roles: inference, metrics, admin, priority
+def test_roles_of_the_file_change_too(tmp_path: Path) -> None:
+    reloaded = Reloaded(tmp_path, "one\n")
+    reloaded.file.write_text("one metrics\n")
+    asyncio.run(reloaded.reloader.reload())
+    ring = KeyRing([], newer=lambda: reloaded.sent[-1], newer_roles=lambda: reloaded.roles[-1])
+    assert ring.roles_of(ring.find("one") or "") == ["metrics"]
+    assert ring.roles_of(ring.find("of-the-flag") or "") == ["inference", "metrics", "admin"]
 
 
 # rule: Security: SIGHUP reads the key file again, in every worker; a broken file changes nothing; streams go on
@@ -56,7 +71,7 @@ def test_a_broken_file_keeps_the_old_keys_and_says_so_in_one_line(
 
 
 def test_without_a_file_it_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    asyncio.run(KeyReloader(LaunchConfig(), ["a"], lambda hashes: pytest.fail("told")).reload())
+    asyncio.run(KeyReloader(LaunchConfig(), ["a"], lambda hashes, roles: pytest.fail("told")).reload())
     assert "SIGHUP has no effect without --api-key-file" in caplog.text
 
 
