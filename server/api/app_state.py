@@ -2,7 +2,9 @@
 
 import re
 import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from engine.interface.client import QUEUE_IS_FULL, EngineClient
@@ -12,6 +14,8 @@ from engine.interface.errors import InvalidParameter, Overloaded, RequestError, 
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import EngineReady
 from server.api.generation_spec import RequestContext
+from server.api.heavy_work import HeavyWork
+from server.api.limits import LIMITS
 from server.api.request_record import RequestRecord
 from server.errors import DeadlineExceeded, Draining, HttpError, ModelNotFound, NotReady
 from server.structured_output.compile_check import GrammarChecker
@@ -36,6 +40,7 @@ class AppState:
     created: int  # Unix time of the start, seconds
     grammars: GrammarChecker
     embedding: EmbeddingModel | None = None  # None: the model makes no embeddings
+    work: HeavyWork = field(default_factory=HeavyWork)
 
     def limits(self) -> EngineReady:
         """Return the engine's limits. Raises Draining or NotReady while no new request is accepted."""
@@ -103,6 +108,18 @@ class AppState:
         names = [_UNSAFE_IN_HEADER.sub("?", name[:64]) for name in ignored[:_MAX_IGNORED_SHOWN]]
         more = len(ignored) - len(names)
         return {"x-quire-ignored": ", ".join(names) + (f", and {more} more" if more else "")}
+
+    async def encode_texts(self, texts: Sequence[str], *, param: str) -> list[list[int]]:
+        """Return the ids of prompts, up to the first that does not fit the context. Raises as encode_checked() does."""
+        max_model_len = self.limits().max_model_len
+        encode = partial(
+            self.tokenizer.encode_checked,
+            texts,
+            max_model_len=max_model_len,
+            max_total=LIMITS.prompt_tokens_of(max_model_len),
+            param=param,
+        )
+        return await self.work.run(sum(map(len, texts)), encode)
 
     def request_context(self, record: RequestRecord) -> RequestContext:
         """Return the facts of a request besides its body, with a new seed."""
