@@ -17,7 +17,7 @@ from server.api.generation_spec import RequestContext
 from server.api.heavy_work import HeavyWork
 from server.api.limits import LIMITS
 from server.api.request_record import RequestRecord
-from server.errors import DeadlineExceeded, Draining, HttpError, ModelNotFound, NotReady
+from server.errors import DeadlineExceeded, Draining, HttpError, ModelNotFound, NotReady, TooManyBodies
 from server.structured_output.compile_check import GrammarChecker
 from server.text.embedding_model import EmbeddingModel, load_embedding_model
 from server.text.generation_defaults import GenerationDefaults, load_generation_defaults
@@ -134,7 +134,7 @@ class AppState:
                 reason = "draining"
             case NotReady():
                 reason = "not_ready"
-            case Overloaded():
+            case Overloaded() | TooManyBodies():
                 reason = "overloaded"
             case RequestError() | HttpError():
                 reason = "invalid"

@@ -1,6 +1,5 @@
 """Routes POST /tokenize, /detokenize and the render routes: the tokens of a prompt, without generation."""
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,7 +17,7 @@ from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, Tokeniz
 from server.api.strict_json import parse_body
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import json_reply
-from server.http.routes.request_body import read_body
+from server.http.routes.request_body import read_body, with_body
 from server.text.tokenizer import Tokenizer
 
 _BYTES_PER_TOKEN = 16  # of an answer, at least
@@ -34,7 +33,7 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
         headers = app_state.ignored_header(sorted(body.model_extra or {}))
         _check_tokenize(body)
         if body.messages is not None:
-            chat = parse_body(ChatBody, body.chat_fields())
+            chat = await with_body(request, lambda: parse_body(ChatBody, body.chat_fields()))
             token_ids = await encode_chat(app_state, chat)
         else:
             encode = partial(_encode, app_state.tokenizer, body, LIMITS.counted_tokens_of(limits.max_model_len))
@@ -49,7 +48,8 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
         app_state.model_name(body.model)
         headers = app_state.ignored_header(sorted(body.model_extra or {}))
         check_ids(body.tokens, "tokens", limits)
-        text = await asyncio.to_thread(app_state.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        decode = partial(app_state.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        text = await app_state.work.run(_BYTES_PER_TOKEN * len(body.tokens), decode)
         return json_reply(Detokenized(text), headers)
 
     return [
@@ -153,4 +153,4 @@ async def _rendered(
             for prompt, text in zip(prompts, texts, strict=True)
         ]
 
-    return await asyncio.to_thread(decode)
+    return await app_state.work.run(_BYTES_PER_TOKEN * sum(map(len, prompts)), decode)

@@ -3,14 +3,18 @@
 import asyncio
 import threading
 
+import msgspec
 import pytest
 from tokenizers import AddedToken
 
 from server.api.limits import RequestLimits
+from server.api.strict_json import parse_json
 from server.text.tokenizer import Tokenizer
-from tests.unit.server.conftest import check_error, train_byte_level, write_model_folder
+from tests.support.fakes import READY
+from tests.unit.server.conftest import COMPLETIONS, check_error, train_byte_level, write_model_folder
 
 COUNT = "/v1/messages/count_tokens"
+JSON_TYPE = {"content-type": "application/json"}
 TEXT = "Hello, world! "
 
 
@@ -113,3 +117,84 @@ def test_short_texts_do_not_wait_for_long_ones(harness, monkeypatch):
 
     assert set(asyncio.run(run())) == {200}
     assert most == 2
+
+
+DENSE = {
+    "objects and lists": b'{"prompt": [' + b",".join([b"[]"] * 2_700_000) + b"]}",
+    "strings": b'{"prompt": [' + b",".join([b'""'] * 2_700_000) + b"]}",
+    "commas between values": b'{"prompt": [' + b",".join([b"1"] * 4_000_000) + b"]}",
+}
+
+
+# rule: Limits: JSON: 131,072 objects and lists, 262,144 strings, 1,179,648 commas, counted before it is decoded
+@pytest.mark.parametrize("noun", DENSE)
+def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(harness, noun, monkeypatch):
+    app = harness()
+    monkeypatch.setattr("msgspec.json.decode", lambda body: pytest.fail("it was decoded"))
+    error = check_error(app.post(COMPLETIONS, content=DENSE[noun], headers=JSON_TYPE), 400, "malformed_json")
+    assert noun in error["message"]
+
+
+@pytest.mark.parametrize("text", ['[{,"\\' * 200_000, '\\"[],' * 150_000])
+def test_brackets_commas_and_quotes_within_a_text_count_for_nothing(harness, text):
+    app = harness(engine={"ready": msgspec.structs.replace(READY, max_model_len=2**21)})
+    assert app.complete(prompt=text, max_tokens=1).status_code == 200
+
+
+def test_large_bodies_are_decoded_outside_the_event_loop(harness, monkeypatch):
+    threads = []
+    monkeypatch.setattr(
+        "server.http.routes.request_body.parse_json",
+        lambda body: threads.append(threading.current_thread().name) or parse_json(body),
+    )
+    app = harness()
+    app.complete(user="u" * 70_000)
+    app.complete()
+    assert [name.startswith("heavy") for name in threads] == [True, False]
+
+
+# rule: Limits: All large bodies of a worker: 64 MiB, beyond that 503 with `Retry-After`; small ones pass
+def test_large_bodies_are_bounded_together_and_small_ones_pass(harness, monkeypatch):
+    monkeypatch.setattr("server.http.routes.request_body.LIMITS", RequestLimits(bodies_bytes=1_000_000))
+    app, may_end = harness(), asyncio.Event()
+
+    async def slow_body():
+        yield b'{"model": "tiny", "prompt": "Hi", "user": "'
+        yield b"u" * 300_000
+        await may_end.wait()
+        yield b'"}'
+
+    async def run() -> None:
+        async with app.http() as http:
+            slow = [asyncio.create_task(http.post(COMPLETIONS, content=slow_body(), headers=JSON_TYPE)) for _ in "123"]
+            await asyncio.sleep(0.1)
+            refused = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": "x" * 300_000})
+            check_error(refused, 503, "too_many_bodies")
+            assert refused.headers["retry-after"] == "1"
+            assert (await http.post(COMPLETIONS, json={"model": "tiny", "prompt": "Hello"})).status_code == 200
+            may_end.set()
+            assert {reply.status_code for reply in await asyncio.gather(*slow)} == {400}  # user is too long
+            late = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": "x" * 300_000})
+            check_error(late, 400, "context_length_exceeded")
+
+    asyncio.run(run())
+
+
+def test_a_body_makes_room_when_its_prompt_is_made(harness, monkeypatch):
+    monkeypatch.setattr("server.http.routes.request_body.LIMITS", RequestLimits(bodies_bytes=100_000))
+    hold = asyncio.Event()
+    app = harness(engine={"hold": hold})
+    body = {"model": "tiny", "prompt": "Hi", "metadata_of_mine": "u" * 70_000}
+
+    async def run() -> None:
+        async with app.http() as http:
+            first = asyncio.create_task(http.post(COMPLETIONS, json=body))
+            while not app.client.submitted:
+                await asyncio.sleep(0.01)
+            second = asyncio.create_task(http.post(COMPLETIONS, json=body))
+            while len(app.client.submitted) < 2:
+                await asyncio.sleep(0.01)
+            hold.set()
+            assert [reply.status_code for reply in await asyncio.gather(first, second)] == [200, 200]
+
+    asyncio.run(asyncio.wait_for(run(), 60))
