@@ -12,6 +12,7 @@ HttpError(ServiceError)
 ├── DeadlineExceeded      the request's own time is over
 ├── NotReady · Draining   the daemon takes no requests now
 ├── TooManyConnections    no file descriptors for more
+├── TooManyBodies         no memory for more large bodies at once
 └── ClientGone            the client closed the connection
 """
 
@@ -156,6 +157,14 @@ class TooManyConnections(HttpError):
     status = 503
     code = "too_many_connections"
     headers: Mapping[str, str] = {"retry-after": "1"}  # another worker, or this one a moment later, may serve it
+
+
+class TooManyBodies(HttpError):
+    """The large bodies that an HTTP worker reads at once exceed their limit together; the connection closes."""
+
+    status = 503
+    code = "too_many_bodies"
+    headers: Mapping[str, str] = {"retry-after": "1", "connection": "close"}  # the unread rest, as in BodyTooLarge
 
 
 class ClientGone(HttpError):

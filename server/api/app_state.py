@@ -2,7 +2,9 @@
 
 import re
 import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,8 +15,10 @@ from engine.interface.errors import InvalidParameter, Overloaded, RequestError, 
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import EngineReady
 from server.api.generation_spec import RequestContext
+from server.api.heavy_work import HeavyWork
+from server.api.limits import LIMITS
 from server.api.request_record import RequestRecord
-from server.errors import DeadlineExceeded, Draining, HttpError, ModelNotFound, NotReady
+from server.errors import DeadlineExceeded, Draining, HttpError, ModelNotFound, NotReady, TooManyBodies
 from server.structured_output.compile_check import GrammarChecker
 from server.text.embedding_model import EmbeddingModel, load_embedding_model
 from server.text.generation_defaults import GenerationDefaults, load_generation_defaults
@@ -43,6 +47,7 @@ class AppState:
     created: int  # Unix time of the start, seconds
     grammars: GrammarChecker
     embedding: EmbeddingModel | None = None  # None: the model makes no embeddings
+    work: HeavyWork = field(default_factory=HeavyWork)
 
     def limits(self) -> EngineReady:
         """Return the engine's limits. Raises Draining or NotReady while no new request is accepted."""
@@ -121,6 +126,18 @@ class AppState:
         body.priority = None
         return ["priority"]
 
+    async def encode_texts(self, texts: Sequence[str], *, param: str) -> list[list[int]]:
+        """Return the ids of prompts, up to the first that does not fit the context. Raises as encode_checked() does."""
+        max_model_len = self.limits().max_model_len
+        encode = partial(
+            self.tokenizer.encode_checked,
+            texts,
+            max_model_len=max_model_len,
+            max_total=LIMITS.prompt_tokens_of(max_model_len),
+            param=param,
+        )
+        return await self.work.run(sum(map(len, texts)), encode)
+
     def request_context(self, record: RequestRecord) -> RequestContext:
         """Return the facts of a request besides its body, with a new seed."""
         return RequestContext(record.arrival_s, self.config.request_timeout_s, secrets.randbits(63), record.key_hash)
@@ -134,7 +151,7 @@ class AppState:
                 reason = "draining"
             case NotReady():
                 reason = "not_ready"
-            case Overloaded():
+            case Overloaded() | TooManyBodies():
                 reason = "overloaded"
             case RequestError() | HttpError():
                 reason = "invalid"

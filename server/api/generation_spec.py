@@ -12,6 +12,7 @@ import msgspec
 
 from engine.interface.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
 from engine.interface.protocol import EngineReady, GrammarSpec, SamplingParams
+from server.api.limits import LIMITS
 from server.api.sampling_fields import ModelFacts, check_ids, wire_values
 from server.api.schemas import ChatBody, CompletionBody
 from server.config.api_keys import cache_salt_of
@@ -137,6 +138,11 @@ def completion_spec(
         )
         for prompt in prompts
     )
+    total, most = sum(map(len, prompts)), LIMITS.prompt_tokens_of(limits.max_model_len)
+    if total > most:
+        raise InvalidParameter(
+            f"prompt has {total} tokens in all, the limit is {most}: send it in several requests.", param="prompt"
+        )
     for prompt in prompts:  # after the lengths: a body of ids far over the context is not walked
         check_ids(prompt, "prompt", limits)
     spec = _spec(

@@ -8,7 +8,7 @@ from here. Parameters that each API has in a form of its own (max_tokens, stop, 
 Imports engine.interface, pydantic and server.text.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -205,13 +205,12 @@ def wire_values(body: OpenAISampling, model: ModelFacts) -> dict[str, Any]:
     return values
 
 
-def check_ids(ids: Iterable[int], field: str, limits: EngineReady) -> None:
+def check_ids(ids: Collection[int], field: str, limits: EngineReady) -> None:
     """Refuse ids outside the vocabulary."""
-    for token_id in ids:
-        if not 0 <= token_id < limits.vocab_size:
-            raise InvalidParameter(
-                f"{field} has the token id {token_id}; ids are from 0 to {limits.vocab_size - 1}.", param=field
-            )
+    if not ids or (min(ids) >= 0 and max(ids) < limits.vocab_size):  # fast: there can be a million
+        return
+    wrong = next(token_id for token_id in ids if not 0 <= token_id < limits.vocab_size)
+    raise InvalidParameter(f"{field} has the token id {wrong}; ids are from 0 to {limits.vocab_size - 1}.", param=field)
 
 
 _SHARED = sampling_fields(SharedSampling)

@@ -10,6 +10,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from engine.interface.errors import InvalidParameter
+from server.api.limits import LIMITS
 from server.errors import MalformedBody
 from server.structured_output.grammar_spec import is_deeper_than
 
@@ -34,6 +35,7 @@ class StrictModel(BaseModel):
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """Parse strictly: no NaN, no Infinity, no lone surrogates, no deep nesting. Raises MalformedBody."""
+    _check_size(body)
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
@@ -62,6 +64,24 @@ def parse_body(model: type[Body], value: Any, *, at: str = "") -> Body:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         raise _invalid(first["loc"], at=at, kind=first["type"], message=first["msg"], value=first["input"]) from None
+
+
+def _check_size(body: bytes) -> None:
+    """Refuse a body whose values would take much more memory than its bytes, before it is decoded."""
+    if len(body) <= LIMITS.small_body_bytes:
+        return
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in body else body
+    num_strings = bare.count(b'"') // 2
+    if num_strings <= LIMITS.json_strings:
+        bare = b"".join(bare.split(b'"')[::2])  # what is outside of strings
+    counts = (
+        (num_strings, LIMITS.json_strings, "strings"),
+        (bare.count(b"[") + bare.count(b"{"), LIMITS.json_containers, "objects and lists"),
+        (bare.count(b","), LIMITS.json_commas, "commas between values"),
+    )
+    for count, limit, noun in counts:
+        if count > limit:
+            raise MalformedBody(f"The body has {count} {noun}, the limit is {limit}.")
 
 
 def _lone_surrogate(body: bytes) -> str | None:

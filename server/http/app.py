@@ -70,7 +70,7 @@ def create_app(
     app.include_router(router_of(route for route in routes if not route.is_public))
     http_metrics.create_series(route.path for route in routes)
     _handle_errors(app, app_state)
-    app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
+    app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes, work=app_state.work)
     if config.api_key_hashes:
         app.add_middleware(
             KeyGuard,

@@ -15,15 +15,19 @@ from typing import Any, NamedTuple
 import jinja2
 import msgspec
 from tokenizers import Tokenizer as HfTokenizer
+from tokenizers import pre_tokenizers
 
-from engine.interface.errors import PromptTooLong, StartupError, UnsupportedFeature, sentence
+from engine.interface.errors import InvalidParameter, PromptTooLong, StartupError, UnsupportedFeature, sentence
 from server.text.chat_template import ChatTemplate, Message, split_marked
 from server.text.detokenizer import ByteLevelDetokenizer, Detokenizer, TokenBytes, WindowDetokenizer
 from server.text.generation_defaults import read_json
 from server.text.parsers.detect import ChatFormat, detect_format
 
 TEMPLATE_DEADLINE_S = 2.0
-_PROBE_CHARS_PER_TOKEN = 16  # far over any language's average
+_USUAL_BYTES_PER_TOKEN = 8  # over the average of texts: a longer text is counted before it is encoded whole
+_PIECE_CHARS = 64 * 1024  # of a text that is counted; encoding takes some hundred bytes per character
+_MAX_COMPOSED = 4  # characters that NFC joins to one at most
+CONTEXT = "This model's maximum context length"
 _TEMPLATE_NAMES = ("default", "tool_use")
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -60,6 +64,7 @@ class Tokenizer:
         self._byte_level = TokenBytes(backend) if kinds == {"ByteLevel"} else None
         self._has_byte_tokens = "ByteFallback" in kinds
         self._has_space_marks = bool(kinds & {"Metaspace", "Replace"})
+        self._max_token_bytes = _max_token_bytes(backend) if self._byte_level is not None else None
         special = [token.content for token in added.values() if token.special]
         others = [token.content for token in added.values() if not token.special]
         self.chat_template, self._tool_template = (
@@ -95,28 +100,54 @@ class Tokenizer:
             return ids[len(newline) :]
         return self.encode(text, add_special_tokens=False)
 
-    def check_length(self, text: str, *, max_model_len: int, param: str) -> None:
-        """Raise PromptTooLong for a text that is hopelessly long, without encoding all of it (8 MiB take seconds).
+    def check_length(self, text: str, *, max_tokens: int, param: str, limit: str = CONTEXT) -> None:
+        """Raise PromptTooLong for a text that is hopelessly long, without encoding all of it (8 MiB take 1.5 GB).
 
-        A part of it with twice the context's tokens is proof enough: encoding is local but for the part's last word.
-        `param`: the text's field.
+        Its size alone is proof where the vocabulary bounds the text of a token. Else it is counted in pieces, up to
+        twice `max_tokens`, which is proof enough: encoding is local but for a piece's first and last word.
+        `param`: the text's field; `limit`: the name of max_tokens.
         """
-        part = text[: _PROBE_CHARS_PER_TOKEN * max_model_len]
-        if len(part) == len(text):
+        num_bytes = len(text.encode("utf-8", "surrogatepass"))
+        if num_bytes <= _USUAL_BYTES_PER_TOKEN * max_tokens:
             return
-        num_tokens = len(self.encode(part, add_special_tokens=False))
-        if num_tokens > 2 * max_model_len:
+        if self._max_token_bytes is not None and (least := num_bytes // self._max_token_bytes) > max_tokens:
             raise PromptTooLong(
-                f"This model's maximum context length is {max_model_len} tokens, but the first {len(part)} of the "
-                f"prompt's {len(text)} characters alone are {num_tokens} tokens.",
+                f"{limit} is {max_tokens} tokens, but the prompt's {num_bytes} bytes are at least {least} tokens.",
                 param=param,
             )
+        num_tokens = 0
+        for begin in range(0, len(text), _PIECE_CHARS):
+            num_tokens += len(self.encode(text[begin : begin + _PIECE_CHARS], add_special_tokens=False))
+            if num_tokens > 2 * max_tokens:
+                raise PromptTooLong(
+                    f"{limit} is {max_tokens} tokens, but the first {begin + _PIECE_CHARS} of the prompt's {len(text)} "
+                    f"characters alone are {num_tokens} tokens.",
+                    param=param,
+                )
 
-    def encode_checked(self, texts: Sequence[str], *, max_model_len: int, param: str) -> list[list[int]]:
-        """Return the ids of raw prompts. Raises PromptTooLong as check_length() does."""
+    def encode_checked(
+        self, texts: Sequence[str], *, max_model_len: int, max_total: int, param: str
+    ) -> list[list[int]]:
+        """Return the ids of raw prompts, up to the first that exceeds max_model_len, which the caller refuses.
+
+        Raises PromptTooLong as check_length() does, before any is encoded, and InvalidParameter for more tokens
+        together than max_total.
+        """
         for text in texts:
-            self.check_length(text, max_model_len=max_model_len, param=param)
-        return [self.encode(text) for text in texts]
+            self.check_length(text, max_tokens=max_model_len, param=param)
+        prompts: list[list[int]] = []
+        num_tokens = 0
+        for text in texts:
+            prompts.append(self.encode(text))
+            num_tokens += len(prompts[-1])
+            if len(prompts[-1]) > max_model_len:
+                break
+            if num_tokens > max_total:
+                raise InvalidParameter(
+                    f"{param} has more than {max_total} tokens in all, the limit: send it in several requests.",
+                    param=param,
+                )
+        return prompts
 
     def render_chat(
         self,
@@ -261,6 +292,23 @@ def _kinds_of(decoder: dict[str, Any]) -> set[str]:
     if decoder["type"] == "Sequence":
         return set().union(*map(_kinds_of, decoder["decoders"]))
     return {decoder["type"]}
+
+
+def _max_token_bytes(backend: HfTokenizer) -> int | None:
+    """Return the most bytes of a text that a byte-level tokenizer makes one token of; None: there is no such bound."""
+    normalizer = json.loads(backend.normalizer.__getstate__()) if backend.normalizer is not None else None
+    added = backend.get_added_tokens_decoder().values()
+    vocabulary = backend.get_vocab(with_added_tokens=False)  # a character for each byte
+    has_lost_text = (
+        (normalizer is not None and normalizer["type"] != "NFC")
+        or (backend.pre_tokenizer is not None and b'"Removed"' in backend.pre_tokenizer.__getstate__())
+        or any(token.lstrip or token.rstrip for token in added)
+        or not vocabulary.keys() >= set(pre_tokenizers.ByteLevel.alphabet())
+    )
+    if has_lost_text:
+        return None
+    longest = max([*map(len, vocabulary), *(len(token.content.encode()) for token in added)])
+    return longest * (1 if normalizer is None else _MAX_COMPOSED)
 
 
 def _read_text(path: Path) -> str:

@@ -5,7 +5,6 @@ The chat route calls prepare_chat; routes of other APIs, which translate their b
 
 import asyncio
 import secrets
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,8 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.requests import Request
 
-from engine.interface.errors import InvalidParameter
-from engine.interface.protocol import EngineReady
+from engine.interface.errors import InvalidParameter, PromptTooLong
 from server.api.app_state import AppState
 from server.api.as_chat import ChatEquivalent, errors_in_client_fields, rename_fields
 from server.api.chat.template_messages import shorten_call_ids, template_messages
@@ -22,9 +20,10 @@ from server.api.chat.tools import ToolPlan, check_tools, plan_tools
 from server.api.generation_spec import chat_spec, check_chat
 from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
+from server.api.limits import LIMITS
 from server.api.reply_options import PreparedReply, reply_options
 from server.api.request_record import record_of
-from server.api.sampling_fields import MAX_TOKENS, ModelFacts
+from server.api.sampling_fields import ModelFacts
 from server.api.schemas import ChatBody
 from server.api.sse import ReplyHead
 from server.generation.generation import CompletionStream
@@ -34,9 +33,10 @@ from server.structured_output.tool_grammar import answer_grammar, tool_grammar
 from server.text.chat_template import template_timeout
 from server.text.parsers.detect import ChatFormat, make_parser
 from server.text.parsers.reasoning import ReasoningPlace, reasoning_place
-from server.text.tokenizer import TEMPLATE_DEADLINE_S, Tokenizer
+from server.text.tokenizer import CONTEXT, TEMPLATE_DEADLINE_S, RenderedChat, Tokenizer
 
 MAX_GRAMMAR_BYTES = 256 * 1024
+COUNTED = "The limit of what is counted or shown without generation"
 _RENDER_GRACE_S = 0.5
 
 
@@ -67,7 +67,7 @@ async def prepare_chat(
     record = record_of(request.scope)
     ignored = ignored_fields(body) + _ignored_by_template(body, chat_format) + app_state.drop_priority(body, record)
     headers = app_state.ignored_header(ignored)
-    prompt = await _encode(app_state, body, plan, limits)
+    prompt = await _encode(app_state, body, plan, max_tokens=limits.max_model_len, limit=CONTEXT)
     record.model = model
     context = app_state.request_context(record)
     constraint = _constraint_of(body, plan, tokenizer, prompt.reasoning)
@@ -122,10 +122,18 @@ async def prepare_equivalent(
 
 
 async def encode_chat(app_state: AppState, body: ChatBody) -> list[int]:
-    """Return the token ids of a chat's prompt, even if it does not fit the context. Raises ServiceErrors."""
+    """Return the token ids of a chat's prompt, which may exceed the context. Raises ServiceErrors."""
     plan = _checked_plan(body, app_state.tokenizer.chat_format)
-    limits = msgspec.structs.replace(app_state.limits(), max_model_len=MAX_TOKENS)
-    return (await _encode(app_state, body, plan, limits)).token_ids
+    most = LIMITS.counted_tokens_of(app_state.limits().max_model_len)
+    prompt = await _encode(app_state, body, plan, max_tokens=most, limit=COUNTED)
+    return check_counted(prompt.token_ids, most, param="messages")
+
+
+def check_counted(token_ids: list[int], most: int, *, param: str) -> list[int]:
+    """Return tokens that are counted or shown without generation. Raises PromptTooLong for more than `most`."""
+    if len(token_ids) > most:
+        raise PromptTooLong(f"{COUNTED} is {most} tokens, but the prompt has {len(token_ids)}.", param=param)
+    return token_ids
 
 
 def _checked_plan(body: ChatBody, chat_format: ChatFormat) -> ToolPlan:
@@ -165,18 +173,29 @@ def _constraint_of(
     return ConstraintRequest(answer_grammar(parts, chat_format.reasoning, reasoning, tag_ids=ids), param)
 
 
-async def _encode(app_state: AppState, body: ChatBody, plan: ToolPlan, limits: EngineReady) -> _Prompt:
-    """Render and encode in one thread. The renderer checks its deadline itself; the wait covers code that cannot."""
+async def _encode(app_state: AppState, body: ChatBody, plan: ToolPlan, *, max_tokens: int, limit: str) -> _Prompt:
+    """Render and encode in threads. Raises PromptTooLong for more than about twice max_tokens, named `limit`."""
     tokenizer = app_state.tokenizer
+    rendered, place = await _render(tokenizer, body, plan)
+
+    def encode() -> list[int]:
+        tokenizer.check_length(rendered.text, max_tokens=max_tokens, param="messages", limit=limit)
+        return tokenizer.encode_chat(rendered)
+
+    return _Prompt(await app_state.work.run(len(rendered.text), encode), place)
+
+
+async def _render(tokenizer: Tokenizer, body: ChatBody, plan: ToolPlan) -> tuple[RenderedChat, ReasoningPlace]:
+    """Render in a thread. The renderer checks its deadline itself; the wait covers code that cannot."""
     template = tokenizer.chat_template
-    messages = template_messages(body, knows_developer=template is not None and "developer" in template.source)
-    if tokenizer.chat_format.tools in ("mistral", "mistral_args"):
-        shorten_call_ids(messages)
-    is_rendered = threading.Event()
+    knows_developer = template is not None and "developer" in template.source
     begun_s: float | None = None  # None while it waits for a free thread: that time is no render time
 
-    def render_and_encode() -> _Prompt:
+    def render() -> tuple[RenderedChat, ReasoningPlace]:
         nonlocal begun_s
+        messages = template_messages(body, knows_developer=knows_developer)
+        if tokenizer.chat_format.tools in ("mistral", "mistral_args"):
+            shorten_call_ids(messages)
         begun_s = time.monotonic()
         rendered = tokenizer.render_chat(
             messages,
@@ -185,20 +204,17 @@ async def _encode(app_state: AppState, body: ChatBody, plan: ToolPlan, limits: E
             continue_final_message=bool(body.continue_final_message),
             template_kwargs=_template_kwargs(body, tokenizer.chat_format),
         )
-        is_rendered.set()
-        tokenizer.check_length(rendered.text, max_model_len=limits.max_model_len, param="messages")
         written = str(messages[-1].get("content", "")) if body.continue_final_message else None
-        place = reasoning_place(tokenizer.chat_format.reasoning, rendered.text, continued=written)
-        return _Prompt(tokenizer.encode_chat(rendered), place)
+        return rendered, reasoning_place(tokenizer.chat_format.reasoning, rendered.text, continued=written)
 
-    work = asyncio.create_task(asyncio.to_thread(render_and_encode))
+    work = asyncio.create_task(asyncio.to_thread(render))
     work.add_done_callback(_forget)  # also if the request is cancelled meanwhile
-    while not work.done() and not is_rendered.is_set():
+    while not work.done():
         rest_s = TEMPLATE_DEADLINE_S + _RENDER_GRACE_S - (time.monotonic() - begun_s if begun_s is not None else 0.0)
         if rest_s <= 0:
             raise template_timeout()
         await asyncio.wait({work}, timeout=rest_s)
-    return await work
+    return work.result()
 
 
 def _template_kwargs(body: ChatBody, chat_format: ChatFormat) -> dict[str, Any] | None:
@@ -217,7 +233,7 @@ def _ignored_by_template(body: ChatBody, chat_format: ChatFormat) -> list[str]:
     return ["reasoning_effort"] if body.reasoning_effort is not None and not is_read else []
 
 
-def _forget(work: asyncio.Task[_Prompt]) -> None:
+def _forget(work: asyncio.Task[Any]) -> None:
     """Retrieve the result of an abandoned render, so that asyncio does not report it as lost."""
     if not work.cancelled():
         work.exception()

@@ -1,6 +1,5 @@
 """prepare_completion: from a parsed completion body to a generation: checks, token ids, spec. Imports server only."""
 
-import asyncio
 import secrets
 import time
 
@@ -34,8 +33,7 @@ async def prepare_completion(app_state: AppState, body: CompletionBody, request:
     grammar = await checked_grammar(app_state.grammars, constraint, request, timeout_s=context.timeout_of(body.timeout))
     prompts = body.prompt
     if isinstance(prompts[0], str):
-        encode = app_state.tokenizer.encode_checked
-        prompts = await asyncio.to_thread(encode, prompts, max_model_len=limits.max_model_len, param="prompt")
+        prompts = await app_state.encode_texts(prompts, param="prompt")
     facts = ModelFacts(limits, app_state.defaults, app_state.tokenizer)
     spec = completion_spec(body, prompts, model=facts, context=context, grammar=grammar)
     lora_index = app_state.lora_index(model)

@@ -1,6 +1,5 @@
 """prepare_embeddings: check a parsed embeddings body and make its spec: prompts, ids, limits. Imports server only."""
 
-import asyncio
 import secrets
 
 import msgspec
@@ -11,12 +10,11 @@ from engine.interface.protocol import EngineReady
 from server.api.app_state import AppState
 from server.api.embeddings.run import EmbeddingRun, EmbeddingSpec
 from server.api.embeddings.schema import EmbeddingBody
+from server.api.limits import LIMITS
 from server.api.request_record import record_of
 from server.api.sampling_fields import check_ids
 from server.config.api_keys import cache_salt_of
 from server.text.embedding_model import EmbeddingModel
-
-MAX_INPUT_TOKENS = 2**20  # of all inputs of a request
 
 
 class PreparedEmbeddings(msgspec.Struct, frozen=True):
@@ -41,8 +39,7 @@ async def prepare_embeddings(app_state: AppState, body: EmbeddingBody, request: 
         )
     if isinstance(body.input[0], str):
         prefix = _prefix(body.prompt_name, embedding)
-        texts, encode = [prefix + text for text in body.input], app_state.tokenizer.encode_checked
-        inputs = await asyncio.to_thread(encode, texts, max_model_len=limits.max_model_len, param="input")
+        inputs = await app_state.encode_texts([prefix + text for text in body.input], param="input")
     else:
         if body.prompt_name:
             raise InvalidParameter("prompt_name is for texts: token ids are taken as they are.", param="prompt_name")
@@ -86,10 +83,10 @@ def _check_inputs(inputs: list[list[int]], limits: EngineReady) -> None:
                 f" {len(token_ids)}.",
                 param="input",
             )
-    total = sum(map(len, inputs))
-    if total > MAX_INPUT_TOKENS:
+    total, limit = sum(map(len, inputs)), LIMITS.prompt_tokens_of(limits.max_model_len)
+    if total > limit:
         raise InvalidParameter(
-            f"input has {total} tokens in all, the limit is {MAX_INPUT_TOKENS}: send it in several requests.",
+            f"input has {total} tokens in all, the limit is {limit}: send it in several requests.",
             param="input",
         )
     for token_ids in inputs:

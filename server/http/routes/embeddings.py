@@ -11,7 +11,7 @@ from server.api.embeddings.schema import EmbeddingBody
 from server.api.request_record import record_of
 from server.api.sse import run_while_connected
 from server.http.routes.api_route import ApiRoute
-from server.http.routes.request_body import read_body
+from server.http.routes.request_body import read_body, release_body
 
 
 def embeddings_routes(app_state: AppState) -> list[ApiRoute]:
@@ -22,6 +22,7 @@ def embeddings_routes(app_state: AppState) -> list[ApiRoute]:
         app_state.embedding_model()
         body = await read_body(request, EmbeddingBody)
         prepared = await prepare_embeddings(app_state, body, request)
+        release_body(request)
         run, record = prepared.run, record_of(request.scope)
         record.stats, record.cancel, record.answer_id = run.stats, run.cancel, run.request_id
         if record.is_cancelled:  # while its inputs were encoded

@@ -12,7 +12,7 @@ from server.api.schemas import ChatBody, CompletionBody
 from server.generation.generation import GenerationSpec
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer
-from server.http.routes.request_body import read_body
+from server.http.routes.request_body import read_body, with_body
 from server.text.tokenizer import Tokenizer
 
 
@@ -44,7 +44,8 @@ def completions_routes(app_state: AppState) -> list[ApiRoute]:
         app_state.check_room()  # before the body is read
         body = await read_body(request, CompletionBody)
         completion = await prepare_completion(app_state, body, request)
-        echo = _echo_texts(body, completion.generation.spec, app_state.tokenizer) if body.echo else None
+        spec = completion.generation.spec
+        echo = await with_body(request, lambda: _echo_texts(body, spec, app_state.tokenizer)) if body.echo else None
         writer = TextWriter(completion, tokenizer=app_state.tokenizer, echo=echo)
         return await answer(app_state, request, completion, writer)
 

@@ -12,7 +12,7 @@ from server.api.messages.writer import MessagesWriter
 from server.api.request_record import record_of
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer, json_reply
-from server.http.routes.request_body import read_body
+from server.http.routes.request_body import read_body, with_body
 
 
 def messages_routes(app_state: AppState) -> list[ApiRoute]:
@@ -21,9 +21,8 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
     async def create_message(request: Request) -> Response:
         app_state.check_room()  # before the body is read
         body = await read_body(request, MessagesBody)
-        chat = await prepare_equivalent(
-            app_state, translate_messages(body), request, id_prefix="msg_", shrinks_max_tokens=True
-        )
+        equivalent = await with_body(request, lambda: translate_messages(body))
+        chat = await prepare_equivalent(app_state, equivalent, request, id_prefix="msg_", shrinks_max_tokens=True)
         writer = MessagesWriter(
             chat.head,
             generation=chat.generation,
@@ -37,7 +36,7 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
         app_state.limits()
         body = await read_body(request, CountTokensBody)
         app_state.model_name(body.model)
-        equivalent = translate_count(body)
+        equivalent = await with_body(request, lambda: translate_count(body))
         with errors_in_client_fields(equivalent.field_names):
             num_tokens = len(await encode_chat(app_state, equivalent.body))
         headers = {**app_state.ignored_header(equivalent.ignored), "request-id": record_of(request.scope).request_id}

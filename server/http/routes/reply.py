@@ -15,6 +15,7 @@ from server.api.request_record import RequestRecord, record_of
 from server.api.sse import EventStreamResponse, SseWriter, cancel, run_while_connected, wait_or_gone
 from server.generation.events import ChoiceFinished, Event
 from server.generation.generation import CompletionStream
+from server.http.routes.request_body import release_body
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ FIRST_EVENT_GRACE_S = 1.0  # an error within it is a real HTTP status; later, th
 
 async def answer(app_state: AppState, request: Request, prepared: PreparedReply, writer: SseWriter) -> Response:
     """Run the generation and return its response. Raises errors that occur before the first byte."""
+    release_body(request)
     record, generation, headers = record_of(request.scope), prepared.generation, prepared.headers
     record.stats, record.cancel, record.answer_id = generation.stats, generation.cancel, generation.request_id
     if record.is_cancelled:  # while its prompt was made

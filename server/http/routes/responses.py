@@ -15,7 +15,7 @@ from server.errors import NotFound
 from server.generation.events import TextDelta
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer
-from server.http.routes.request_body import read_body
+from server.http.routes.request_body import read_body, with_body
 from server.text.tokenizer import Tokenizer
 
 
@@ -25,7 +25,8 @@ def responses_routes(app_state: AppState) -> list[ApiRoute]:
     async def create_response(request: Request) -> Response:
         app_state.check_room()  # before the body is read
         body = await read_body(request, ResponsesBody)
-        chat = await prepare_equivalent(app_state, translate_responses(body), request, id_prefix="resp_")
+        equivalent = await with_body(request, lambda: translate_responses(body))
+        chat = await prepare_equivalent(app_state, equivalent, request, id_prefix="resp_")
         writer = ResponsesWriter(
             chat.head,
             echo_of(body),

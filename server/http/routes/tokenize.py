@@ -1,23 +1,26 @@
 """Routes POST /tokenize, /detokenize and the render routes: the tokens of a prompt, without generation."""
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from fastapi import Request, Response
 
 from engine.interface.errors import InvalidParameter
 from server.api.app_state import AppState
-from server.api.chat.request import encode_chat, prepare_chat
+from server.api.chat.request import COUNTED, check_counted, encode_chat, prepare_chat
 from server.api.completions.request import prepare_completion
+from server.api.limits import LIMITS
 from server.api.objects import Detokenized, Rendered, Tokenized, TokenPiece
 from server.api.sampling_fields import check_ids
 from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from server.api.strict_json import parse_body
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import json_reply
-from server.http.routes.request_body import read_body
+from server.http.routes.request_body import read_body, with_body
 from server.text.tokenizer import Tokenizer
+
+_BYTES_PER_TOKEN = 16  # of an answer, at least
 
 
 def tokens_routes(app_state: AppState) -> list[ApiRoute]:
@@ -30,11 +33,13 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
         headers = app_state.ignored_header(sorted(body.model_extra or {}))
         _check_tokenize(body)
         if body.messages is not None:
-            chat = parse_body(ChatBody, body.chat_fields())
+            chat = await with_body(request, lambda: parse_body(ChatBody, body.chat_fields()))
             token_ids = await encode_chat(app_state, chat)
         else:
-            token_ids = await asyncio.to_thread(_encode, app_state.tokenizer, body)
-        answer = await asyncio.to_thread(_tokenized, body, token_ids, app_state.tokenizer, limits.max_model_len)
+            encode = partial(_encode, app_state.tokenizer, body, LIMITS.counted_tokens_of(limits.max_model_len))
+            token_ids = await app_state.work.run(len(body.content or body.prompt or ""), encode)
+        write = partial(_tokenized, body, token_ids, app_state.tokenizer, limits.max_model_len)
+        answer = await app_state.work.run(_BYTES_PER_TOKEN * len(token_ids), write)
         return Response(answer, media_type="application/json", headers=headers)
 
     async def detokenize(request: Request) -> Response:
@@ -43,7 +48,8 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
         app_state.model_name(body.model)
         headers = app_state.ignored_header(sorted(body.model_extra or {}))
         check_ids(body.tokens, "tokens", limits)
-        text = await asyncio.to_thread(app_state.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        decode = partial(app_state.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        text = await app_state.work.run(_BYTES_PER_TOKEN * len(body.tokens), decode)
         return json_reply(Detokenized(text), headers)
 
     return [
@@ -111,10 +117,13 @@ def _check_tokenize(body: TokenizeBody) -> None:
         raise InvalidParameter(f"{name} is for a prompt: a chat's template writes its own special tokens.", param=name)
 
 
-def _encode(tokenizer: Tokenizer, body: TokenizeBody) -> list[int]:
-    if body.content is not None:
-        return tokenizer.encode(body.content, add_special_tokens=bool(body.add_special or body.add_special_tokens))
-    return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+def _encode(tokenizer: Tokenizer, body: TokenizeBody, most: int) -> list[int]:
+    name, text = ("prompt", body.prompt or "") if body.content is None else ("content", body.content)
+    is_special = (
+        body.add_special_tokens is not False if name == "prompt" else body.add_special or body.add_special_tokens
+    )
+    tokenizer.check_length(text, max_tokens=most, param=name, limit=COUNTED)
+    return check_counted(tokenizer.encode(text, add_special_tokens=bool(is_special)), most, param=name)
 
 
 def _tokenized(body: TokenizeBody, token_ids: list[int], tokenizer: Tokenizer, max_model_len: int) -> bytes:
@@ -144,4 +153,4 @@ async def _rendered(
             for prompt, text in zip(prompts, texts, strict=True)
         ]
 
-    return await asyncio.to_thread(decode)
+    return await app_state.work.run(_BYTES_PER_TOKEN * sum(map(len, prompts)), decode)

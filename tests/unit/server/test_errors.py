@@ -73,7 +73,7 @@ def test_a_hopelessly_long_prompt_is_not_encoded_whole(harness, monkeypatch):
     assert error["param"] == "prompt"
     error = check_error(app.chat(messages=[{"role": "user", "content": text}]), 400, "context_length_exceeded")
     assert error["param"] == "messages"
-    assert max(encoded) == 16 * 256
+    assert encoded == []
 
 
 # rule: Errors: 404 for models and routes, 405 with `Allow`, 413, 415

@@ -16,6 +16,7 @@ from tokenizers import processors
 
 from engine.interface.errors import EngineError, Overloaded
 from server.api.embeddings.run import to_base64, unit_vector
+from server.api.limits import RequestLimits
 from tests.support.client_types import check_type
 from tests.support.embedding_folder import PROMPTS, write_embedding_files
 from tests.support.fakes import READY, fake_embedding
@@ -223,7 +224,7 @@ def test_an_input_longer_than_the_context_is_refused(app, given):
 # rule: Limits: Embeddings: 2,048 inputs, each within the context, tokens in all, no more at once than the engine
 #     holds
 def test_too_many_tokens_in_all_are_refused(app, monkeypatch):
-    monkeypatch.setattr("server.api.embeddings.request.MAX_INPUT_TOKENS", 10)
+    monkeypatch.setattr(RequestLimits, "prompt_tokens_of", lambda self, max_model_len: 10)
     running = app()
     assert embed(running, input=[[5] * 5, [6] * 5]).status_code == 200
     error = check_error(embed(running, input=[[5] * 5, [6] * 6]), 400, "invalid_parameter")

@@ -1,0 +1,26 @@
+"""HeavyWork: the threads of one HTTP worker for work that takes long. Imports server.api.limits."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from server.api.limits import LIMITS
+
+T = TypeVar("T")
+
+
+class HeavyWork:
+    """Runs work of requests outside the event loop.
+
+    Heavy work waits for one of few threads, which bounds the memory that it takes together. Light work never waits for
+    it: it runs in asyncio's own threads.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(LIMITS.heavy_threads, thread_name_prefix="heavy")
+
+    async def run(self, num_bytes: int, work: Callable[[], T]) -> T:
+        """Return the result of the work in a thread. num_bytes: what it reads; it decides which thread."""
+        threads = self._threads if num_bytes > LIMITS.small_body_bytes else None
+        return await asyncio.get_running_loop().run_in_executor(threads, work)

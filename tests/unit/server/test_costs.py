@@ -1,0 +1,200 @@
+"""What one request may cost an HTTP worker: it is refused by its size, before the work, and others go on meanwhile."""
+
+import asyncio
+import threading
+
+import msgspec
+import pytest
+from tokenizers import AddedToken
+
+from server.api.limits import RequestLimits
+from server.api.strict_json import parse_json
+from server.text.tokenizer import Tokenizer
+from tests.support.fakes import READY
+from tests.unit.server.conftest import COMPLETIONS, check_error, train_byte_level, write_model_folder
+
+COUNT = "/v1/messages/count_tokens"
+JSON_TYPE = {"content-type": "application/json"}
+TEXT = "Hello, world! "
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """Collect the sizes of the texts that are encoded."""
+    sizes: list[int] = []
+    encode = Tokenizer.encode
+    monkeypatch.setattr(
+        Tokenizer, "encode", lambda self, text, **kw: sizes.append(len(text)) or encode(self, text, **kw)
+    )
+    return sizes
+
+
+# rule: Limits: What is counted without generation: 65,536 tokens or two contexts, refused before it is encoded
+def test_a_text_that_is_surely_too_long_to_count_is_refused_before_it_is_encoded(harness, encoded):
+    app, text = harness(), TEXT * 400_000
+    for field in ("prompt", "content"):
+        error = check_error(app.post("/tokenize", {field: text}), 400, "context_length_exceeded")
+        assert error["param"] == field
+        assert "65536" in error["message"]
+    chat = [{"role": "user", "content": text}]
+    assert check_error(app.post("/tokenize", {"messages": chat}), 400, "context_length_exceeded")["param"] == "messages"
+    reply = app.post(COUNT, {"model": "tiny", "messages": chat})
+    assert reply.status_code == 400
+    assert "65536" in reply.json()["error"]["message"]
+    assert encoded == []
+
+
+def test_a_text_too_long_to_count_is_encoded_in_pieces_up_to_twice_the_limit(harness, encoded, monkeypatch):
+    monkeypatch.setattr(RequestLimits, "counted_tokens_of", lambda self, max_model_len: 16_384)
+    error = check_error(harness().post("/tokenize", {"prompt": "q" * 250_000}), 400, "context_length_exceeded")
+    assert "16384" in error["message"]
+    assert encoded == [65_536]
+
+
+def test_without_a_bound_for_a_tokens_text_pieces_are_counted(harness, tmp_path, encoded):
+    app = harness(folder=write_model_folder(tmp_path / "m", tokenizer=with_lost_text()))
+    assert check_error(app.complete(prompt=TEXT * 60_000), 400, "context_length_exceeded")["param"] == "prompt"
+    assert encoded == [65_536]
+
+
+def with_lost_text():
+    """A tokenizer with a token that takes any number of spaces before it."""
+    tokenizer = train_byte_level()
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    return tokenizer
+
+
+def test_texts_up_to_the_limit_are_counted(harness):
+    app = harness()
+    assert app.post("/tokenize", {"prompt": "q" * 65_536}).json()["count"] == 65_536
+    check_error(app.post("/tokenize", {"prompt": "q" * 65_537}), 400, "context_length_exceeded")
+
+
+# rule: Limits: A list of prompts is refused at the first that is too long
+def test_a_list_of_prompts_is_refused_at_the_first_that_is_too_long(harness, encoded):
+    app = harness()
+    check_error(app.complete(prompt=["q" * 300] * 1024), 400, "context_length_exceeded")
+    assert encoded == [300]
+    encoded.clear()
+    check_error(app.complete(prompt=["q", *["q" * 8000] * 1000]), 400, "context_length_exceeded")
+    assert encoded == []
+
+
+# rule: Limits: All prompts of a request have 1,048,576 tokens, or one context
+def test_all_prompts_of_a_request_are_bounded_together(harness, monkeypatch):
+    monkeypatch.setattr(RequestLimits, "prompt_tokens_of", lambda self, max_model_len: 100)
+    app = harness()
+    assert app.complete(prompt=["q" * 50] * 2).status_code == 200
+    for prompts in (["q" * 50] * 3, [[5] * 50] * 3):
+        assert "100" in check_error(app.complete(prompt=prompts), 400, "invalid_parameter")["message"]
+
+
+# rule: Limits: Long texts and large bodies wait for few threads, short ones never wait for them
+def test_short_texts_do_not_wait_for_long_ones(harness, monkeypatch):
+    app, may_go, num_running, most = harness(), threading.Event(), 0, 0
+    encode, lock = Tokenizer.encode, threading.Lock()
+
+    def slow_encode(self, text, **kw):
+        nonlocal num_running, most
+        if len(text) > 1000:
+            with lock:
+                num_running += 1
+                most = max(most, num_running)
+            assert may_go.wait(60)
+            with lock:
+                num_running -= 1
+        return encode(self, text, **kw)
+
+    monkeypatch.setattr(Tokenizer, "encode", slow_encode)
+
+    async def run() -> list[int]:
+        async with app.http() as http:
+            long = [asyncio.create_task(http.post("/tokenize", json={"prompt": TEXT * 6000})) for _ in range(24)]
+            await asyncio.sleep(0.5)
+            short = await asyncio.wait_for(http.post("/tokenize", json={"prompt": "Hi"}), 30)
+            may_go.set()
+            return [short.status_code, *(reply.status_code for reply in await asyncio.gather(*long))]
+
+    assert set(asyncio.run(run())) == {200}
+    assert most == 2
+
+
+DENSE = {
+    "objects and lists": b'{"prompt": [' + b",".join([b"[]"] * 2_700_000) + b"]}",
+    "strings": b'{"prompt": [' + b",".join([b'""'] * 2_700_000) + b"]}",
+    "commas between values": b'{"prompt": [' + b",".join([b"1"] * 4_000_000) + b"]}",
+}
+
+
+# rule: Limits: JSON: 131,072 objects and lists, 262,144 strings, 1,179,648 commas, counted before it is decoded
+@pytest.mark.parametrize("noun", DENSE)
+def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(harness, noun, monkeypatch):
+    app = harness()
+    monkeypatch.setattr("msgspec.json.decode", lambda body: pytest.fail("it was decoded"))
+    error = check_error(app.post(COMPLETIONS, content=DENSE[noun], headers=JSON_TYPE), 400, "malformed_json")
+    assert noun in error["message"]
+
+
+@pytest.mark.parametrize("text", ['[{,"\\' * 200_000, '\\"[],' * 150_000])
+def test_brackets_commas_and_quotes_within_a_text_count_for_nothing(harness, text):
+    app = harness(engine={"ready": msgspec.structs.replace(READY, max_model_len=2**21)})
+    assert app.complete(prompt=text, max_tokens=1).status_code == 200
+
+
+def test_large_bodies_are_decoded_outside_the_event_loop(harness, monkeypatch):
+    threads = []
+    monkeypatch.setattr(
+        "server.http.routes.request_body.parse_json",
+        lambda body: threads.append(threading.current_thread().name) or parse_json(body),
+    )
+    app = harness()
+    app.complete(user="u" * 70_000)
+    app.complete()
+    assert [name.startswith("heavy") for name in threads] == [True, False]
+
+
+# rule: Limits: All large bodies of a worker: 64 MiB, beyond that 503 with `Retry-After`; small ones pass
+def test_large_bodies_are_bounded_together_and_small_ones_pass(harness, monkeypatch):
+    monkeypatch.setattr("server.http.routes.request_body.LIMITS", RequestLimits(bodies_bytes=1_000_000))
+    app, may_end = harness(), asyncio.Event()
+
+    async def slow_body():
+        yield b'{"model": "tiny", "prompt": "Hi", "user": "'
+        yield b"u" * 300_000
+        await may_end.wait()
+        yield b'"}'
+
+    async def run() -> None:
+        async with app.http() as http:
+            slow = [asyncio.create_task(http.post(COMPLETIONS, content=slow_body(), headers=JSON_TYPE)) for _ in "123"]
+            await asyncio.sleep(0.1)
+            refused = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": "x" * 300_000})
+            check_error(refused, 503, "too_many_bodies")
+            assert refused.headers["retry-after"] == "1"
+            assert (await http.post(COMPLETIONS, json={"model": "tiny", "prompt": "Hello"})).status_code == 200
+            may_end.set()
+            assert {reply.status_code for reply in await asyncio.gather(*slow)} == {400}  # user is too long
+            late = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": "x" * 300_000})
+            check_error(late, 400, "context_length_exceeded")
+
+    asyncio.run(run())
+
+
+def test_a_body_makes_room_when_its_prompt_is_made(harness, monkeypatch):
+    monkeypatch.setattr("server.http.routes.request_body.LIMITS", RequestLimits(bodies_bytes=100_000))
+    hold = asyncio.Event()
+    app = harness(engine={"hold": hold})
+    body = {"model": "tiny", "prompt": "Hi", "metadata_of_mine": "u" * 70_000}
+
+    async def run() -> None:
+        async with app.http() as http:
+            first = asyncio.create_task(http.post(COMPLETIONS, json=body))
+            while not app.client.submitted:
+                await asyncio.sleep(0.01)
+            second = asyncio.create_task(http.post(COMPLETIONS, json=body))
+            while len(app.client.submitted) < 2:
+                await asyncio.sleep(0.01)
+            hold.set()
+            assert [reply.status_code for reply in await asyncio.gather(first, second)] == [200, 200]
+
+    asyncio.run(asyncio.wait_for(run(), 60))
