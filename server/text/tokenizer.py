@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 import msgspec
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as HfTokenizer
 
 from engine.interface.errors import PromptTooLong, StartupError, UnsupportedFeature, sentence
@@ -73,6 +74,10 @@ class Tokenizer:
     def tag_ids(self, tags: Iterable[str]) -> dict[str, int]:
         """Return the ids of those tags that are one added token, whether a special one or not."""
         return {tag: self._id_of_added[tag] for tag in tags if tag in self._id_of_added}
+
+    def added_tokens(self) -> dict[int, AddedToken]:
+        """Return the tokens beside the vocabulary, control tokens among them, by their ids."""
+        return self._backend.get_added_tokens_decoder()
 
     @property
     def eos_id(self) -> int | None:
