@@ -8,7 +8,16 @@ so references to stored objects are refused.
 from typing import Any
 
 from engine.interface.errors import InvalidParameter, UnsupportedFeature
-from server.api.as_chat import ChatEquivalent, Turn, chat_body, field_names_of, named_extras, text_parts, unseal
+from server.api.as_chat import (
+    ChatEquivalent,
+    Turn,
+    chat_body,
+    field_names_of,
+    named_extras,
+    no_parts,
+    text_parts,
+    unseal,
+)
 from server.api.responses.objects import FunctionTool, ReasoningEcho, ResponsesEcho, TextEcho
 from server.api.responses.schema import (
     FunctionCallItem,
@@ -215,6 +224,8 @@ class _Messages:
             self.ignored += named_extras(item.model_extra or {}, known=set(), at=at)
         match item:
             case MessageItem():
+                if item.content == [] and item.role != "assistant":
+                    raise no_parts(f"{at}.content")
                 parts = text_parts(item.content, at=f"{at}.content", kinds=_TEXT_KINDS, ignored=self.ignored)
                 self.add_text(item.role, parts, at=at)
             case FunctionCallItem():

@@ -10,19 +10,26 @@ from pydantic import Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
 from server.api.sampling_fields import MAX_TOKENS, SharedSampling
-from server.api.schemas import MAX_LOGPROBS, MAX_TOOLS, Json, Label, Name, ReasoningEffort, StreamOptions, TextOrParts
+from server.api.schemas import (
+    MAX_LOGPROBS,
+    MAX_TOOLS,
+    Json,
+    Label,
+    Metadata,
+    Name,
+    ReasoningEffort,
+    StreamOptions,
+    TextOrParts,
+)
 from server.api.strict_json import StrictModel, parse_body
 
 MAX_ITEMS = 8192
-MAX_METADATA = 16
 
 _ITEMS_SCHEMA = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": MAX_ITEMS}]
 }
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-MetadataValue = Annotated[str, Field(max_length=512)]
-MetadataKey = Annotated[str, Field(max_length=64)]
 
 
 class MessageItem(StrictModel):
@@ -144,7 +151,7 @@ class ResponsesBody(SharedSampling):
     include: Annotated[list[Label], Field(max_length=64)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     # metadata of the request without effect on the answer
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA)] | None = None
+    metadata: Metadata | None = None
     client_metadata: dict[str, Json] | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
