@@ -143,7 +143,7 @@ def test_log_probabilities_are_asked_for_by_include_or_by_number():
 
 
 def test_tools_are_functions_and_others_are_skipped_by_name():
-    equivalent = translate(tools=[WEB, TOOL, {"type": "custom", "name": "patch"}], tool_choice="required")
+    equivalent = translate(tools=[WEB, TOOL, {"type": "shell"}], tool_choice="required")
     function = {key: value for key, value in TOOL.items() if key != "type"}
     assert [tool.model_dump() for tool in equivalent.body.tools] == [{"type": "function", "function": function}]
     assert equivalent.body.tool_choice == "required"
