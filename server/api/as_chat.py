@@ -128,6 +128,11 @@ def named_extras(fields: Mapping[str, Any], *, known: set[str], at: str) -> list
     return [f"{prefix}{name}" for name in sorted(fields.keys() - known) if fields[name]]
 
 
+def no_parts(at: str) -> InvalidParameter:
+    """Return the error for an empty list of parts, which stands for no text in a model's own words only."""
+    return InvalidParameter(f"{at} is an empty list; it must have at least one part.", param=at)
+
+
 def not_text(kind: str, *, at: str, param: str) -> UnsupportedFeature:
     """Return the error for content that is not text."""
     return UnsupportedFeature(f"{at} is of type {kind[:40]!r}: this model reads text only.", param=param)

@@ -3,8 +3,6 @@
 The body has OpenAI's form; on the paths of Anthropic's API it has Anthropic's.
 """
 
-from collections.abc import Mapping
-
 import msgspec
 
 from engine.interface.errors import (
@@ -18,7 +16,7 @@ from engine.interface.errors import (
     ServiceError,
     ShuttingDown,
 )
-from server.errors import HttpError, MalformedBody, MethodNotAllowed, NotFound
+from server.errors import HttpError
 
 _MAX_MESSAGE_CHARS = 700  # with _MAX_PARAM_CHARS: every error body stays under 4 KB
 _MAX_PARAM_CHARS = 100
@@ -125,18 +123,6 @@ def error_reply(error: ServiceError, *, request_id: str, path: str = "") -> Erro
         headers["request-id"] = request_id  # the anthropic clients read this name
         return ErrorReply(status, msgspec.json.encode(anthropic_body(error, request_id=request_id)), headers)
     return ErrorReply(status, error_body(error, request_id=request_id), headers)
-
-
-def error_from_http(status: int, *, path: str, method: str, headers: Mapping[str, str] | None) -> ServiceError:
-    """Rebuild an error that Starlette's router raised as a bare status."""
-    if status == 404:
-        return NotFound(f"There is no route {path[:200]}.")
-    if status == 405:
-        allow = (headers or {}).get("Allow", "")
-        return MethodNotAllowed(f"{path[:200]} does not accept {method[:16]}; it accepts {allow}.", allow=allow)
-    if status < 500:
-        return MalformedBody("The request could not be read.")
-    return ServiceError("internal error")
 
 
 def _error_type(status: int) -> str:

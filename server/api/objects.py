@@ -253,6 +253,29 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
+class AddedToken(msgspec.Struct):
+    """Part of TokenizerInfo: a token beside the tokenizer's own vocabulary."""
+
+    content: str
+    special: bool
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """The answer of /tokenizer_info: what tokenizer_config.json says of the text, and no paths."""
+
+    tokenizer_class: str
+    model_max_length: int | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    unk_token: str | None = None
+    sep_token: str | None = None
+    pad_token: str | None = None
+    cls_token: str | None = None
+    mask_token: str | None = None
+    chat_template: str | None = None
+    added_tokens_decoder: dict[str, AddedToken] = {}
+
+
 class Rendered(msgspec.Struct, kw_only=True):
     """One prompt of a render route; request_id: the id that the answer would have."""
 

@@ -119,7 +119,13 @@ _STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type"
 Prompt = Annotated[Any, BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 Stop = Annotated[Any, BeforeValidator(_stop), WithJsonSchema(_STOP_SCHEMA)]
 Label = Annotated[str, Field(max_length=512)]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=512)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]  # of a function, in other APIs than chat
+
+
+_MetadataKey = Annotated[str, Field(max_length=64)]
+_MetadataValue = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Field(max_length=16)]  # OpenAI's limits
 
 
 class StreamOptions(StrictModel):
@@ -175,7 +181,7 @@ class _CommonBody(OpenAISampling):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    cache_salt: Label | None = None
+    cache_salt: CacheSalt | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     return_token_ids: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -197,12 +203,12 @@ class ChatBody(_CommonBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     # metadata of the request without effect on the answer
-    metadata: dict[str, Json] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
     service_tier: Label | None = None
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None

@@ -19,7 +19,7 @@ from engine.interface.control import LauncherChannel
 from engine.interface.errors import ServiceError
 from engine.interface.metrics import Metrics
 from server.api.app_state import AppState, make_app_state
-from server.api.error_replies import error_from_http, error_reply
+from server.api.error_replies import error_reply
 from server.api.request_record import OpenRequests, record_of
 from server.config.api_keys import ROLES, KeyRing
 from server.config.version import package_version
@@ -35,11 +35,12 @@ from server.http.routes.health import health_routes, metrics_routes
 from server.http.routes.kv import kv_routes
 from server.http.routes.messages import messages_routes
 from server.http.routes.models import models_routes, requests_routes
-from server.http.routes.pages import chat_page_routes, docs_routes, kv_page_routes
+from server.http.routes.pages import docs_routes, kv_page_routes, root_routes
 from server.http.routes.request_body import BodyLimit
 from server.http.routes.responses import responses_routes
-from server.http.routes.tokenize import render_routes, tokens_routes
+from server.http.routes.tokenize import render_routes, tokenizer_info_routes, tokens_routes
 from server.http.tracing import Tracer
+from server.http.unrouted import RouteGuide
 
 
 def create_app(
@@ -67,9 +68,10 @@ def create_app(
     routes = _routes(app_state, open_requests)
     public = router_of(route for route in routes if route.is_public)
     app.include_router(public)  # first, so that what KeyGuard finds to be public is answered by it
-    app.include_router(router_of(route for route in routes if not route.is_public))
+    private = router_of(route for route in routes if not route.is_public)
+    app.include_router(private)
     http_metrics.create_series(route.path for route in routes)
-    _handle_errors(app, app_state)
+    _handle_errors(app, app_state, RouteGuide([*app.routes, *public.routes, *private.routes]))
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes, work=app_state.work)
     if config.api_key_hashes:
         app.add_middleware(
@@ -111,7 +113,7 @@ def _routes(app_state: AppState, open_requests: OpenRequests) -> list[ApiRoute]:
     return [
         *health_routes(app_state),
         *kv_page_routes(),
-        *chat_page_routes(),
+        *root_routes(),
         *chat_routes(app_state),
         *completions_routes(app_state),
         *responses_routes(app_state),
@@ -120,6 +122,7 @@ def _routes(app_state: AppState, open_requests: OpenRequests) -> list[ApiRoute]:
         *tokens_routes(app_state),
         *render_routes(app_state),
         *models_routes(app_state),
+        *tokenizer_info_routes(app_state),
         *metrics_routes(app_state),
         *kv_routes(app_state),
         *requests_routes(app_state, open_requests),
@@ -127,7 +130,7 @@ def _routes(app_state: AppState, open_requests: OpenRequests) -> list[ApiRoute]:
     ]
 
 
-def _handle_errors(app: FastAPI, app_state: AppState) -> None:
+def _handle_errors(app: FastAPI, app_state: AppState, guide: RouteGuide) -> None:
     async def handle_service_error(request: Request, error: ServiceError) -> Response:
         record = record_of(request.scope)
         if isinstance(error, ClientGone):
@@ -141,10 +144,7 @@ def _handle_errors(app: FastAPI, app_state: AppState) -> None:
         return Response(reply.body, status_code=reply.status, media_type="application/json", headers=reply.headers)
 
     async def handle_http_exception(request: Request, error: HTTPException) -> Response:
-        found = error_from_http(
-            error.status_code, path=request.scope["path"], method=request.method, headers=error.headers
-        )
-        return await handle_service_error(request, found)
+        return await handle_service_error(request, guide.error(error.status_code, request.scope))
 
     async def handle_disconnect(request: Request, error: ClientDisconnect) -> Response:
         return await handle_service_error(request, ClientGone("The client left."))

@@ -11,6 +11,7 @@ replies 503 to connections beyond the limit, and logs that.
 
 import asyncio
 import logging
+import re
 import resource
 import time
 from collections.abc import Callable
@@ -35,6 +36,9 @@ MAX_HEADER_LINES = 100
 # before the client has read why.
 _LINGER_S = 1.0
 _TOO_LARGE = 431
+_LAST_CHUNK = re.compile(rb"\r?\n?0+[ \t;\r]")  # h11 has left the last chunk's line end, or some of it
+_MAX_CHUNK_HEAD = 24  # h11 takes 20 digits
+_ABSOLUTE_TARGET = re.compile(rb"https?://([^/?]*)(.*)", re.IGNORECASE)
 HEAD_TIMEOUT_S = 30.0  # from the first byte of a request, or from the connection, to the end of the headers
 BODY_PAUSE_S = 30.0  # between two reads of a body
 BODY_TIMEOUT_S = 300.0  # from the end of the headers to the end of the body
@@ -176,6 +180,8 @@ class _Connection(h11.Connection):
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, MAX_HEADER_BYTES)
+        self._in_trailer = False
+        self._has_skipped = False  # the one empty line that may come before a request (RFC 9112, §2.2)
         self.refusal: HttpError = MalformedHttp("The request is not valid HTTP.")
 
     @property
@@ -185,25 +191,50 @@ class _Connection(h11.Connection):
 
     def next_event(self) -> Any:
         """Return the next event. Raises h11.RemoteProtocolError."""
-        head = self.trailing_data[0] if self.their_state is h11.IDLE else b""
+        is_trailer = self.their_state is h11.SEND_BODY and self._may_be_trailer()
+        raw = self.trailing_data[0] if is_trailer or self.their_state is h11.IDLE else b""
+        if self.their_state is h11.IDLE and not self._has_skipped and raw[:2] in (b"\r", b"\r\n"):
+            if raw == b"\r":
+                return h11.NEED_DATA
+            self._receive_buffer.maybe_extract_at_most(2)
+            raw, self._has_skipped = raw[2:], True
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):
-                head = head[: len(head) - len(self.trailing_data[0])]
-                _check_size(len(head), num_lines=head.count(b"\n") - 2)  # less the request line and the empty line
+                self._has_skipped = False
+                raw = raw[: len(raw) - len(self.trailing_data[0])]
+                _check_size(len(raw), num_lines=raw.count(b"\n") - 2)  # less the request line and the empty line
+                _check_lines(raw)
                 _check_framing(event)
+                event = _in_origin_form(event)
             elif isinstance(event, h11.EndOfMessage):
+                _check_lines(raw[: len(raw) - len(self.trailing_data[0])])
                 num_bytes = sum(len(name) + len(value) + len(": \r\n") for name, value in event.headers)
                 _check_size(num_bytes, num_lines=len(event.headers))
         except h11.RemoteProtocolError as error:
             self.refusal = _refusal(error)
             raise
+        self._in_trailer = is_trailer and event is h11.NEED_DATA
         return event
+
+    def _may_be_trailer(self) -> bool:
+        """Return whether the last chunk's size is next, or was. All else in a body is not looked at again: chunks of a
+        byte each would make that take long.
+        """
+        return self._in_trailer or _LAST_CHUNK.match(self._receive_buffer._data[:_MAX_CHUNK_HEAD]) is not None
 
 
 def _check_size(num_bytes: int, *, num_lines: int) -> None:
     if num_bytes > MAX_HEADER_BYTES or num_lines > MAX_HEADER_LINES:
         raise h11.RemoteProtocolError("headers over the limits", error_status_hint=_TOO_LARGE)
+
+
+def _check_lines(raw: bytes) -> None:
+    """Refuse line ends that h11 takes and a proxy may read differently, in a head or a trailer."""
+    if raw.count(b"\n") != raw.count(b"\r\n"):  # RFC 9112, §2.2
+        raise h11.RemoteProtocolError("a line ends with LF alone")
+    if b"\r\n " in raw or b"\r\n\t" in raw:  # RFC 9112, §5.2
+        raise h11.RemoteProtocolError("a header is folded over two lines")
 
 
 def _check_framing(request: h11.Request) -> None:
@@ -213,6 +244,21 @@ def _check_framing(request: h11.Request) -> None:
     names = {name for name, _ in request.headers}
     if b"content-length" in names and b"transfer-encoding" in names:  # RFC 9112, §6.1
         raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding contradict each other")
+    if request.http_version == b"1.0" and b"transfer-encoding" in names:  # RFC 9112, §6.1
+        raise h11.RemoteProtocolError("HTTP/1.0 has no Transfer-Encoding")
+
+
+def _in_origin_form(request: h11.Request) -> h11.Request:
+    """Return a request for a whole URL as one for its path; the URL's host replaces Host (RFC 9112, §3.2.2)."""
+    match = _ABSOLUTE_TARGET.fullmatch(request.target)
+    if match is None:
+        return request
+    host, path = match.groups()
+    if not host or b"@" in host:  # RFC 9110, §4.2.1 and §4.2.4
+        raise h11.RemoteProtocolError("the URL of the request must have a host and no user")
+    headers = [(b"host", host), *((name, value) for name, value in request.headers if name != b"host")]
+    target = path if path.startswith(b"/") else b"/" + path
+    return h11.Request(method=request.method, target=target, headers=headers, http_version=request.http_version)
 
 
 def _refusal(error: h11.RemoteProtocolError) -> HttpError:

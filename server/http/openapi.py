@@ -97,6 +97,8 @@ def _success(route: ApiRoute) -> Schema:
     content = _json_content(_name(route.answer))
     if route.is_list:
         content = {"application/json": {"schema": {"type": "array", "items": content["application/json"]["schema"]}}}
+    if route.has_page:
+        content["text/html"] = {"schema": {"type": "string"}}
     if route.stream is not None:
         data = route.stream if isinstance(route.stream, str) else f"{_name(route.stream)}, and [DONE] at the end"
         event = {"data": {"type": "string", "description": data}, "event": {"type": "string"}}

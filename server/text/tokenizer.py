@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import jinja2
 import msgspec
+from tokenizers import AddedToken, pre_tokenizers
 from tokenizers import Tokenizer as HfTokenizer
-from tokenizers import pre_tokenizers
 
 from engine.interface.errors import InvalidParameter, PromptTooLong, StartupError, UnsupportedFeature, sentence
 from server.text.chat_template import ChatTemplate, Message, split_marked
@@ -78,6 +78,10 @@ class Tokenizer:
     def tag_ids(self, tags: Iterable[str]) -> dict[str, int]:
         """Return the ids of those tags that are one added token, whether a special one or not."""
         return {tag: self._id_of_added[tag] for tag in tags if tag in self._id_of_added}
+
+    def added_tokens(self) -> dict[int, AddedToken]:
+        """Return the tokens beside the vocabulary, control tokens among them, by their ids."""
+        return self._backend.get_added_tokens_decoder()
 
     @property
     def eos_id(self) -> int | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import openai
 
@@ -86,6 +87,26 @@ def test_a_streamed_tool_call_is_the_whole_one(client):
     assert [item.arguments for item in final if item.type == "function_call"] == [
         item.arguments for item in whole if item.type == "function_call"
     ]
+
+
+CUSTOM_FORMAT = {"type": "grammar", "syntax": "regex", "definition": "[a-z]{3,8}"}
+CUSTOM_TOOL = {"type": "custom", "name": "write_word", "description": "Writes a word.", "format": CUSTOM_FORMAT}
+
+
+# rule: Tools and reasoning: Codex's custom tools are called with plain text
+def test_a_custom_tool_is_called_with_plain_text_and_its_result_goes_back(client):
+    choice = {"type": "custom", "name": "write_word"}
+    history = [{"role": "user", "content": "Write a word."}]
+    asked = ask(history, tools=[CUSTOM_TOOL], tool_choice=choice, parallel_tool_calls=False)
+    events = list(client.responses.create(**asked, stream=True))
+    (call,) = [item for item in events[-1].response.output if item.type == "custom_tool_call"]
+    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    (done,) = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert "".join(deltas) == done.input == call.input
+    assert re.fullmatch("[a-z]{3,8}", call.input)
+    history += [call.to_dict(), {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Written."}]
+    answer = client.responses.create(**ask(history, tools=[CUSTOM_TOOL], tool_choice="none"))
+    assert answer.status == "completed"
 
 
 def test_parse(client):

@@ -4,6 +4,7 @@ import hashlib
 from typing import Any
 
 from engine.interface.errors import InvalidParameter, UnsupportedFeature
+from server.api.as_chat import no_parts
 from server.api.schemas import ChatBody, ChatMessage
 from server.api.strict_json import parse_json
 from server.errors import MalformedBody
@@ -27,6 +28,9 @@ def template_messages(body: ChatBody, *, knows_developer: bool) -> list[dict[str
             entry["tool_calls"] = [
                 _template_tool_call(call.model_dump(exclude_none=True)) for call in message.tool_calls
             ]
+        if message.role == "tool" and message.tool_call_id is None:
+            param = f"messages[{i}].tool_call_id"
+            raise InvalidParameter(f"{param} is required for the role tool.", param=param)
         given = {"name": message.name, "tool_call_id": message.tool_call_id}
         entry |= {name: value for name, value in given.items() if value is not None}
         messages.append(entry)
@@ -63,6 +67,8 @@ def _text_content(message: ChatMessage, *, index: int) -> str | None:
         return content
     if not isinstance(content, list):
         raise InvalidParameter(f"{field} must be a string or a list of parts.", param=field)
+    if not content:
+        raise no_parts(field)
     texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None

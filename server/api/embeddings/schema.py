@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from server.api.schemas import Label, check_texts_or_ids
+from server.api.schemas import CacheSalt, Label, check_texts_or_ids
 from server.api.strict_json import StrictModel
 
 MAX_INPUTS = 2048  # OpenAI's
@@ -35,6 +35,6 @@ class EmbeddingBody(StrictModel):
     user: Label | None = None
     # beyond OpenAI
     prompt_name: Label | None = None  # sentence-transformers' name for one of the model's own prompts; "": none
-    cache_salt: Label | None = None
+    cache_salt: CacheSalt | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     timeout: Annotated[float, Field(gt=0, le=86_400)] | None = None

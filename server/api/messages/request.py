@@ -15,6 +15,7 @@ from server.api.as_chat import (
     chat_body,
     field_names_of,
     named_extras,
+    no_parts,
     not_text,
     text_parts,
     unseal,
@@ -90,6 +91,8 @@ def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs
         at = f"messages[{i}]"
         messages.ignored += named_extras(message.model_extra or {}, known=set(), at=at)
         blocks = content_blocks(message.content, at=f"{at}.content", num_before=num_blocks)
+        if not blocks and (message.role != "assistant" or i < len(body.messages) - 1):
+            raise no_parts(f"{at}.content")
         num_blocks += len(blocks)
         for j, block in enumerate(blocks):
             messages.add(message.role, block, at=f"{at}.content[{j}]", turn_at=at)

@@ -60,7 +60,17 @@ class FunctionCallOutput(msgspec.Struct, tag_field="type", tag="function_call", 
     arguments: str = ""
 
 
-OutputItem = MessageOutput | ReasoningOutput | FunctionCallOutput
+class CustomCallOutput(msgspec.Struct, tag_field="type", tag="custom_tool_call", kw_only=True):
+    """An output item: a call of a custom tool."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    input: str = ""
+
+
+OutputItem = MessageOutput | ReasoningOutput | FunctionCallOutput | CustomCallOutput
 Part = OutputText | ReasoningText
 
 
@@ -109,6 +119,14 @@ class FunctionTool(msgspec.Struct, tag_field="type", tag="function", kw_only=Tru
     strict: bool = False
 
 
+class CustomTool(msgspec.Struct, tag_field="type", tag="custom", kw_only=True):
+    """A custom tool as the answer repeats it."""
+
+    name: str
+    description: str | None = None
+    format: dict[str, Any]
+
+
 class ReasoningEcho(msgspec.Struct):
     """reasoning, as it was asked for."""
 
@@ -136,7 +154,7 @@ class ResponsesEcho(msgspec.Struct, kw_only=True):
     temperature: float | None = None  # None: the model's own, as top_p
     text: TextEcho
     tool_choice: Any = "auto"
-    tools: list[FunctionTool] = []
+    tools: list[FunctionTool | CustomTool] = []
     top_logprobs: int = 0
     top_p: float | None = None
     user: str | None = None
@@ -169,7 +187,7 @@ class Response(msgspec.Struct, kw_only=True):
     temperature: float
     text: TextEcho
     tool_choice: Any
-    tools: list[FunctionTool]
+    tools: list[FunctionTool | CustomTool]
     top_logprobs: int
     top_p: float
     truncation: str = "disabled"
@@ -314,3 +332,15 @@ class ArgumentsDone(_ItemEvent, tag="response.function_call_arguments.done", kw_
 
     name: str
     arguments: str
+
+
+class CustomInputDelta(_ItemEvent, tag="response.custom_tool_call_input.delta", kw_only=True):
+    """New text of a custom tool's input."""
+
+    delta: str
+
+
+class CustomInputDone(_ItemEvent, tag="response.custom_tool_call_input.done", kw_only=True):
+    """The whole input of a custom tool."""
+
+    input: str

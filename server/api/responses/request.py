@@ -8,9 +8,22 @@ so references to stored objects are refused.
 from typing import Any
 
 from engine.interface.errors import InvalidParameter, UnsupportedFeature
-from server.api.as_chat import ChatEquivalent, Turn, chat_body, field_names_of, named_extras, text_parts, unseal
-from server.api.responses.objects import FunctionTool, ReasoningEcho, ResponsesEcho, TextEcho
+from server.api.as_chat import (
+    ChatEquivalent,
+    Turn,
+    chat_body,
+    field_names_of,
+    named_extras,
+    no_parts,
+    text_parts,
+    unseal,
+)
+from server.api.responses.custom_tools import arguments_of, function_of
+from server.api.responses.objects import CustomTool, FunctionTool, ReasoningEcho, ResponsesEcho, TextEcho
 from server.api.responses.schema import (
+    CustomCallItem,
+    CustomOutputItem,
+    CustomToolBody,
     FunctionCallItem,
     FunctionOutputItem,
     FunctionToolBody,
@@ -20,8 +33,8 @@ from server.api.responses.schema import (
     ReasoningItem,
     ResponsesBody,
     TextFormat,
-    function_tool,
     input_items,
+    served_tool,
 )
 from server.api.sampling_fields import shared_values
 
@@ -69,7 +82,6 @@ def translate_responses(body: ResponsesBody) -> ChatEquivalent:
 
 def echo_of(body: ResponsesBody) -> ResponsesEcho:
     """Return the fields that the answer repeats. translate_responses() must have checked the body before."""
-    tools = [tool for tool in (function_tool(value, at="tools") for value in body.tools or ()) if tool is not None]
     text, reasoning = body.text, body.reasoning
     format_ = text.format if text is not None and text.format is not None else TextFormat(type="text")
     return ResponsesEcho(
@@ -83,21 +95,35 @@ def echo_of(body: ResponsesBody) -> ResponsesEcho:
         temperature=body.temperature,
         text=TextEcho(format_.model_dump(by_alias=True, exclude_none=True), (text and text.verbosity) or "medium"),
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
-        tools=[
-            FunctionTool(
-                name=tool.name, description=tool.description, parameters=tool.parameters, strict=bool(tool.strict)
-            )
-            for tool in tools
-        ],
+        tools=[_tool_echo(tool) for tool in _served_tools(body)],
         top_logprobs=body.top_logprobs or 0,
         top_p=body.top_p,
         user=body.user,
     )
 
 
+def custom_names_of(body: ResponsesBody) -> frozenset[str]:
+    """Return the names of the custom tools. translate_responses() must have checked the body before."""
+    return frozenset(tool.name for tool in _served_tools(body) if isinstance(tool, CustomToolBody))
+
+
 def asks_for_summary(body: ResponsesBody) -> bool:
     """Return whether reasoning is also sent as its summary: many clients show summaries only."""
     return body.reasoning is not None and bool(body.reasoning.summary or body.reasoning.generate_summary)
+
+
+def _served_tools(body: ResponsesBody) -> list[FunctionToolBody | CustomToolBody]:
+    tools = (served_tool(value, at=f"tools[{i}]") for i, value in enumerate(body.tools or ()))
+    return [tool for tool in tools if tool is not None]
+
+
+def _tool_echo(tool: FunctionToolBody | CustomToolBody) -> FunctionTool | CustomTool:
+    if isinstance(tool, CustomToolBody):
+        format_ = {"type": "text"} if tool.format is None else tool.format.model_dump(exclude_none=True)
+        return CustomTool(name=tool.name, description=tool.description, format=format_)
+    return FunctionTool(
+        name=tool.name, description=tool.description, parameters=tool.parameters, strict=bool(tool.strict)
+    )
 
 
 def _refuse_what_needs_a_store(body: ResponsesBody) -> None:
@@ -162,7 +188,7 @@ class _Tools:
         self.choice: Any = body.tool_choice
         allowed = self._read_choice(body.tool_choice) if body.tool_choice not in _CHOICES else None
         for i, value in enumerate(body.tools or ()):
-            tool = function_tool(value, at=f"tools[{i}]")
+            tool = served_tool(value, at=f"tools[{i}]")
             if tool is None:
                 self.ignored.append(f"tools[{i}]")
             elif allowed is None or tool.name in allowed:
@@ -170,10 +196,19 @@ class _Tools:
         if not self.tools and self.choice in ("auto", "none"):
             self.choice = None
 
-    def _add(self, tool: FunctionToolBody, *, at: str) -> None:
+    def _add(self, tool: FunctionToolBody | CustomToolBody, *, at: str) -> None:
         place = f"tools[{len(self.tools)}]"
         self.field_names |= {place: at, f"{place}.function": at}
-        self.tools.append({"type": "function", "function": tool.model_dump(include=_FUNCTION_KEYS, exclude_none=True)})
+        if isinstance(tool, CustomToolBody):
+            function = function_of(tool)
+            is_forced = self.choice not in (None, "auto", "none")
+            if tool.format is not None and tool.format.type == "grammar":
+                self.field_names[f"{place}.function.parameters"] = f"{at}.format"
+                if tool.format.syntax == "lark" or not is_forced:
+                    self.ignored.append(f"{at}.format")  # the model reads it, but may write something else
+        else:
+            function = tool.model_dump(include=_FUNCTION_KEYS, exclude_none=True)
+        self.tools.append({"type": "function", "function": function})
         self.ignored += named_extras(tool.model_extra or {}, known=set(), at=at)
 
     def _read_choice(self, choice: Any) -> set[str] | None:
@@ -181,7 +216,7 @@ class _Tools:
         if not isinstance(choice, dict):
             raise InvalidParameter("tool_choice must be auto, none, required or an object.", param="tool_choice")
         kind, name = choice.get("type"), choice.get("name")
-        if kind == "function":
+        if kind in ("function", "custom"):
             if not isinstance(name, str):
                 raise InvalidParameter("tool_choice.name is required, and a string.", param="tool_choice")
             self.choice = {"type": "function", "function": {"name": name}}
@@ -189,7 +224,7 @@ class _Tools:
         if kind != "allowed_tools":
             shown = kind[:40] if isinstance(kind, str) else "nothing"
             raise UnsupportedFeature(
-                f"tool_choice.type must be function or allowed_tools, got {shown}: other tools are not served.",
+                f"tool_choice.type must be function, custom or allowed_tools, got {shown}: other tools are not served.",
                 param="tool_choice",
             )
         mode, tools = choice.get("mode"), choice.get("tools")
@@ -215,13 +250,19 @@ class _Messages:
             self.ignored += named_extras(item.model_extra or {}, known=set(), at=at)
         match item:
             case MessageItem():
+                if item.content == [] and item.role != "assistant":
+                    raise no_parts(f"{at}.content")
                 parts = text_parts(item.content, at=f"{at}.content", kinds=_TEXT_KINDS, ignored=self.ignored)
                 self.add_text(item.role, parts, at=at)
             case FunctionCallItem():
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 self._assistant(_CALL, at=at).calls.append(call)
-            case FunctionOutputItem():
+            case CustomCallItem():
+                function = {"name": item.name, "arguments": arguments_of(item.input)}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                self._assistant(_CALL, at=at).calls.append(call)
+            case FunctionOutputItem() | CustomOutputItem():
                 parts = text_parts(item.output, at=f"{at}.output", kinds=_TEXT_KINDS, ignored=self.ignored)
                 self._append(Turn(role="tool", at=at, parts=parts, call_id=item.call_id))
             case ReasoningItem():

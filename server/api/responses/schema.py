@@ -1,7 +1,7 @@
 """Body of POST /v1/responses, strict as in server/api/schemas.py. Imports pydantic.
 
 Some of the types of items and tools are served: the body holds all as plain objects, and input_items() and
-function_tool() check the served ones. The caller refuses or skips the other types.
+served_tool() check the served ones. The caller refuses or skips the other types.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,19 +10,28 @@ from pydantic import Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
 from server.api.sampling_fields import MAX_TOKENS, SharedSampling
-from server.api.schemas import MAX_LOGPROBS, MAX_TOOLS, Json, Label, Name, ReasoningEffort, StreamOptions, TextOrParts
+from server.api.schemas import (
+    MAX_LOGPROBS,
+    MAX_TOOLS,
+    TOOL_NAME_PATTERN,
+    Json,
+    Label,
+    Metadata,
+    Name,
+    ReasoningEffort,
+    StreamOptions,
+    TextOrParts,
+)
 from server.api.strict_json import StrictModel, parse_body
 
 MAX_ITEMS = 8192
-MAX_METADATA = 16
+MAX_DEFINITION_CHARS = 65_536
 
 _ITEMS_SCHEMA = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": MAX_ITEMS}]
 }
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-MetadataValue = Annotated[str, Field(max_length=512)]
-MetadataKey = Annotated[str, Field(max_length=64)]
 
 
 class MessageItem(StrictModel):
@@ -57,6 +66,27 @@ class FunctionOutputItem(StrictModel):
     status: ItemStatus | None = None
 
 
+class CustomCallItem(StrictModel):
+    """A call of a custom tool by the model."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Label
+    name: Name
+    input: str
+    id: Label | None = None
+    status: ItemStatus | None = None
+
+
+class CustomOutputItem(StrictModel):
+    """The result of a custom tool's call."""
+
+    type: Literal["custom_tool_call_output"]
+    call_id: Label
+    output: TextOrParts
+    id: Label | None = None
+    status: ItemStatus | None = None
+
+
 class ReasoningPart(StrictModel):
     """A piece of reasoning, or of its summary."""
 
@@ -81,12 +111,16 @@ class OtherItem(StrictModel):
     type: Label
 
 
-InputItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | OtherItem
+InputItem = (
+    MessageItem | FunctionCallItem | FunctionOutputItem | CustomCallItem | CustomOutputItem | ReasoningItem | OtherItem
+)
 
 _ITEM_MODELS: dict[str, type[InputItem]] = {
     "message": MessageItem,
     "function_call": FunctionCallItem,
     "function_call_output": FunctionOutputItem,
+    "custom_tool_call": CustomCallItem,
+    "custom_tool_call_output": CustomOutputItem,
     "reasoning": ReasoningItem,
 }
 
@@ -99,6 +133,23 @@ class FunctionToolBody(StrictModel):
     description: str | None = None
     parameters: dict[str, Json] | None = None
     strict: bool | None = None
+
+
+class CustomFormat(StrictModel):
+    """The format of a custom tool's input: any text, or one that a grammar describes."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: Annotated[str, Field(min_length=1, max_length=MAX_DEFINITION_CHARS)] | None = None
+
+
+class CustomToolBody(StrictModel):
+    """A tool whose input is plain text."""
+
+    type: Literal["custom"]
+    name: Annotated[str, Field(pattern=TOOL_NAME_PATTERN)]
+    description: str | None = None
+    format: CustomFormat | None = None
 
 
 class TextFormat(StrictModel):
@@ -144,7 +195,7 @@ class ResponsesBody(SharedSampling):
     include: Annotated[list[Label], Field(max_length=64)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     # metadata of the request without effect on the answer
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA)] | None = None
+    metadata: Metadata | None = None
     client_metadata: dict[str, Json] | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
@@ -172,13 +223,21 @@ def input_items(body: ResponsesBody) -> list[InputItem]:
     return [_item(value, at=f"input[{i}]") for i, value in enumerate(body.input)]
 
 
-def function_tool(value: dict[str, Json], *, at: str) -> FunctionToolBody | None:
-    """Return a checked tool, or None if it is of another type than function. Raises InvalidParameter."""
-    if value.get("type") != "function":
-        if not isinstance(value.get("type"), str):
+def served_tool(value: dict[str, Json], *, at: str) -> FunctionToolBody | CustomToolBody | None:
+    """Return a checked tool, or None if its type is not served. Raises InvalidParameter."""
+    kind = value.get("type")
+    if kind == "function":
+        return parse_body(FunctionToolBody, value, at=at)
+    if kind != "custom":
+        if not isinstance(kind, str):
             raise InvalidParameter(f"{at}.type is required, and a string.", param=f"{at}.type")
         return None
-    return parse_body(FunctionToolBody, value, at=at)
+    tool = parse_body(CustomToolBody, value, at=at)
+    if tool.format is not None and tool.format.type == "grammar":
+        for name, given in (("syntax", tool.format.syntax), ("definition", tool.format.definition)):
+            if given is None:
+                raise InvalidParameter(f"{at}.format.{name} is required for a grammar.", param=f"{at}.format.{name}")
+    return tool
 
 
 def _item(value: Any, *, at: str) -> InputItem:

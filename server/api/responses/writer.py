@@ -7,6 +7,7 @@ ResponsesOutput turns the events into the items of the answer, each with its own
     reasoning ─┐                       added ─ part added ─ delta* ─ text done ─ part done ─ item done
     text ──────┼→ one open item ─→
     tool call ─┘                       added ─────────────── delta* ─ arguments done ───── item done
+                 (of a custom tool)    added ─────────────── delta* ─ input done ───────── item done
 
 One item is open at a time: an event of another kind, or another call, closes it. The whole answer is the list of items
 from the same events.
@@ -22,9 +23,13 @@ from engine.interface.errors import Overloaded, RequestError, ServiceError
 from server.api.as_chat import seal
 from server.api.error_replies import public_message
 from server.api.objects import ChatTokenLogprob
+from server.api.responses.custom_tools import CustomInput
 from server.api.responses.objects import (
     ArgumentsDelta,
     ArgumentsDone,
+    CustomCallOutput,
+    CustomInputDelta,
+    CustomInputDone,
     ErrorEvent,
     FunctionCallOutput,
     IncompleteDetails,
@@ -72,16 +77,25 @@ class ResponsesOutput:
     """The items so far. `make_id` gives an id for a prefix.
 
     `is_sealed`: reasoning is also given sealed; `is_summary`: it is given as its own summary, not as content.
+    `custom_names`: of the tools whose calls have an input instead of arguments.
     """
 
     def __init__(
-        self, *, make_id: Callable[[str], str], logprobs: Logprobs | None, is_sealed: bool, is_summary: bool
+        self,
+        *,
+        make_id: Callable[[str], str],
+        logprobs: Logprobs | None,
+        is_sealed: bool,
+        is_summary: bool,
+        custom_names: frozenset[str] = frozenset(),
     ) -> None:
         self.items: list[OutputItem] = []
         self._make_id = make_id
         self._logprobs = logprobs
         self._is_sealed = is_sealed
         self._is_summary = is_summary
+        self._custom_names = custom_names
+        self._custom_input = CustomInput()  # of the open custom call
         self._open: OutputItem | None = None
         self._texts: list[str] = []  # of the open item
         self._entries: list[ChatTokenLogprob] = []  # the log-probabilities of the open message
@@ -95,9 +109,8 @@ class ResponsesOutput:
             case TextDelta():
                 return self._feed_reasoning(event.text) if event.text else []
             case ToolCallStart():
-                item = FunctionCallOutput(id=self._make_id("fc"), status=IN_PROGRESS, call_id=event.id, name=event.name)
                 self._early_entries = []
-                return [*self.close(COMPLETED), *self._begin(item)]
+                return [*self.close(COMPLETED), *self._begin(self._call_item(event))]
             case ToolArguments():
                 return self._feed_arguments(event.text)
             case _:
@@ -127,11 +140,17 @@ class ResponsesOutput:
                 done = ArgumentsDone(item_id=item.id, output_index=index, name=item.name, arguments=item.arguments)
                 events = [] if text else [self._arguments_delta(item, index, item.arguments)]
                 events.append(done)
+            case CustomCallOutput():
+                rest = self._custom_input.finish()
+                events = [CustomInputDelta(item_id=item.id, output_index=index, delta=rest)] if rest else []
+                item.input = self._custom_input.text
+                events.append(CustomInputDone(item_id=item.id, output_index=index, input=item.input))
         return [*events, ItemDone(output_index=index, item=item)]
 
     def _last_status(self, finish_reason: str) -> str:
         """The open item's, at the end: a call whose arguments the model left unfinished ends by "stop", too."""
-        is_cut_call = isinstance(self._open, FunctionCallOutput) and self._texts and finish_reason != "tool_calls"
+        is_call = isinstance(self._open, FunctionCallOutput | CustomCallOutput)
+        is_cut_call = is_call and self._texts and finish_reason != "tool_calls"
         return INCOMPLETE if finish_reason == "length" or is_cut_call else COMPLETED
 
     def _feed_text(self, event: TextDelta) -> list[StreamEvent]:
@@ -181,11 +200,21 @@ class ResponsesOutput:
         ]
 
     def _feed_arguments(self, text: str) -> list[StreamEvent]:
-        assert isinstance(self._open, FunctionCallOutput), "arguments outside of a call"
         if not text:
             return []
         self._texts.append(text)
+        if isinstance(self._open, CustomCallOutput):
+            new = self._custom_input.push(text)
+            delta = CustomInputDelta(item_id=self._open.id, output_index=len(self.items), delta=new)
+            return [delta] if new else []
+        assert isinstance(self._open, FunctionCallOutput), "arguments outside of a call"
         return [self._arguments_delta(self._open, len(self.items), text)]
+
+    def _call_item(self, event: ToolCallStart) -> FunctionCallOutput | CustomCallOutput:
+        if event.name in self._custom_names:
+            self._custom_input = CustomInput()
+            return CustomCallOutput(id=self._make_id("ctc"), status=IN_PROGRESS, call_id=event.id, name=event.name)
+        return FunctionCallOutput(id=self._make_id("fc"), status=IN_PROGRESS, call_id=event.id, name=event.name)
 
     def _begin_message(self) -> list[StreamEvent]:
         item = MessageOutput(id=self._make_id("msg"), status=IN_PROGRESS)
@@ -218,12 +247,17 @@ class ResponsesWriter:
         logprobs: Logprobs | None,
         is_sealed: bool,
         is_summary: bool,
+        custom_names: frozenset[str] = frozenset(),
     ) -> None:
         self._head = head
         self._echo = echo
         self._generation = generation
         self._output = ResponsesOutput(
-            make_id=make_item_id, logprobs=logprobs, is_sealed=is_sealed, is_summary=is_summary
+            make_id=make_item_id,
+            logprobs=logprobs,
+            is_sealed=is_sealed,
+            is_summary=is_summary,
+            custom_names=custom_names,
         )
         self._num_events = 0
         self._is_cut = False

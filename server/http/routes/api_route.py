@@ -27,6 +27,7 @@ class ApiRoute:
     is_list: bool = False  # the answer is a list of these
     stream: type[msgspec.Struct] | str | None = None  # the chunks of its event stream, or its named events in words
     media_type: str = "application/json"
+    has_page: bool = False  # browsers get a page instead of the answer
     error_statuses: tuple[int, ...] = ()  # besides those that every route has, or every route with a body
     is_state: bool = False  # its 503 has the body of its 200
     route_class: type[APIRoute] = APIRoute

@@ -1,4 +1,4 @@
-"""GET /health, /ready and /version, which need no API key, and /metrics, which does."""
+"""GET /health, /ping, /ready and /version, which need no API key, and /metrics, which does."""
 
 import msgspec
 from fastapi import Response
@@ -71,6 +71,18 @@ def health_routes(app_state: AppState) -> list[ApiRoute]:
             is_public=True,
             answer=Health,
             is_state=True,
+        ),
+        *(
+            ApiRoute(  # the name of SageMaker, and of vLLM, where POST does the same
+                path="/ping",
+                methods=methods,
+                handler=health,
+                summary="The same as /health",
+                is_public=True,
+                answer=Health,
+                is_state=True,
+            )
+            for methods in (("GET", "HEAD"), ("POST",))
         ),
         ApiRoute(
             path="/ready",

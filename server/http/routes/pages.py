@@ -1,9 +1,8 @@
-"""Routes of the static pages: GET /docs (API reference), /kv (live KV cache) and / (chat, for browsers).
+"""Routes of the static pages: GET /docs (API reference), /kv (live KV cache) and / (chat for browsers, else JSON).
 
 Each page is one response that loads nothing from elsewhere. /docs reads /openapi.json and needs a key, as that does.
 /kv and / hold no data and need no key: browsers send no key with a typed address, so the page asks for the key and
-sends it with its requests. A request to / that does not accept HTML gets the answer of an unknown path: 404, or 401 if
-keys are set.
+sends it with its requests. A request to / that does not accept HTML gets the server's name, version and links.
 """
 
 import base64
@@ -12,13 +11,16 @@ import re
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
+from server.config.version import package_version
 from server.http.routes.api_route import ApiRoute
+from server.http.routes.reply import json_reply
 
 _PAGES = Path(__file__).resolve().parent.parent.parent / "pages"
 # Nothing but the page's own script and style, and the data beside it.
@@ -73,33 +75,52 @@ _HTML = re.compile(r"(?:^|,)\s*text/html\s*(?:[;,]|$)", re.IGNORECASE)
 _GZIP = re.compile(r"(?:^|,)\s*gzip\s*(?:,|$|;\s*q=(?:1|0\.0{0,2}[1-9]))", re.IGNORECASE)
 
 
-class _ForBrowsers(APIRoute):
-    """Matches nothing but GET and HEAD that accept HTML."""
+class Root(msgspec.Struct):
+    """The reply of GET / to programs. links: paths of this server by what they are."""
+
+    name: str
+    version: str
+    links: dict[str, str]
+
+
+_LINKS = {"api": "/v1", "models": "/v1/models", "documentation": "/docs", "openapi": "/openapi.json"}
+_LINKS |= {"health": "/health", "ready": "/ready", "metrics": "/metrics", "kv_cache": "/kv"}
+
+
+class _AtRoot(APIRoute):
+    """Matches the root behind a proxy's prefix also without its slash."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        methods = self.methods or ()
-        if scope["type"] == "http" and scope["method"] in methods and _HTML.search(_header(scope, b"accept")):
-            # behind a proxy's prefix the slash may be missing
-            has_slash = scope["path"] != scope.get("root_path", "")
-            return super().matches(scope if has_slash else {**scope, "path": f"{scope['path']}/"})
-        return Match.NONE, {}
+        has_slash = scope["path"] != scope.get("root_path", "")
+        return super().matches(scope if has_slash else {**scope, "path": f"{scope['path']}/"})
 
 
-def chat_page_routes() -> list[ApiRoute]:
+def root_routes() -> list[ApiRoute]:
     """Return the route, which needs no key, with its page put together."""
     text, policy = assemble("chat", scripts=_SCRIPTS, libraries=("marked",))
     plain = text.encode()
     packed = gzip.compress(plain, mtime=0)
-    headers = {"content-security-policy": policy, "cache-control": "no-cache", "vary": "accept, accept-encoding"}
+    for_all = {"cache-control": "no-cache", "vary": "accept, accept-encoding"}
+    headers = for_all | {"content-security-policy": policy}
     headers |= {"referrer-policy": "no-referrer", "x-content-type-options": "nosniff"}
 
-    async def chat_page(request: Request) -> Response:
+    async def root(request: Request) -> Response:
+        if not _HTML.search(",".join(request.headers.getlist("accept"))):
+            prefix = request.scope.get("root_path", "")
+            links = {name: prefix + path for name, path in _LINKS.items()}
+            return json_reply(Root("Quire", package_version(), links), for_all)
         if _GZIP.search(request.headers.get("accept-encoding", "")):
             return HTMLResponse(packed, headers={**headers, "content-encoding": "gzip"})
         return HTMLResponse(plain, headers=headers)
 
-    return [ApiRoute(path="/", handler=chat_page, is_public=True, route_class=_ForBrowsers)]
-
-
-def _header(scope: Scope, name: bytes) -> str:
-    return ",".join(value.decode("latin-1") for key, value in scope["headers"] if key == name)
+    return [
+        ApiRoute(
+            path="/",
+            handler=root,
+            summary="Name, version and links of the server; for browsers the chat page",
+            is_public=True,
+            answer=Root,
+            has_page=True,
+            route_class=_AtRoot,
+        )
+    ]

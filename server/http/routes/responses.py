@@ -8,7 +8,13 @@ from server.api.chat.writer import token_logprobs
 from server.api.objects import ChatTokenLogprob
 from server.api.reply_options import PreparedReply
 from server.api.responses import objects
-from server.api.responses.request import SEALED_REASONING, asks_for_summary, echo_of, translate_responses
+from server.api.responses.request import (
+    SEALED_REASONING,
+    asks_for_summary,
+    custom_names_of,
+    echo_of,
+    translate_responses,
+)
 from server.api.responses.schema import ResponsesBody
 from server.api.responses.writer import Logprobs, ResponsesWriter
 from server.errors import NotFound
@@ -34,6 +40,7 @@ def responses_routes(app_state: AppState) -> list[ApiRoute]:
             logprobs=_logprobs(chat, app_state.tokenizer),
             is_sealed=SEALED_REASONING in (body.include or ()),
             is_summary=asks_for_summary(body),
+            custom_names=custom_names_of(body),
         )
         return await answer(app_state, request, chat, writer)
 

@@ -1,7 +1,11 @@
-"""Routes POST /tokenize, /detokenize and the render routes: the tokens of a prompt, without generation."""
+"""Routes POST /tokenize, /detokenize and the render routes: the tokens of a prompt, without generation.
+
+GET /tokenizer_info describes the tokenizer itself.
+"""
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import msgspec
 from fastapi import Request, Response
@@ -11,16 +15,18 @@ from server.api.app_state import AppState
 from server.api.chat.request import COUNTED, check_counted, encode_chat, prepare_chat
 from server.api.completions.request import prepare_completion
 from server.api.limits import LIMITS
-from server.api.objects import Detokenized, Rendered, Tokenized, TokenPiece
+from server.api.objects import AddedToken, Detokenized, Rendered, Tokenized, TokenizerInfo, TokenPiece
 from server.api.sampling_fields import check_ids
 from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from server.api.strict_json import parse_body
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import json_reply
 from server.http.routes.request_body import read_body, with_body
+from server.text.generation_defaults import read_json
 from server.text.tokenizer import Tokenizer
 
 _BYTES_PER_TOKEN = 16  # of an answer, at least
+_NO_LENGTH = 10**12  # transformers writes 10**30 for a tokenizer without a limit
 
 
 def tokens_routes(app_state: AppState) -> list[ApiRoute]:
@@ -66,6 +72,35 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
             body=DetokenizeBody,
             answer=Detokenized,
         ),
+    ]
+
+
+def tokenizer_info_routes(app_state: AppState) -> list[ApiRoute]:
+    """Return the route, bound to one worker's state. Its answer never changes, so it is made once."""
+    tokenizer = app_state.tokenizer
+    config = read_json(Path(app_state.config.model) / "tokenizer_config.json")
+    length = config.get("model_max_length")
+    info = TokenizerInfo(
+        **tokenizer.named_tokens,
+        tokenizer_class=str(config.get("tokenizer_class") or "PreTrainedTokenizerFast"),
+        model_max_length=length if isinstance(length, int) and length < _NO_LENGTH else None,
+        chat_template=None if tokenizer.chat_template is None else tokenizer.chat_template.source,
+        added_tokens_decoder={
+            str(id_): AddedToken(token.content, token.special) for id_, token in tokenizer.added_tokens().items()
+        },
+    )
+    body = msgspec.json.encode(info)
+
+    async def tokenizer_info() -> Response:
+        return Response(body, media_type="application/json")
+
+    return [
+        ApiRoute(
+            path="/tokenizer_info",
+            handler=tokenizer_info,
+            summary="Special tokens and chat template of the tokenizer",
+            answer=TokenizerInfo,
+        )
     ]
 
 

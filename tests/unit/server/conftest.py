@@ -115,6 +115,7 @@ class Harness:
         tracer: Tracer | None = None,
         **config: object,
     ) -> None:
+        self.folder = folder
         self.client = client
         self.launcher = launcher
         self.metrics = Metrics()

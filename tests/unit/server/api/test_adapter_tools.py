@@ -159,3 +159,98 @@ def test_faults_of_tools_are_told_in_each_apis_words(ask):
             messages=[{"role": "user", "content": "hi"}],
             tools=[{"type": "bash_20250124", "name": "bash"}, MESSAGES_TOOL | {"input_schema": {"type": "array"}}],
         )
+
+
+PATCH = '*** Begin Patch\n*** Add File: "ä".txt\n+\\ 😀\n*** End Patch\n'
+PATCH_CALL = f"<tool_call>\n{json.dumps({'name': 'apply_patch', 'arguments': {'input': PATCH}})}\n</tool_call>"
+LARK = 'start: "*** Begin Patch" /(?s:.*)/ "*** End Patch" "\\n"'
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": LARK}
+PATCH_TOOL = {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": GRAMMAR}
+
+
+# rule: Tools and reasoning: Codex's custom tools are called with plain text
+@pytest.mark.parametrize("tokens_per_delta", [1, 7])
+def test_a_custom_tool_is_called_with_plain_text(ask, tokens_per_delta):
+    _, client, _ = ask("Let me see." + PATCH_CALL + CALL, tokens_per_delta=tokens_per_delta)
+    fields = {"model": "tiny", "input": "Write it.", "tools": [PATCH_TOOL, RESPONSES_TOOL]}
+    answers = [client.responses.create(**fields)]
+    with client.responses.stream(**fields) as stream:
+        events = list(stream)
+        answers.append(stream.get_final_response())
+    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    (done,) = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert "".join(deltas) == done.input == PATCH
+    assert len(deltas) > 3
+    for answer in answers:
+        _, custom, call = answer.output
+        assert (custom.type, custom.name, custom.input) == ("custom_tool_call", "apply_patch", PATCH)
+        assert custom.call_id.startswith("call_")
+        assert custom.id.startswith("ctc_")
+        assert (call.type, json.loads(call.arguments)) == ("function_call", {"city": "Köln"})
+        assert answer.tools[0].to_dict() == PATCH_TOOL
+
+
+def test_a_custom_tool_is_a_function_with_one_string_to_the_model(ask):
+    app, client, _ = ask("ok")
+    reply = client.responses.with_raw_response.create(model="tiny", input="hi", tools=[PATCH_TOOL])
+    assert reply.headers["x-quire-ignored"] == "tools[0].format"  # the model reads the grammar; nothing enforces it
+    prompt = app.tokenizer.decode(app.client.submitted[-1].prompt_token_ids, skip_special_tokens=False)
+    assert '"name": "apply_patch"' in prompt
+    assert "Edits files.\\n\\nThe input must match this Lark grammar:" in prompt
+    assert '"required": ["input"]' in prompt
+
+
+def test_the_result_of_a_custom_tool_goes_back(ask):
+    app, client, _ = ask(PATCH_CALL)
+    history = [{"role": "user", "content": "Write it."}]
+    (call,) = client.responses.create(model="tiny", input=history, tools=[PATCH_TOOL]).output
+    history += [call.to_dict(), {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Done."}]
+    reply = client.responses.with_raw_response.create(model="tiny", input=history, tools=[PATCH_TOOL])
+    assert reply.headers["x-quire-ignored"] == "tools[0].format"
+    prompt = app.tokenizer.decode(app.client.submitted[-1].prompt_token_ids, skip_special_tokens=False)
+    assert json.dumps({"input": PATCH}, ensure_ascii=False) in prompt
+    assert "Done." in prompt
+
+
+def test_a_custom_tool_can_be_forced_and_its_regular_expression_holds(ask):
+    app, client, _ = ask('<tool_call>\n{"name": "sum", "arguments": {"input": "1+2"}}\n</tool_call>')
+    tool = {"type": "custom", "name": "sum", "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9+]+"}}
+    choice = {"type": "custom", "name": "sum"}
+    reply = client.responses.with_raw_response.create(model="tiny", input="hi", tools=[tool], tool_choice=choice)
+    (call,) = reply.parse().output
+    assert (call.name, call.input) == ("sum", "1+2")
+    assert "x-quire-ignored" not in reply.headers
+    assert "^(?:[0-9+]+)$" in app.client.submitted[-1].grammar.source
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "custom"}, "tools[0].name"),
+        ({"type": "custom", "name": "a b"}, "tools[0].name"),
+        ({"type": "custom", "name": "f", "format": {"type": "xml"}}, "tools[0].format.type"),
+        (
+            {"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}},
+            "tools[0].format.definition",
+        ),
+        ({"type": "custom", "name": "f", "format": {**GRAMMAR, "syntax": "gbnf"}}, "tools[0].format.syntax"),
+        (
+            {"type": "custom", "name": "f", "format": {**GRAMMAR, "definition": "x" * 65_537}},
+            "tools[0].format.definition",
+        ),
+    ],
+)
+def test_a_faulty_custom_tool_is_named(ask, tool, param):
+    _, client, _ = ask("ok")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="tiny", input="hi", tools=[tool])
+    assert caught.value.param == param
+
+
+def test_a_custom_call_that_is_cut_off_has_the_input_so_far(ask):
+    _, client, _ = ask(PATCH_CALL)
+    answer = client.responses.create(model="tiny", input="hi", tools=[PATCH_TOOL], max_output_tokens=90)
+    (call,) = answer.output
+    assert answer.status == call.status == "incomplete"
+    assert call.input
+    assert PATCH.startswith(call.input)

@@ -23,7 +23,8 @@ def test_priority_and_salt_reach_the_engine(harness, path):
     ("who", "num_keys", "roles", "acts"),
     [
         (None, 0, None, True), (None, 1, None, True), (None, 2, None, False),
-        (None, 2, ["inference", "priority"], False), ("off", 0, None, False), ("off", 1, ["inference", "priority"], False), ("all", 2, None, True),
+        (None, 2, ["inference", "priority"], False), ("off", 0, None, False),
+        ("off", 1, ["inference", "priority"], False), ("all", 2, None, True),
         ("keys", 0, None, False), ("keys", 2, None, False), ("keys", 2, ["inference", "priority"], True),
     ],
 )  # fmt: skip

@@ -85,6 +85,9 @@ def test_a_wrong_logit_bias_is_named(value, message):
         ("bad_words", ["a" * 65]),
         ("allowed_token_ids", []), ("allowed_token_ids", [-1]), ("allowed_token_ids", [512]), ("allowed_token_ids", 5),
         ("allowed_token_ids", [True]), ("allowed_token_ids", [5] * 16_385),
+        ("tools", []), ("cache_salt", ""), ("metadata", {"a": 1}), ("metadata", {"a": None}),
+        ("metadata", {"a": "x" * 513}), ("metadata", {"a" * 65: "x"}),
+        ("metadata", {str(i): "" for i in range(17)}), ("metadata", ["a"]),
         ("min_tokens", 250), ("prompt_logprobs", 21), ("prompt_logprobs", -1), ("prompt_logprobs", True),
     ],
 )  # fmt: skip
@@ -112,7 +115,7 @@ def test_features_of_later_are_refused_by_name(field, value):
 
 
 def test_defaults_of_refused_features_are_fine():
-    chat(tools=[], tool_choice="none", functions=[], response_format={"type": "text"}, modalities=["text"], best_of=2,
+    chat(tool_choice="none", functions=[], response_format={"type": "text"}, modalities=["text"], best_of=2,
          n=2, store=False, metadata={"a": "b"}, user="u", service_tier="auto")  # fmt: skip
     completion(suffix="", best_of=1)
 
@@ -232,13 +235,33 @@ def test_known_fields_without_effect_are_named(fields, names):
     assert ignored(**fields) == names
 
 
+# rule: Fields: An empty list of parts, and a tool message without its call's id, are refused as OpenAI refuses them
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "user", "content": []}, "content"),
+        ({"role": "assistant", "content": []}, "content"),
+        ({"role": "system", "content": []}, "content"),
+        ({"role": "tool", "content": [], "tool_call_id": "c"}, "content"),
+        ({"role": "tool", "content": "x"}, "tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": None}, "tool_call_id"),
+    ],
+)
+def test_messages_that_openai_refuses_are_refused_by_name(message, field):
+    with pytest.raises(InvalidParameter) as info:
+        template_messages(parse_body(ChatBody, {"messages": [*HI, message]}), knows_developer=False)
+    assert info.value.param == f"messages[1].{field}"
+    assert f"messages[1].{field}" in info.value.message
+
+
 def test_what_asks_for_nothing_is_not_named():
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     assert ignored(stream=True, stream_options={"include_usage": True, "include_obfuscation": False}) == []
     answer = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None,
               "function_call": None, "tool_calls": [call]}  # fmt: skip
-    assert ignored(messages=[answer, {"role": "tool", "content": [{"type": "text", "text": "x"}]}]) == []
-    assert ignored(tools=[], tool_choice="auto", functions=[], store=False, user="u") == []
+    result = {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "x"}]}
+    assert ignored(messages=[answer, result]) == []
+    assert ignored(tool_choice="auto", functions=[], store=False, user="u") == []
 
 
 # rule: Limits: Messages 8,192, tools 128

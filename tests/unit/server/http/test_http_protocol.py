@@ -5,6 +5,7 @@ import socket
 import time
 from urllib.parse import urlparse
 
+import h11
 import pytest
 
 from server.http import h11_protocol as http_protocol
@@ -79,6 +80,16 @@ def check_error(reply: tuple[int, dict[str, str], bytes], status: int, code: str
         GET + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "GET /schön HTTP/1.1\r\nHost: x\r\n\r\n".encode(),
+        b"POST /ping HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        GET + b"x: 1\r\n 2\r\n\r\n",
+        GET + b"x: 1\r\n\t2\r\n\r\n",
+        GET + b"x: 1\n" + CLOSE,
+        b"GET /health HTTP/1.1\nHost: x\r\n\r\n",
+        GET + b"\n",
+        b"\n" + GET + CLOSE,
+        b"\r\n\r\n" + GET + CLOSE,
+        b"GET http:///health HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET http://me@x/health HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
     ids=[
         "tls",
@@ -93,10 +104,84 @@ def check_error(reply: tuple[int, dict[str, str], bytes], status: int, code: str
         "chunks-and-length",
         "http-2",
         "not-ascii",
+        "chunks-in-http-1.0",
+        "folded-by-space",
+        "folded-by-tab",
+        "bare-lf-behind-field",
+        "bare-lf-behind-request-line",
+        "bare-lf-at-the-end",
+        "bare-lf-before-request",
+        "two-empty-lines",
+        "absolute-without-host",
+        "absolute-with-user",
     ],
 )
 def test_what_is_not_http_is_a_400_of_openais_form(url, data):
     assert check_error(ask(url, data), 400, "malformed_http").endswith(".")
+
+
+# rule: Security: What proxies read in two ways is refused: bare LF, folded lines, Transfer-Encoding in HTTP/1.0
+@pytest.mark.parametrize("trailer", [b"x: 1\n\r\n", b"x: 1\r\n 2\r\n\r\n", b"\n"])
+def test_a_trailer_is_held_to_the_same_lines(url, trailer):
+    check_error(ask(url, CHUNKED + b"\r\n2\r\n{}\r\n0\r\n" + trailer), 400, "malformed_http")
+    check_error(ask(url, CHUNKED + b"\r\n", b"2\r\n{}", b"\r\n0\r\n", trailer), 400, "malformed_http")
+
+
+def test_a_body_in_many_chunks_is_read_once(url, monkeypatch):
+    copied = []
+    trailing = h11.Connection.trailing_data
+    spy = property(lambda self: copied.append(len(trailing.fget(self)[0])) or trailing.fget(self))
+    monkeypatch.setattr(h11.Connection, "trailing_data", spy)
+    chunks = b"1\r\n0\r\n" + b"01\r\n \r\n" * 9000
+    check_error_of_body(ask(url, CHUNKED + CLOSE + chunks + b"0\r\n\r\n"))
+    assert sum(copied) < 10 * len(chunks)
+
+
+def check_error_of_body(reply: tuple[int, dict[str, str], bytes]) -> None:
+    """A chat body without messages."""
+    assert (reply[0], json.loads(reply[2])["error"]["code"]) == (400, "malformed_json")
+
+
+# RFC 9112, §3.2.2: a server must accept the absolute form, and its authority stands over Host
+@pytest.mark.parametrize(
+    "target", [b"http://x/ready", b"HTTP://x:8000/ready?a=1", b"https://other.example.org/ready", b"/ready"]
+)
+def test_a_target_may_be_a_whole_url(url, target):
+    status, _, body = ask(url, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n" + CLOSE)
+    assert (status, json.loads(body)) == (200, {"stage": "ready", "done": 1.0})
+
+
+@pytest.mark.parametrize("target", [b"http://x", b"http://x?a=1"])
+def test_a_url_without_a_path_is_the_root(url, target):
+    status, _, body = ask(url, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n" + CLOSE)
+    assert (status, json.loads(body)["name"]) == (200, "Quire")
+
+
+def test_the_host_of_a_whole_url_stands_over_the_header():
+    async def app(scope, receive, send):
+        host = dict(scope["headers"])[b"host"]
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body", "body": host + b" " + scope["raw_path"] + scope["query_string"]})
+
+    with serving(app) as served:
+        head = b"GET http://right:80/a%20b?c HTTP/1.1\r\nAccept: */*\r\nHost: wrong\r\n"
+        assert ask(served, head + CLOSE)[2].endswith(b"right:80 /a%20bc\r\n0\r\n\r\n")
+
+
+# RFC 9112, §2.2: old clients end a body with one line too many
+@pytest.mark.parametrize("parts", [[b"\r\n"], [b"\r", b"\n"]], ids=["whole", "in-two-reads"])
+def test_an_empty_line_before_a_request_is_skipped(url, parts):
+    assert ask(url, *parts, GET + CLOSE)[0] == 200
+
+
+def test_an_empty_line_between_two_requests_is_skipped(url):
+    ping = b"POST /ping HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}\r\n"
+    with connect(url) as connection:
+        connection.sendall(ping * 2 + GET + CLOSE)
+        data = b""
+        while part := connection.recv(65536):
+            data += part
+    assert data.count(b"HTTP/1.1 200 OK") == 3
 
 
 def test_a_body_with_a_bad_chunk_is_a_400(url):

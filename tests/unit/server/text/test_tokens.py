@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,19 @@ def test_a_chat_is_tokenized_as_its_completion_would_be(harness):
     assert app.post("/detokenize", {"tokens": bare}).json()["prompt"] == CHAT_TEXT.removesuffix(
         "<|im_start|>assistant\n"
     )
+
+
+# rule: Endpoints: `/tokenizer_info` has the special tokens and the chat template, and no paths
+def test_the_tokenizer_is_described(harness):
+    app = harness()
+    info = app.get("/tokenizer_info").json()
+    assert info["eos_token"] == "<|im_end|>"
+    assert info["bos_token"] is None
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert info["chat_template"] == load_tokenizer(Path(app.folder)).chat_template.source
+    im_end = str(app.tokenizer.token_to_id("<|im_end|>"))
+    assert info["added_tokens_decoder"][im_end] == {"content": "<|im_end|>", "special": True}
+    assert str(app.folder) not in app.get("/tokenizer_info").text
 
 
 def test_the_spellings_and_pieces_of_tokens_are_shown_on_request(harness):

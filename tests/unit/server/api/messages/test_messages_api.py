@@ -207,6 +207,8 @@ def test_a_count_is_of_the_same_prompt():
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [HI, {"role": "user", "content": []}]}, "messages[1].content"),
+        ({"messages": [HI, {"role": "assistant", "content": []}, HI]}, "messages[1].content"),
         ({"messages": [user("x")]}, "messages[0].content[0]"),
         ({"messages": [user({"text": "x"})]}, "messages[0].content[0].type"),
         ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text"),
@@ -274,3 +276,12 @@ def test_fields_that_ask_for_nothing_are_not_named():
         messages=[user(cached)], cache_control={"type": "ephemeral"}, service_tier="auto", container=None
     )
     assert equivalent.ignored == []
+
+
+# Anthropic takes these lists, unlike OpenAI's chat: clients without tools send them
+def test_empty_lists_that_anthropic_takes_are_taken():
+    assert translate(tools=[], system=[]).body.tools is None
+    last = {"role": "assistant", "content": []}
+    assert [message.role for message in translate(messages=[HI, last]).body.messages] == ["user"]
+    result = {"type": "tool_result", "tool_use_id": "1", "content": []}
+    assert translate(messages=[HI, assistant(CALL), user(result)]).body.messages[-1].content == ""

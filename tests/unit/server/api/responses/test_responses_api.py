@@ -143,7 +143,7 @@ def test_log_probabilities_are_asked_for_by_include_or_by_number():
 
 
 def test_tools_are_functions_and_others_are_skipped_by_name():
-    equivalent = translate(tools=[WEB, TOOL, {"type": "custom", "name": "patch"}], tool_choice="required")
+    equivalent = translate(tools=[WEB, TOOL, {"type": "shell"}], tool_choice="required")
     function = {key: value for key, value in TOOL.items() if key != "type"}
     assert [tool.model_dump() for tool in equivalent.body.tools] == [{"type": "function", "function": function}]
     assert equivalent.body.tool_choice == "required"
@@ -211,6 +211,8 @@ def test_what_would_need_a_store_is_refused(fields):
         ({"input": [{"type": "web_search_call"}]}, "input"),
         ({"input": ["x"]}, "input[0]"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": []}]}, "input[0].content"),
+        ({"input": [{"role": "developer", "content": []}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [output("1", [{"type": "input_file"}])]}, "input[0].output"),
@@ -306,3 +308,10 @@ def test_the_answer_repeats_the_request():
     assert (echo.temperature, echo.top_p, echo.reasoning.effort) == (0.5, None, "low")
     assert [(tool.name, tool.strict) for tool in echo.tools] == [("f", True)]
     assert echo.text.format == {"type": "text"}
+
+
+# Unlike in chat, OpenAI takes these: an answer without text comes back as it was, and Codex sends tools always
+def test_empty_lists_that_openai_takes_here_are_taken():
+    hi, empty = {"role": "user", "content": "hi"}, {"type": "message", "role": "assistant", "content": []}
+    assert [message["role"] for message in messages(hi, empty, hi, tools=[])] == ["user", "assistant", "user"]
+    assert messages(hi, call("1"), output("1", []))[-1]["content"] == ""

@@ -1,4 +1,4 @@
-"""GET /: a page for browsers, which loads nothing from elsewhere, and for everybody else what it was before."""
+"""GET /: a page for browsers, which loads nothing from elsewhere; for programs, what this server is."""
 
 import base64
 import gzip
@@ -14,8 +14,7 @@ BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;
 HASHES = read_key_hashes(["secret-one"], file=None, environment={})
 
 
-# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
-#     clients get a 404
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed
 def test_a_browser_gets_a_page(harness):
     page = harness().request("GET", "/", headers=BROWSER)
     assert page.status_code == 200
@@ -27,27 +26,40 @@ def test_a_browser_gets_a_page(harness):
     assert (head.status_code, head.content) == (200, b"")
 
 
-# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
-#     clients get a 404
+# rule: Endpoints: `/` answers everybody: programs get name, version and links as JSON
 @pytest.mark.parametrize(
     "accept", [None, "*/*", "application/json", "text/plain", "text/htmlx", "application/xhtml+xml"]
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_what_does_not_ask_for_html_finds_no_route_as_before(harness, accept, method):
-    headers = {} if accept is None else {"accept": accept}
-    reply = harness().request(method, "/", headers=headers)
-    assert reply.status_code == 404
+@pytest.mark.parametrize("keys", [[], HASHES], ids=["open", "with-keys"])
+def test_what_does_not_ask_for_html_gets_name_version_and_links(harness, accept, method, keys):
+    app = harness(api_key_hashes=keys)
+    reply = app.request(method, "/", headers={} if accept is None else {"accept": accept})
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "application/json"
+    assert "accept" in reply.headers["vary"].split(", ")
     if method == "GET":
-        check_error(reply, 404, "not_found")
+        assert reply.json()["name"] == "Quire"
+        assert reply.json()["version"] == app.get("/version").json()["version"]
+        assert reply.json()["links"]["api"] == "/v1"
+    else:
+        assert reply.content == b""
+
+
+def test_every_link_of_the_root_leads_somewhere(harness):
+    app = harness()
+    for name, path in app.get("/").json()["links"].items():
+        assert name == "api" or app.get(path).status_code == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_other_methods_find_no_route_as_before(harness, method):
-    check_error(harness().request(method, "/", headers=BROWSER), 404, "not_found")
+def test_other_methods_are_a_405(harness, method):
+    reply = harness().request(method, "/", headers=BROWSER)
+    check_error(reply, 405, "method_not_allowed")
+    assert reply.headers["allow"] == "GET, HEAD"
 
 
-# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
-#     clients get a 404
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed
 def test_the_page_runs_its_own_script_and_loads_nothing_from_other_hosts(harness):
     page = harness().request("GET", "/", headers=BROWSER)
     policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
@@ -64,8 +76,7 @@ def test_the_page_runs_its_own_script_and_loads_nothing_from_other_hosts(harness
     assert "innerHTML" not in page.text.split("class Markdown")[1]
 
 
-# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
-#     clients get a 404
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed
 def test_it_is_small_on_the_wire(harness):
     packed = harness().request("GET", "/", headers=BROWSER | {"accept-encoding": "gzip"})
     plain = harness().request("GET", "/", headers=BROWSER | {"accept-encoding": "identity"})
@@ -78,12 +89,10 @@ def test_it_is_small_on_the_wire(harness):
     assert len(gzip.compress(plain.content)) < 60_000
 
 
-# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed; other
-#     clients get a 404
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed
 def test_with_keys_set_the_empty_shell_needs_none_and_its_data_do(harness):
     app = harness(api_key_hashes=HASHES)
     assert app.request("GET", "/", headers=BROWSER).status_code == 200
-    check_error(app.request("GET", "/", headers={"accept": "*/*"}), 401, "invalid_api_key")
     check_error(app.request("POST", "/", headers=BROWSER), 401, "invalid_api_key")
     check_error(app.request("GET", "/v1/models", headers=BROWSER), 401, "invalid_api_key")
 
@@ -92,4 +101,4 @@ def test_with_keys_set_the_empty_shell_needs_none_and_its_data_do(harness):
 def test_behind_a_prefix_the_page_is_there_with_and_without_it(harness, path):
     app = harness(root_path="/quire", api_key_hashes=HASHES)
     assert app.request("GET", path, headers=BROWSER).status_code == 200
-    check_error(app.request("GET", path, headers={"accept": "*/*"}), 401, "invalid_api_key")
+    assert app.request("GET", path).json()["links"]["models"] == "/quire/v1/models"

@@ -52,6 +52,17 @@ def test_health_is_bad_only_while_somebody_else_should_act(harness):
     assert "10 s" in app.get("/health").json()["detail"]
 
 
+# rule: Endpoints: `/ping` is `/health`, by GET and by POST
+def test_ping_says_what_health_says_by_get_and_by_post(harness):
+    launcher = FakeLauncherChannel()
+    app = harness(launcher=launcher)
+    for fault, status in (("", 200), ("stalled", 503)):
+        launcher.state = State(Stage("ready"), False, fault)
+        for reply in (app.get("/ping"), app.post("/ping"), app.post("/ping", content=b"anything")):
+            assert reply.status_code == status
+            assert reply.json() == app.get("/health").json()
+
+
 # rule: Endpoints: Metrics, version, docs and the OpenAPI document answer
 def test_metrics_version_and_documents(harness):
     app = harness()
