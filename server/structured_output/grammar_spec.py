@@ -51,6 +51,11 @@ class StructuredOutputs(BaseModel):
     choice: list[str] | None = None
     grammar: str | None = None
 
+    @property
+    def is_given(self) -> bool:
+        """True if it constrains the answer."""
+        return any(value is not None for value in (self.json_, self.regex, self.choice, self.grammar))
+
 
 MAX_SOURCE_BYTES = 128 * 1024  # of a schema as JSON, of all choices, of a grammar
 MAX_SCHEMA_DEPTH = 48
