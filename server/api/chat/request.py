@@ -32,10 +32,10 @@ from server.generation.message_splitter import MessageSplitter
 from server.structured_output.grammar_spec import ConstraintRequest, constraint_of
 from server.structured_output.schema_check import checked_schema
 from server.structured_output.tool_grammar import answer_grammar, tool_grammar
-from server.text.chat_template import template_timeout
 from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat, make_parser
 from server.text.parsers.reasoning import ReasoningPlace, reasoning_place
+from server.text.template_sandbox import template_timeout
 from server.text.tokenizer import TEMPLATE_DEADLINE_S, Tokenizer
 
 MAX_GRAMMAR_BYTES = 256 * 1024
