@@ -227,6 +227,7 @@ LONG = "{% set x = namespace(v='ab') %}{% for i in range(60) %}{% set x.v = GROW
 
 
 # rule: Limits: A template renders within 2 s, sandboxed, beside the loop
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [
@@ -285,6 +286,7 @@ def test_nothing_is_computed_when_a_template_is_loaded(source):
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_long_chats_render_within_the_bounds():
     messages = [{"role": "user", "content": "word " * 20_000}] * 40
     for source in (CHATML, HERMES_LIKE, templates.QWEN3_LIKE):
