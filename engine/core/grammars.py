@@ -26,7 +26,7 @@ from engine.interface.protocol import GrammarSpec, SamplingParams
 logger = logging.getLogger(__name__)
 
 COMPILE_TIMEOUT_S = 15.0  # the server has test-compiled the grammar before, with a shorter timeout
-_NUM_THREADS = 2
+_LANES = (False, True, True)  # one thread each: is_costly of the grammars that it compiles
 _STACK_BYTES = 16 << 20  # far more than in the test compilation, since a stack overflow ends the process
 _MAX_CACHED = 32  # compiled grammars
 
@@ -75,7 +75,8 @@ class Grammars:
         self.live: dict[Request, TokenFilter | None] = {}  # the queued and running constrained requests
         self._compiled: OrderedDict[GrammarSpec, Matcher] = OrderedDict()  # initial states; least recently used first
         self.compiling: set[GrammarSpec] = set()  # queued in a thread, or with a result for pop_compiled()
-        self._todo: queue.SimpleQueue[GrammarSpec] = queue.SimpleQueue()
+        # By is_costly: a cheap grammar waits for no costly one
+        self._todo: dict[bool, queue.SimpleQueue[GrammarSpec]] = {lane: queue.SimpleQueue() for lane in _LANES}
         self._done: deque[tuple[GrammarSpec, Matcher | ServiceError]] = deque()
         self._threads: list[threading.Thread] = []
         self._compiler: GrammarCompiler | None = None  # set once a grammar was compiled
@@ -90,7 +91,7 @@ class Grammars:
         if spec not in self._compiled and spec not in self.compiling:
             self._start_threads()
             self.compiling.add(spec)
-            self._todo.put(spec)
+            self._todo[spec.is_costly].put(spec)
 
     def follow(self, request: Request) -> None:
         """Add a request that is about to be queued to the live ones, if it has a matcher or a token filter."""
@@ -230,16 +231,16 @@ class Grammars:
             return
         previous = threading.stack_size(_STACK_BYTES)
         try:
-            for _ in range(_NUM_THREADS):
-                thread = threading.Thread(target=self._compile, name="grammar", daemon=True)
+            for lane in _LANES:
+                thread = threading.Thread(target=self._compile, args=(self._todo[lane],), name="grammar", daemon=True)
                 thread.start()
                 self._threads.append(thread)
         finally:
             threading.stack_size(previous)
 
-    def _compile(self) -> None:
+    def _compile(self, todo: queue.SimpleQueue[GrammarSpec]) -> None:
         while True:
-            spec = self._todo.get()
+            spec = todo.get()
             outcome: Matcher | ServiceError
             try:
                 self._compiler = self._get_compiler()

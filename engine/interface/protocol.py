@@ -70,16 +70,29 @@ class GrammarSpec(msgspec.Struct, frozen=True):
 
     source: llguidance's Lark dialect, which may embed `%json {schema}` and name special tokens (<|name|>, <tag>,
     <[id]>); or its JSON form, {"grammars": [{"lark_grammar": …}, {"name": …, "lark_grammar": …}]}.
+    is_costly: it took long to test-compile; the engine compiles it apart from the others.
     """
 
     source: str
+    is_costly: bool = False
+
+
+class GrammarCheck(msgspec.Struct, omit_defaults=True):
+    """A grammar for engine/grammar_check_process.py to test-compile. No spec: give up the check of this id."""
+
+    id: int
+    spec: GrammarSpec | None = None
+    limit_s: float = 0.0  # of its run time
 
 
 class GrammarVerdict(msgspec.Struct, omit_defaults=True):
-    """The reply of engine/grammar_check_process.py to a GrammarSpec: an error's code and sentence, or no code."""
+    """The reply of engine/grammar_check_process.py to a GrammarCheck: an error's code and sentence, or no code."""
 
     code: str | None = None
     message: str = ""
+    id: int = 0  # 0: on the tokenizer
+    cpu_s: float = 0.0  # to compile it
+    is_final: bool = True  # false: another attempt can have another result
 
 
 class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):

@@ -24,7 +24,7 @@ async def checked_grammar(
     if constraint is None:
         return None
     record = record_of(request.scope)
-    check = asyncio.create_task(grammars.check(constraint.spec, param=constraint.param))
+    check = asyncio.create_task(grammars.check(constraint.spec, param=constraint.param, client=record.key_hash))
     record.cancel = check.cancel
     if record.is_cancelled:
         check.cancel()
@@ -38,5 +38,4 @@ async def checked_grammar(
         record.cancel = None
     if check.cancelled():
         raise RequestAborted("The request was cancelled.")
-    check.result()
-    return constraint.spec
+    return check.result()

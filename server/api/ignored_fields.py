@@ -52,6 +52,11 @@ def _ignored_in_tools(body: ChatBody) -> Iterator[str]:
             yield "parallel_tool_calls"
         return
     is_forced = body.tool_choice not in (None, "auto")
+    if is_forced:  # the answer is a call; response_format and structured_outputs constrain no call
+        if body.response_format is not None and body.response_format.type != "text":
+            yield "response_format"
+        if body.structured_outputs is not None and body.structured_outputs.is_given:
+            yield "structured_outputs"
     for i, tool in enumerate(body.tools):
         yield from (f"tools[{i}].{name}" for name in sorted(tool.model_extra or {}))
         yield from (f"tools[{i}].function.{name}" for name in sorted(tool.function.model_extra or {}))

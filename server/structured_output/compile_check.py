@@ -1,21 +1,21 @@
 """GrammarChecker: checks that a request's grammar compiles before the request goes to the engine. Never torch.
 
-A separate process (engine/grammar_check_process.py) compiles one grammar at a time, and is killed at a deadline: a
-schema of a few bytes can take a minute to compile, another can overflow the stack. The process starts with the first
-grammar and ends with the worker.
+A separate process (engine/grammar_check_process.py) compiles each grammar in a fork of its own, which is killed at a
+limit of run time: a schema of a few bytes can take a minute to compile, another can overflow the stack. Costly grammars
+take turns with the others there. The process starts with the first grammar and ends with the worker.
 """
 
 import asyncio
 import contextlib
 import hashlib
-import os
+import itertools
 import re
-import selectors
 import subprocess
 import sys
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -24,14 +24,16 @@ import msgspec
 
 from engine.interface.child_process import PROJECT_ROOT
 from engine.interface.errors import EngineError, GrammarError, Overloaded, ShuttingDown, error_from_code, sentence
-from engine.interface.protocol import GrammarSpec, GrammarVerdict
+from engine.interface.protocol import GrammarCheck, GrammarSpec, GrammarVerdict
 from server.structured_output.grammar_spec import LARK_FIELD
 
-COMPILE_DEADLINE_S = 5.0
+COMPILE_DEADLINE_S = 5.0  # of run time
 _START_DEADLINE_S = 60.0  # a large tokenizer loads in a second
 _MAX_VERDICTS = 1024
 _MAX_QUEUED = 64  # a burst of quick ones is none too many
-_TURN_DEADLINE_S = 20.0  # for a queue of slow ones
+_MAX_OF_CLIENT = 16  # of one API key
+_TURN_DEADLINE_S = 20.0  # for all of a check, beside others
+_COSTLY_S = 0.25  # of processor time
 _TIMEOUT_KEPT_S = 60.0  # a grammar may have been slow because the machine was
 _GENERATED = re.compile(r"^(at )?\d+\(\d+\): |^failed to compile JSON schema: ")  # places in text that we wrote
 
@@ -42,20 +44,77 @@ class _Kept(NamedTuple):
 
 
 class _Trial:
-    """A grammar that is compiling or queued, and the number of requests that wait for its verdict."""
+    """A grammar that is being compiled, the client that began it, and the number of requests that wait for it."""
 
-    def __init__(self, task: asyncio.Task[GrammarVerdict]) -> None:
+    def __init__(self, task: asyncio.Task[GrammarVerdict], client: str) -> None:
         self.task = task
+        self.client = client
         self.num_waiting = 0
-        self.has_begun = False
 
 
-class _TimedOut(Exception):
-    """The process did not reply in time."""
+class _Ended(Exception):
+    """The process has ended."""
 
 
-class _Crashed(Exception):
-    """The process ended without a reply."""
+class _CheckProcess:
+    """The process, its pipes, and a thread that gives each verdict to whom it is for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "engine.grammar_check_process", str(folder)],
+            cwd=PROJECT_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # a crash prints parts of the grammar, which is a client's
+        )
+        self.pid = self.popen.pid
+        self.loaded: Future[GrammarVerdict] = Future()  # on the tokenizer
+        self._waiting = {0: self.loaded}
+        self._lock = threading.Lock()
+        self._is_ended = False
+        self._thread = threading.Thread(target=self._read, name="grammar-verdicts", daemon=True)
+        self._thread.start()
+
+    def send(self, check: GrammarCheck, verdict: Future[GrammarVerdict] | None = None) -> None:
+        """Send a check, and set `verdict` when its verdict comes. Blocks. Raises _Ended, here or in `verdict`."""
+        assert self.popen.stdin is not None
+        with self._lock:
+            if self._is_ended:
+                raise _Ended
+            if verdict is not None:
+                self._waiting[check.id] = verdict
+            else:
+                self._waiting.pop(check.id, None)
+            try:
+                self.popen.stdin.write(msgspec.json.encode(check) + b"\n")
+                self.popen.stdin.flush()
+            except (OSError, ValueError):  # it is dead, or its pipe is closed
+                raise _Ended from None
+
+    def kill(self) -> None:
+        """End it. Blocks until it has ended."""
+        self.popen.kill()
+        self.popen.wait()
+        self._thread.join()
+        with contextlib.suppress(OSError):
+            for pipe in (self.popen.stdin, self.popen.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            verdict = msgspec.json.decode(line, type=GrammarVerdict)
+            with self._lock:
+                future = self._waiting.pop(verdict.id, None)
+            if future is not None and future.set_running_or_notify_cancel():
+                future.set_result(verdict)
+        with self._lock:
+            self._is_ended = True
+            left = list(self._waiting.values())
+        for future in left:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(_Ended())
 
 
 class GrammarChecker:
@@ -64,11 +123,10 @@ class GrammarChecker:
     def __init__(self, folder: Path, *, deadline_s: float = COMPILE_DEADLINE_S) -> None:
         self._folder = folder
         self._deadline_s = deadline_s
-        self._process: subprocess.Popen[bytes] | None = None
-        self._unread = b""
+        self._process: _CheckProcess | None = None
         self._verdicts: OrderedDict[bytes, _Kept] = OrderedDict()  # by digest; least recent first
         self._trials: dict[bytes, _Trial] = {}
-        self._turn = asyncio.Lock()
+        self._ids = itertools.count(1)
         self._is_closed = False
         self._starting = threading.Lock()  # held to start a process, and to close
 
@@ -81,29 +139,28 @@ class GrammarChecker:
         with self._starting:
             self._is_closed = True
             if self._process is not None:
-                self._process.kill()  # its readers get EOF, and then find this closed
+                self._process.popen.kill()  # who waits for it gets _Ended, and then finds this closed
         await asyncio.gather(*(trial.task for trial in self._trials.values()), return_exceptions=True)
         self.kill()
 
-    async def check(self, spec: GrammarSpec, *, param: str | None = None) -> None:
-        """Return if a grammar compiles. Raises GrammarError, UnsupportedFeature or Overloaded, naming the field."""
+    async def check(self, spec: GrammarSpec, *, param: str | None = None, client: str = "") -> GrammarSpec:
+        """Return a grammar that compiles, with its cost. `client`: its key, if keys are asked for.
+
+        Raises GrammarError, UnsupportedFeature or Overloaded, naming the field.
+        """
         key = hashlib.sha256(msgspec.json.encode(spec)).digest()
         verdict = self._kept(key)
         if verdict is None:
-            verdict = await self._ask_with_others(key, spec)
+            verdict = await self._ask_with_others(key, spec, client)
         if verdict.code is not None:
             raise error_from_code(verdict.code, _message(verdict, param), param)
+        return msgspec.structs.replace(spec, is_costly=True) if verdict.cpu_s > _COSTLY_S else spec
 
     def kill(self) -> None:
         """Kill the process."""
-        process, self._process, self._unread = self._process, None, b""
+        process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
 
     def _kept(self, key: bytes) -> GrammarVerdict | None:
         kept = self._verdicts.get(key)
@@ -112,21 +169,25 @@ class GrammarChecker:
         self._verdicts.move_to_end(key)
         return kept.verdict
 
-    async def _ask_with_others(self, key: bytes, spec: GrammarSpec) -> GrammarVerdict:
-        """Wait for the verdict together with other requests. If all leave before its turn, it is not compiled."""
+    async def _ask_with_others(self, key: bytes, spec: GrammarSpec, client: str) -> GrammarVerdict:
+        """Wait for the verdict together with other requests. If all leave, the check is given up."""
         trial = self._trials.get(key)
         if trial is None:
             if len(self._trials) >= _MAX_QUEUED:
                 raise Overloaded(f"Too many grammars wait to be compiled; the limit is {_MAX_QUEUED}.")
-            # a task of its own: a client that leaves must not end what others wait for, or break into the dialogue
-            trial = self._trials[key] = _Trial(asyncio.create_task(self._try(key, spec)))
+            if client and sum(trial.client == client for trial in self._trials.values()) >= _MAX_OF_CLIENT:
+                raise Overloaded(
+                    f"Too many grammars of this API key are being compiled; the limit is {_MAX_OF_CLIENT}."
+                )
+            # a task of its own: a client that leaves must not end what others wait for
+            trial = self._trials[key] = _Trial(asyncio.create_task(self._try(key, spec)), client)
             trial.task.add_done_callback(lambda task: self._forget(key, task))
         trial.num_waiting += 1
         try:
             return await asyncio.shield(trial.task)
         finally:
             trial.num_waiting -= 1
-            if not trial.num_waiting and not trial.has_begun:
+            if not trial.num_waiting:
                 trial.task.cancel()
                 self._forget(key, trial.task)
 
@@ -136,91 +197,68 @@ class GrammarChecker:
             del self._trials[key]
 
     async def _try(self, key: bytes, spec: GrammarSpec) -> GrammarVerdict:
-        trial = self._trials[key]
         try:
             async with asyncio.timeout(_TURN_DEADLINE_S):
-                await self._turn.acquire()
+                verdict, kept_s = await self._ask(spec)
         except TimeoutError:
             message = f"Other grammars take so long to compile that this one had no turn within {_TURN_DEADLINE_S:g} s."
             raise Overloaded(message) from None
-        try:
-            trial.has_begun = True
-            verdict, kept_s = await asyncio.to_thread(self._ask, spec)
-        finally:
-            self._turn.release()
         self._verdicts[key] = _Kept(verdict, time.monotonic() + kept_s)
         while len(self._verdicts) > _MAX_VERDICTS:
             self._verdicts.popitem(last=False)
         return verdict
 
-    def _ask(self, spec: GrammarSpec) -> tuple[GrammarVerdict, float]:
-        """Return the verdict on a grammar, and for how many seconds it holds. Blocks up to the deadlines."""
-        for _ in range(2):  # again after a crash, of which something else may be the cause
+    async def _ask(self, spec: GrammarSpec) -> tuple[GrammarVerdict, float]:
+        """Return the verdict on a grammar, and for how many seconds it holds."""
+        for _ in range(2):  # again if the process ended, of which something else may be the cause
+            process = await asyncio.to_thread(self._started)
+            loaded = await self._loaded(process)
+            if loaded.code is not None:
+                return loaded, float("inf")
+            check = GrammarCheck(next(self._ids), spec, self._deadline_s)
+            future: Future[GrammarVerdict] = Future()
             try:
-                if self._process is None or self._process.poll() is not None:
-                    loaded = self._start()
-                    if loaded.code is not None:
-                        return loaded, float("inf")
-                return self._exchange(spec), float("inf")
-            except _TimedOut:
-                self.kill()
-                message = f"takes longer to compile than {self._deadline_s:g} s, the limit."
-                return GrammarVerdict(GrammarError.code, message), _TIMEOUT_KEPT_S
-            except _Crashed:
-                self.kill()
-        message = "is nested too deeply, or needs too much memory, to be compiled."
-        return GrammarVerdict(GrammarError.code, message), _TIMEOUT_KEPT_S
+                await asyncio.to_thread(process.send, check, future)
+                verdict = await asyncio.wrap_future(future)
+            except _Ended:
+                await asyncio.to_thread(self._drop, process)
+                continue
+            except asyncio.CancelledError:
+                with contextlib.suppress(_Ended):
+                    process.send(GrammarCheck(check.id))
+                raise
+            if verdict.code == GrammarError.code and verdict.is_final:
+                verdict.message = f"does not compile: {verdict.message}"
+            return verdict, float("inf") if verdict.is_final else _TIMEOUT_KEPT_S
+        raise self._end_error()
 
-    def _start(self) -> GrammarVerdict:
-        """Start the process; return its verdict on the tokenizer."""
-        self.kill()
+    def _started(self) -> _CheckProcess:
+        """Return the process, a new one if there is none. Blocks for the time of a fork. Raises ShuttingDown."""
         with self._starting:
             if self._is_closed:
                 raise _shutting_down()
-            process = self._process = subprocess.Popen(
-                [sys.executable, "-m", "engine.grammar_check_process", str(self._folder)],
-                cwd=PROJECT_ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # a crash prints parts of the grammar, which is a client's
-            )
-        try:
-            return self._read(process, _START_DEADLINE_S)
-        except (_TimedOut, _Crashed):
-            self.kill()
-            if self._is_closed:
-                raise _shutting_down() from None
-            raise EngineError("The process that compiles grammars does not start.") from None
+            if self._process is None:
+                self._process = _CheckProcess(self._folder)
+            return self._process
 
-    def _exchange(self, spec: GrammarSpec) -> GrammarVerdict:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        try:
-            process.stdin.write(msgspec.json.encode(spec) + b"\n")
-            process.stdin.flush()
-        except OSError:
-            raise _Crashed from None
-        verdict = self._read(process, self._deadline_s)
-        if verdict.code == GrammarError.code:
-            verdict.message = f"does not compile: {verdict.message}"
-        return verdict
+    def _drop(self, process: _CheckProcess) -> None:
+        with self._starting:
+            if self._process is process:
+                self.kill()
 
-    def _read(self, process: subprocess.Popen[bytes], timeout_s: float) -> GrammarVerdict:
-        """Return the next verdict. Raises _TimedOut, _Crashed."""
-        assert process.stdout is not None
-        deadline_s = time.monotonic() + timeout_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._unread:
-                if not selector.select(max(0.0, deadline_s - time.monotonic())):
-                    raise _TimedOut
-                data = os.read(process.stdout.fileno(), 1 << 16)
-                if not data:
-                    raise _Crashed
-                self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        return msgspec.json.decode(line, type=GrammarVerdict)
+    async def _loaded(self, process: _CheckProcess) -> GrammarVerdict:
+        """Wait until the process has loaded; return its verdict on the tokenizer."""
+        try:
+            async with asyncio.timeout(_START_DEADLINE_S):
+                return await asyncio.shield(asyncio.wrap_future(process.loaded))
+        except (TimeoutError, _Ended):
+            await asyncio.to_thread(self._drop, process)
+            raise self._end_error() from None
+
+    def _end_error(self) -> EngineError | ShuttingDown:
+        if self._is_closed:
+            return _shutting_down()
+        return EngineError("The process that compiles grammars does not start, or ends at once.")
 
 
 def _shutting_down() -> ShuttingDown:

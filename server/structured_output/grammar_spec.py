@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import GrammarSpec
+from server.structured_output.schema_check import checked_schema
 
 Json = Any
 
@@ -50,6 +51,11 @@ class StructuredOutputs(BaseModel):
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """True if it constrains the answer."""
+        return any(value is not None for value in (self.json_, self.regex, self.choice, self.grammar))
 
 
 MAX_SOURCE_BYTES = 128 * 1024  # of a schema as JSON, of all choices, of a grammar
@@ -154,8 +160,9 @@ def _of_format(asked: ResponseFormat) -> ConstraintRequest | None:
         return ConstraintRequest(json_schema_grammar({"type": "object"}), "response_format")
     if asked.json_schema is None:
         raise InvalidParameter("response_format.json_schema is required.", param="response_format.json_schema")
-    param = "response_format.json_schema.schema"
-    return ConstraintRequest(json_schema_grammar(_checked_schema(asked.json_schema.schema_, param)), param)
+    param, form = "response_format.json_schema.schema", asked.json_schema
+    schema = _bounded_schema(form.schema_, param)
+    return ConstraintRequest(json_schema_grammar(checked_schema(schema, param, is_strict=bool(form.strict))), param)
 
 
 def _of_outputs(asked: StructuredOutputs) -> ConstraintRequest | None:
@@ -176,7 +183,8 @@ def _of_outputs(asked: StructuredOutputs) -> ConstraintRequest | None:
         return None
     param = f"structured_outputs.{given[0]}"
     if asked.json_ is not None:
-        return ConstraintRequest(json_schema_grammar(_checked_schema(asked.json_, param)), param)
+        schema = checked_schema(_bounded_schema(asked.json_, param), param)
+        return ConstraintRequest(json_schema_grammar(schema), param)
     if asked.regex is not None:
         _check_regex(asked.regex, param)
         return ConstraintRequest(regex_grammar(asked.regex), param)
@@ -187,7 +195,7 @@ def _of_outputs(asked: StructuredOutputs) -> ConstraintRequest | None:
     return ConstraintRequest(GrammarSpec(_checked_lark(asked.grammar, param)), param)
 
 
-def _checked_schema(value: Any, param: str) -> dict[str, Any] | bool:
+def _bounded_schema(value: Any, param: str) -> dict[str, Any] | bool:
     """Return a schema, or the schema that a string holds, of bounded size and depth."""
     if isinstance(value, str):
         _check_size(value.encode(), param, limit=MAX_SOURCE_BYTES)

@@ -10,7 +10,6 @@ includes the keys of objects that users send; only the names of a message's own 
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -18,9 +17,9 @@ from typing import Any
 import jinja2
 import jinja2.ext
 import jinja2.meta
-import jinja2.sandbox
 
 from engine.interface.errors import InvalidParameter, sentence
+from server.text.template_sandbox import BoundedEnvironment
 
 MARK_START, MARK_END = "\ufdd0", "\ufdd1"
 _WRITTEN_OUT = (r"\ufdd0", r"\ufdd1")
@@ -41,7 +40,7 @@ class ChatTemplate:
         Raises jinja2.TemplateSyntaxError.
         """
         self.source = source
-        environment = _environment()
+        self._environment = environment = _environment()
         self._template = environment.from_string(source)
         self._variables = variables
         tree = environment.parse(source)
@@ -72,9 +71,9 @@ class ChatTemplate:
         mark: bool = False,
         deadline_s: float | None = None,
     ) -> str:
-        """Return the prompt text. Blocks; `deadline_s` is a time.monotonic() looked at between the template's outputs.
+        """Return the prompt text. Blocks; `deadline_s` is a time.monotonic() that every step of the template looks at.
 
-        Raises InvalidParameter when the template refuses the messages or runs out of time.
+        Raises InvalidParameter when the template refuses the messages, or takes too much time or memory.
         """
         chat = _alias_reasoning([{key: value for key, value in m.items() if value is not None} for m in messages])
         template_kwargs = template_kwargs or {}
@@ -98,12 +97,9 @@ class ChatTemplate:
         return _cut_at_tag(text) if continue_final_message else text
 
     def _run(self, context: dict[str, Any], deadline_s: float | None) -> str:
-        parts = []
         try:
-            for part in self._template.generate(context):
-                if deadline_s is not None and time.monotonic() > deadline_s:
-                    raise template_timeout()
-                parts.append(part)
+            with self._environment.bounded(context, deadline_s):
+                return "".join(self._template.generate(context))
         except InvalidParameter:
             raise
         except Exception as error:
@@ -112,18 +108,12 @@ class ChatTemplate:
                 f"The model's chat template cannot render these messages: {sentence(str(error)[:300])}",
                 param="messages",
             ) from error
-        return "".join(parts)
 
     def _mark_message(self, message: Message) -> Message:
         # The model's own <think> or <tool_call> in the history are tokens when they are not special ones: templates
         # split on them, and the prefix cache expects the ids that the model produced.
         pattern = self._special_pattern if message.get("role") == "assistant" else self._control_pattern
         return {key: value if key == "role" else _mark(value, pattern) for key, value in message.items()}
-
-
-def template_timeout() -> InvalidParameter:
-    """The error for a template that runs too long."""
-    return InvalidParameter("Rendering the chat template took longer than the limit of 2 s.", param="messages")
 
 
 def split_marked(text: str) -> list[tuple[str, bool]]:
@@ -139,13 +129,10 @@ def split_marked(text: str) -> list[tuple[str, bool]]:
     return pieces
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment([_GenerationTag, jinja2.ext.loopcontrols], {"tojson": _tojson})
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)  # noqa: A006, DTZ005
+    environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
@@ -171,6 +158,12 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(format: str) -> str:  # noqa: A002 (the name in templates)
+    if re.search(r"\d{5}", format):  # a width
+        raise ValueError("strftime_now: a width has 4 digits at most")
+    return datetime.now().strftime(format)  # noqa: DTZ005
 
 
 def _raise_exception(message: str) -> None:

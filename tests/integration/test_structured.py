@@ -137,10 +137,10 @@ def test_what_cannot_be_enforced_is_a_400_that_says_why(client: openai.OpenAI) -
 def test_a_grammar_over_the_deadline_holds_up_nobody_and_leaves_no_process(
     daemon: Daemon, client: openai.OpenAI
 ) -> None:
-    slow = {"type": "integer", "multipleOf": 100_000_007}
+    slow = 'start: %json {"type": "integer", "multipleOf": 100000007}'  # of a schema alone it is a 400 at once
     client.chat.completions.create(**CHAT, max_completion_tokens=1, **so(choice=["a"]))
     with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(client.chat.completions.create, **CHAT, **so(json=slow))
+        pending = pool.submit(client.chat.completions.create, **CHAT, **so(grammar=slow))
         answered = 0
         while not pending.done():
             client.chat.completions.create(**CHAT, max_completion_tokens=2)

@@ -29,10 +29,12 @@ from server.api.sse import ReplyHead
 from server.generation.generation import CompletionStream
 from server.generation.message_splitter import MessageSplitter
 from server.structured_output.grammar_spec import ConstraintRequest, constraint_of
+from server.structured_output.schema_check import checked_schema
 from server.structured_output.tool_grammar import answer_grammar, tool_grammar
-from server.text.chat_template import template_timeout
+from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat, make_parser
 from server.text.parsers.reasoning import ReasoningPlace, reasoning_place
+from server.text.template_sandbox import template_timeout
 from server.text.tokenizer import CONTEXT, TEMPLATE_DEADLINE_S, RenderedChat, Tokenizer
 
 MAX_GRAMMAR_BYTES = 256 * 1024
@@ -161,7 +163,7 @@ def _constraint_of(
         return None
     parts = [] if plan.must_call or constraint is None else [constraint.spec]
     if plan.callable:
-        calls = tool_grammar(plan.callable, chat_format, is_parallel=plan.is_parallel, tag_ids=ids)
+        calls = tool_grammar(_enforced(plan, body), chat_format, is_parallel=plan.is_parallel, tag_ids=ids)
         if len(calls.source.encode()) > MAX_GRAMMAR_BYTES:
             raise InvalidParameter(
                 f"tools have schemas of {len(calls.source.encode())} bytes together; where enforced, the limit "
@@ -171,6 +173,17 @@ def _constraint_of(
         parts.append(calls)
     param = "tools" if constraint is None or plan.must_call else constraint.param
     return ConstraintRequest(answer_grammar(parts, chat_format.reasoning, reasoning, tag_ids=ids), param)
+
+
+def _enforced(plan: ToolPlan, body: ChatBody) -> list[ToolSpec]:
+    """Return the callable tools with the schemas that a grammar enforces. Raises GrammarError."""
+    places = {tool.function.name: f"tools[{i}].function.parameters" for i, tool in enumerate(body.tools or ())}
+    tools = []
+    for tool in plan.callable:
+        schema = checked_schema(tool.parameters, places[tool.name], is_strict=tool.is_strict)
+        assert isinstance(schema, dict)  # as the parameters are
+        tools.append(msgspec.structs.replace(tool, parameters=schema))
+    return tools
 
 
 async def _encode(app_state: AppState, body: ChatBody, plan: ToolPlan, *, max_tokens: int, limit: str) -> _Prompt:

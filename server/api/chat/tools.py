@@ -10,6 +10,8 @@ from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}
+_ALLOW_UNNAMED = {"additionalProperties", "unevaluatedProperties", "patternProperties"}  # beside empty properties
+_ALLOW_UNNAMED |= {"allOf", "anyOf", "oneOf", "$ref"}
 _MODES = ("none", "auto", "required")
 _MAX_SHOWN_CHARS = 64
 
@@ -91,12 +93,14 @@ def _named_choice(choice: Any) -> str | None:
 
 def _spec(tool: Tool, *, index: int) -> ToolSpec:
     function = tool.function
-    parameters = function.parameters or _NO_PARAMETERS
+    parameters = _NO_PARAMETERS if function.parameters is None else function.parameters
     if parameters.get("type", "object") != "object":
         param = f"tools[{index}].function.parameters"
         raise InvalidParameter(
             f"{param} must be the schema of an object, its type is {_shown(parameters['type'])}.", param=param
         )
+    if parameters.get("properties") == {} and not parameters.keys() & _ALLOW_UNNAMED:
+        parameters = {**parameters, "additionalProperties": False}  # an empty list of parameters, nothing to invent
     return ToolSpec(function.name, {"type": "object", **parameters}, bool(function.strict))
 
 

@@ -3,7 +3,9 @@
 import json
 import sys
 import threading
+import time
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -229,6 +231,36 @@ def test_a_pending_request_delays_no_other_and_can_be_aborted(depth):
     assert not harness.seen["aborted"].token_ids
     assert not harness.seen["gone"].token_ids
     assert answer(harness, "waiting") == "ab"
+
+
+class ClosedToCostly(Closed):
+    """Compiles costly grammars only once its event is set."""
+
+    def __call__(self):
+        return self
+
+    def compile(self, spec):
+        if spec.is_costly:
+            self.event.wait(30)
+        return super().compile(spec)
+
+
+def test_a_cheap_grammar_waits_for_no_costly_one():
+    closed = ClosedToCostly()
+    harness = Harness(get_compiler=closed)
+    for i in range(4):
+        harness.add(f"costly{i}", [1], grammar=msgspec.structs.replace(choice_grammar([f"ab{i}"]), is_costly=True))
+    harness.add("cheap", [1], grammar=choice_grammar(["ab"]))
+    for _ in range(2000):
+        harness.turn()
+        if harness.seen["cheap"].ends:
+            break
+        time.sleep(0.005)
+    assert answer(harness, "cheap") == "ab"
+    assert not any(harness.seen[f"costly{i}"].ends for i in range(4))
+    closed.event.set()
+    harness.drain()
+    assert [answer(harness, f"costly{i}") for i in range(4)] == [f"ab{i}" for i in range(4)]
 
 
 def test_the_tokens_of_a_pending_request_are_queued_tokens():

@@ -1,11 +1,11 @@
-"""The process that tries grammars, a real one: killed when it takes too long, replaced when it dies, asked once."""
+"""The process that tries grammars, a real one: forks that take turns and are killed, replaced when it dies."""
 
 import asyncio
 import contextlib
 import os
 import signal
-import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -45,21 +45,85 @@ async def refusal(checker, spec, param="field"):
     return info.value.message
 
 
+def forks_of(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
 # rule: Limits: A grammar compiles within 5 s, in a process that can be killed
 @pytest.mark.slow
-def test_a_grammar_that_takes_too_long_is_refused_and_its_process_killed(model_folder):
+def test_a_cheap_grammar_does_not_wait_for_costly_ones(model_folder):
+    """It is done while they all still take turns."""
+
+    async def steps(checker):
+        await checker.check(GOOD)
+        slow = [asyncio.create_task(checker.check(slow_grammar(i))) for i in range(12)]
+        await until(lambda: len(forks_of(checker._process.pid)) == 12)
+        for i in range(3):
+            await checker.check(regex_grammar(f"a{i}"))
+        assert not any(task.done() for task in slow)
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    run(model_folder, steps)
+
+
+def slow_grammar(i):
+    return json_schema_grammar({"type": "integer", "multipleOf": 100_000_007 + 2 * i})
+
+
+@pytest.mark.slow
+def test_the_cost_of_a_grammar_is_told(model_folder):
+    async def steps(checker):
+        costly = json_schema_grammar({"type": "integer", "multipleOf": 199_999})
+        assert (await checker.check(GOOD)) == GOOD
+        for _ in range(2):  # the verdict is remembered, and so is its cost
+            assert (await checker.check(costly)) == GrammarSpec(costly.source, is_costly=True)
+
+    run(model_folder, steps, deadline_s=60)
+
+
+def test_one_key_cannot_take_all_places(model_folder):
+    async def steps(checker):
+        never = asyncio.Event()
+
+        async def ask(spec):
+            await never.wait()
+
+        checker._ask = ask
+        tasks = [asyncio.create_task(checker.check(regex_grammar(f"a{i}"), client="one")) for i in range(16)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="of this API key are being compiled; the limit is 16"):
+            await checker.check(regex_grammar("b"), client="one")
+        others = [
+            asyncio.create_task(checker.check(regex_grammar(f"c{i}"), client=c)) for i, c in enumerate(["two", ""])
+        ]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in others)
+        for task in tasks + others:
+            task.cancel()
+        await asyncio.gather(*tasks, *others, return_exceptions=True)
+
+    run(model_folder, steps)
+
+
+# rule: Limits: A grammar compiles within 5 s, in a process that can be killed
+@pytest.mark.slow
+def test_a_grammar_that_takes_too_long_is_refused_and_its_fork_killed(model_folder):
     async def steps(checker):
         await checker.check(GOOD)
         pid = checker._process.pid
         message = await refusal(checker, SLOW)
         assert message == "field takes longer to compile than 0.5 s, the limit."
-        assert checker._process is None
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-        await checker.check(regex_grammar("a"))  # in a new one
-        new_pid = checker._process.pid
+        assert not forks_of(pid)
+        await checker.check(regex_grammar("a"))
         assert await refusal(checker, SLOW) == message  # remembered
-        assert checker._process.pid == new_pid
+        assert checker._process.pid == pid
 
     run(model_folder, steps, deadline_s=0.5)
 
@@ -98,13 +162,13 @@ def test_verdicts_are_remembered(model_folder):
 def test_requests_at_once_share_a_process_and_a_verdict(model_folder):
     async def steps(checker):
         asked = []
-        exchange = checker._exchange
+        ask = checker._ask
 
-        def counted(spec):
+        async def counted(spec):
             asked.append(spec)
-            return exchange(spec)
+            return await ask(spec)
 
-        checker._exchange = counted
+        checker._ask = counted
         specs = [GOOD, regex_grammar("a"), GOOD, regex_grammar("b"), GOOD]
         await asyncio.gather(*(checker.check(spec) for spec in specs))
         assert len(asked) == 3
@@ -135,37 +199,27 @@ def test_too_many_grammars_at_once_are_refused_at_once(model_folder):
     run(model_folder, steps)
 
 
-def test_a_grammar_that_nobody_waits_for_any_more_is_not_tried(model_folder):
+@pytest.mark.slow
+def test_a_grammar_that_nobody_waits_for_any_more_is_given_up(model_folder):
     async def steps(checker):
-        may_answer = threading.Event()
-        asked = []
-
-        def ask(spec):
-            asked.append(spec)
-            may_answer.wait(20)
-            return GrammarVerdict(), float("inf")
-
-        checker._ask = ask
-        specs = [regex_grammar(f"a{i}") for i in range(64)]
+        await checker.check(GOOD)
+        pid = checker._process.pid
+        specs = [slow_grammar(i) for i in range(64)]
         tasks = [asyncio.create_task(checker.check(spec)) for spec in specs]
         twin = asyncio.create_task(checker.check(specs[1]))
-        while not asked:
-            await asyncio.sleep(0.001)
-        for task in tasks:  # the first is being tried; one of two leaves the second; the rest is forsaken
+        await until(lambda: len(forks_of(pid)) == 64)
+        for task in tasks:  # one of two leaves the second; the rest is forsaken
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        again = asyncio.create_task(checker.check(specs[2]))
-        others = [asyncio.create_task(checker.check(regex_grammar(f"b{i}"))) for i in range(61)]  # there is room
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded):
-            await checker.check(regex_grammar("one more"))
-        may_answer.set()
-        await asyncio.gather(twin, again, *others)
-        assert asked[:3] == specs[:3]
-        assert len(asked) == 64
+        await until(lambda: len(forks_of(pid)) == 1)
+        assert len(checker._trials) == 1
+        await asyncio.gather(*(checker.check(regex_grammar(f"b{i}")) for i in range(63)))  # there is room
+        twin.cancel()
+        await asyncio.gather(twin, return_exceptions=True)
+        await until(lambda: not forks_of(pid))
         assert not checker._trials
 
-    run(model_folder, steps)
+    run(model_folder, steps, deadline_s=60)
 
 
 # rule: Limits: A grammar compiles within 5 s, in a process that can be killed
@@ -173,19 +227,16 @@ def test_a_grammar_that_has_no_turn_in_time_is_refused_as_overload(model_folder,
     monkeypatch.setattr("server.structured_output.compile_check._TURN_DEADLINE_S", 0.2)
 
     async def steps(checker):
-        may_answer = threading.Event()
+        may_answer = asyncio.Event()
 
-        def ask(spec):
-            may_answer.wait(20)
+        async def ask(spec):
+            await may_answer.wait()
             return GrammarVerdict(), float("inf")
 
         checker._ask = ask
-        first = asyncio.create_task(checker.check(GOOD))
-        await asyncio.sleep(0)
         with pytest.raises(Overloaded, match=r"no turn within 0\.2 s"):
             await checker.check(regex_grammar("a"))
         may_answer.set()
-        await first
         await checker.check(regex_grammar("a"))
 
     run(model_folder, steps)
@@ -219,7 +270,7 @@ def test_closing_ends_who_waits_and_starts_nothing(model_folder):
             await checker.check(GOOD)
             pid = checker._process.pid
             running = asyncio.create_task(checker.check(SLOW))
-            queued = asyncio.create_task(checker.check(regex_grammar("a")))
+            queued = asyncio.create_task(checker.check(slow_grammar(1)))
             await asyncio.sleep(0.1)
         late = asyncio.create_task(checker.check(regex_grammar("b")))
         outcomes = await asyncio.gather(running, queued, late, return_exceptions=True)

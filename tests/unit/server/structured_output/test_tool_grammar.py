@@ -7,6 +7,12 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from engine.interface.protocol import GrammarSpec
+from server.api.chat.tools import plan_tools
+from server.api.messages.request import translate_messages
+from server.api.messages.schema import MessagesBody
+from server.api.responses.request import translate_responses
+from server.api.responses.schema import ResponsesBody
+from server.api.schemas import ChatBody, parse_body
 from server.structured_output.tool_grammar import answer_grammar, tool_grammar
 from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat
@@ -139,3 +145,48 @@ def test_schemas_cannot_break_out_of_the_grammar():
 def test_the_source_is_the_same_for_the_same_tools():
     assert Judge("text", "hermes", [WEATHER]).spec == Judge("text", "hermes", [WEATHER]).spec
     assert json.dumps(WEATHER.parameters)[1:-1] in Judge("text", "hermes", [WEATHER]).spec.source
+
+
+EMPTY, ANYTHING = "no parameters", "any object"
+
+
+def as_chat(function: dict) -> ChatBody:
+    fields = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": function}]}
+    return parse_body(ChatBody, {**fields, "tool_choice": "required"})
+
+
+def as_responses(function: dict) -> ChatBody:
+    fields = {"input": "hi", "tools": [{"type": "function", **function}], "tool_choice": "required"}
+    return translate_responses(parse_body(ResponsesBody, fields)).body
+
+
+def as_messages(function: dict) -> ChatBody:
+    tool = {"name": function["name"], "input_schema": function["parameters"]}
+    fields = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "tool_choice": {"type": "any"}}
+    return translate_messages(parse_body(MessagesBody, {**fields, "max_tokens": 9, "model": "m"})).body
+
+
+# rule: Tools and reasoning: `required` and named choices are forced by a grammar
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("parameters", "meaning"),
+    [
+        ({}, EMPTY),  # the field is absent
+        ({"parameters": None}, EMPTY),
+        ({"parameters": {"type": "object", "properties": {}}}, EMPTY),
+        ({"parameters": {"properties": {}, "required": []}}, EMPTY),
+        ({"parameters": {}}, ANYTHING),
+        ({"parameters": {"type": "object"}}, ANYTHING),
+        ({"parameters": {"type": "object", "properties": {}, "additionalProperties": True}}, ANYTHING),
+        ({"parameters": {"properties": {}, "patternProperties": {"a": {}}}}, ANYTHING),
+    ],
+)
+def test_a_function_without_parameters_is_called_with_none(form, parameters, meaning):
+    function = {"name": "now", **parameters}
+    bodies = [as_chat(function), as_responses(function)]
+    bodies += [as_messages(function)] if function.get("parameters") is not None else []  # is required there
+    for body in bodies:
+        judge = Judge("added", form, plan_tools(body).callable)
+        assert judge.accepts(forced(form, ("now", {})))
+        if form != "qwen_xml":  # writes the parameters that the schema names
+            assert judge.accepts(forced(form, ("now", {"a": 1}))) == (meaning == ANYTHING)

@@ -1,6 +1,8 @@
 """The prompt text equals transformers'; what users type never becomes a control token."""
 
 import json
+import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -218,3 +220,78 @@ def test_a_templates_own_refusal_ends_with_one_full_stop(reason, end):
     with pytest.raises(InvalidParameter) as info:
         template(source).render([{"role": "user", "content": reason}])
     assert info.value.message.endswith(end)
+
+
+LOOP = "{%- for i in range(99999) -%}BODY{%- endfor -%}"
+LONG = "{% set x = namespace(v='ab') %}{% for i in range(60) %}{% set x.v = GROW %}{% endfor %}{{ x.v }}"
+
+
+# rule: Limits: A template renders within 2 s, sandboxed, beside the loop
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "source",
+    [
+        LOOP.replace("BODY", LOOP.replace("BODY", LOOP.replace("BODY", ""))),  # without any output
+        LOOP.replace("BODY", LOOP.replace("BODY", "{% set x = i %}")),
+        "{% set x %}" + LOOP.replace("BODY", LOOP.replace("BODY", "text " * 99)) + "{% endset %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for x in [[0, 1]] recursive %}{% if loop.depth < 60 %}{{ loop([x, x]) }}{% endif %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ caller() }}{{ caller() }}{% endif %}{% endmacro %}"
+        + LOOP.replace("BODY", LOOP.replace("BODY", "{% call f(1) %}{% endcall %}")),
+        LONG.replace("GROW", "x.v + x.v"),
+        LONG.replace("GROW", "x.v ~ x.v"),
+        LONG.replace("GROW", "x.v * 2"),
+        LONG.replace("GROW", "[x.v, x.v]"),
+        LONG.replace("GROW", "x.v|replace('', x.v)"),
+        LONG.replace("GROW", "x.v.replace('a', x.v)"),
+        LONG.replace("GROW", "x.v.join([x.v, x.v])"),
+        LONG.replace("GROW", "[x.v, x.v]|join"),
+        LONG.replace("GROW", "'%s%s'|format(x.v, x.v)"),
+        LONG.replace("GROW", "'{0}{0}'.format(x.v)"),
+        LONG.replace("GROW", "'%s%s' % (x.v, x.v)"),
+        "{% set x = namespace(v=3) %}{% for i in range(60) %}{% set x.v = x.v * x.v %}{% endfor %}",
+        "{{ 'a' * 10**9 }}", "{{ 10**9 * [0] }}", "{{ 10**(10**10) }}", "{{ 7**999999999 }}", "{{ (-9)**(10**9) }}",
+        "{{ 'a'.ljust(10**9) }}", "{{ 'a'.zfill(10**9) }}", "{{ 'a'|center(10**9) }}",
+        "{{ 'a\\tb'.expandtabs(10**9) }}", "{{ '{a:>{b}}'.format_map({'a': 1, 'b': 10**9}) }}",
+        "{{ '%1000000000d' % 1 }}", "{{ '%*d' % (10**9, 1) }}", "{{ '%1000000000d'|format(1) }}",
+        "{{ '{:1000000000}'.format(1) }}", "{{ '{:{}}'.format(1, 10**9) }}",
+        "{{ 'a'|indent(10**9, true) }}", "{{ [1]|tojson(indent=10**9) }}", "{{ [1]|batch(10**9, 0)|list }}",
+        "{{ [1]|slice(10**9)|list }}", "{{ lipsum(10**6) }}", "{{ strftime_now('%999999999Y') }}",
+        "{{ ['a'] | map('center', 10**9) | list }}", "{{ range(10**9) }}",
+    ],
+)  # fmt: skip
+def test_a_template_cannot_take_all_time_or_memory(source):
+    """Time and memory are bounded within the render itself: its thread ends."""
+    tracemalloc.start()
+    begun_s = time.monotonic()
+    try:
+        with pytest.raises(InvalidParameter):
+            template(source).render([{"role": "user", "content": "x"}], deadline_s=begun_s + 0.3)
+        assert tracemalloc.get_traced_memory()[1] < 256 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.monotonic() - begun_s < 20  # tracemalloc is slow; without bounds these take minutes or for ever
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ 'a' * 10**9 }}", "{% set x = 'a' * 10**9 %}", "{% if 9**9**9 %}{% endif %}", "{{ 'a'|center(10**9) }}"],
+)
+def test_nothing_is_computed_when_a_template_is_loaded(source):
+    tracemalloc.start()
+    try:
+        template(source)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+def test_long_chats_render_within_the_bounds():
+    messages = [{"role": "user", "content": "word " * 20_000}] * 40
+    for source in (CHATML, HERMES_LIKE, templates.QWEN3_LIKE):
+        assert len(template(source).render(messages)) > 4_000_000
+    accumulating = (
+        "{% set x = namespace(v='') %}{% for m in messages %}{% set x.v = x.v + m.content %}{% endfor %}{{ x.v }}"
+    )
+    assert len(template(accumulating).render(messages)) == 4_000_000

@@ -298,3 +298,30 @@ def test_strict_is_reported_where_the_model_may_call_or_not(model):
     strict = {"type": "function", "function": {"name": "f", "strict": True, "x": 1}, "y": 2}
     reply = model("Hi").chat(tools=[strict])
     assert reply.headers["x-quire-ignored"] == "tools[0].y, tools[0].function.x, tools[0].function.strict"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_constraint_beside_a_forced_call_is_reported(model, choice):
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    app = model(CALL)
+    for field, value in (("response_format", schema), ("structured_outputs", {"regex": "a"})):
+        assert app.chat(tools=TOOLS, tool_choice=choice, **{field: value}).headers["x-quire-ignored"] == field
+        assert "x-quire-ignored" not in app.chat(tools=TOOLS, **{field: value}).headers
+    for fields in ({"response_format": {"type": "text"}}, {"structured_outputs": {}}):
+        assert "x-quire-ignored" not in app.chat(tools=TOOLS, tool_choice=choice, **fields).headers
+    both = app.chat(tools=TOOLS, tool_choice=choice, response_format=schema, structured_outputs={"regex": "a"})
+    assert check_error(both, 400, "invalid_parameter")["param"] == "structured_outputs"
+    format_ = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    function = TOOLS[0]["function"]
+    reply = app.post(
+        "/v1/responses",
+        {"model": "tiny", "input": "hi", "tools": [{"type": "function", **function}], "tool_choice": "required",
+         "text": {"format": format_}},
+    )  # fmt: skip
+    assert reply.headers["x-quire-ignored"] == "text.format"
+    tool = {"name": function["name"], "input_schema": function["parameters"]}
+    fields = {"model": "tiny", "messages": USER_HI, "max_tokens": 99, "tools": [tool], "tool_choice": {"type": "any"}}
+    config = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    assert app.post("/v1/messages", {**fields, "output_config": config}).headers["x-quire-ignored"] == (
+        "output_config.format"
+    )

@@ -1,0 +1,177 @@
+"""checked_schema: a JSON schema whose values the grammar compiler enforces exactly, or a refusal that names the place.
+
+llguidance computes with 64-bit floats, and takes a recursion that never ends for a grammar. Here a bound that it would
+round is refused, a bound that it would let through is moved, and a schema of no finite value is refused. Pure.
+server/structured_output/grammar_spec.py bounds the schema's size and depth before.
+"""
+
+import math
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from engine.interface.errors import GrammarError
+from server.structured_output.schema_values import finite_values, target_of
+
+_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_OF_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_OF_ONE = {"items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else"}
+_OF_ONE |= {"unevaluatedItems", "unevaluatedProperties", "contentSchema"}
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_VALIDATION = {*_BOUNDS, *_OF_SCHEMAS, *_OF_NAMED, *_OF_ONE, "multipleOf", "type", "enum", "const", "required"}
+_VALIDATION |= {"minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems"}
+_VALIDATION |= {"minContains", "maxContains", "minProperties", "maxProperties", "dependentRequired", "dependencies"}
+_VALIDATION |= {"$ref", "$dynamicRef", "$recursiveRef"}
+_ANNOTATIONS = {"$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$comment"}
+_ANNOTATIONS |= {"title", "description", "default", "deprecated", "readOnly", "writeOnly", "examples"}
+_ANNOTATIONS |= {"contentMediaType", "contentEncoding", "discriminator"}  # the last one: pydantic's, from OpenAPI
+
+_MAX_EXACT = 2**53
+_INT64_MAX = 2**63 - 1  # the one bound beyond for which llguidance's rounding is undone by its saturation
+_MAX_MULTIPLE = 10_000  # states of the automaton that divides; they take a tenth of a second
+_MAX_PRODUCT = 2**32
+_MAX_HOSTNAME_CHARS = 253
+_MAX_SHOWN_CHARS = 64
+
+
+def checked_schema(schema: dict[str, Any] | bool, param: str, *, is_strict: bool = False) -> dict[str, Any] | bool:
+    """Return a copy of the schema that llguidance enforces exactly. Raises GrammarError, which names the place.
+
+    is_strict: refuse keywords that are not of JSON Schema.
+    """
+    if isinstance(schema, bool):
+        return schema
+    copy: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schema))
+    nodes = list(_subschemas(copy))
+    multiples: set[Decimal] = set()
+    for node, path in nodes:
+        if is_strict and (unknown := node.keys() - _VALIDATION - _ANNOTATIONS):
+            raise _refusal(param, path, f"has the keyword {min(unknown)[:_MAX_SHOWN_CHARS]!r}, unknown to JSON Schema")
+        _check_numbers(node, param, path, multiples)
+        _move_bounds(node)
+    _check_common_multiple(nodes, multiples, param)
+    reason = finite_values(copy, nodes)
+    if reason is not None:
+        raise _refusal(param, reason.path, f"{reason.words}, so that no text satisfies the schema")
+    return copy
+
+
+def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield each subschema that is an object, with its path; those that only a $ref reaches, too."""
+    seen: set[int] = set()
+    waiting: list[tuple[Any, str]] = [(schema, "")]
+    while waiting:
+        node, path = waiting.pop()
+        if not isinstance(node, dict) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node, path
+        reference = node.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#/"):
+            waiting.append((target_of(schema, reference), reference[1:].replace("/", ".")))
+        waiting += [(node[word], f"{path}.{word}") for word in _OF_ONE if isinstance(node.get(word), dict)]
+        for word in _OF_NAMED:
+            children = node.get(word)
+            if isinstance(children, dict):
+                waiting += [(child, f"{path}.{word}.{name[:_MAX_SHOWN_CHARS]}") for name, child in children.items()]
+        for word in _OF_SCHEMAS:
+            if isinstance(node.get(word), list):
+                waiting += [(child, f"{path}.{word}[{i}]") for i, child in enumerate(node[word])]
+
+
+def _check_numbers(node: dict[str, Any], param: str, path: str, multiples: set[Decimal]) -> None:
+    for word in _BOUNDS:
+        value = _number(node.get(word))
+        if value is not None and not _is_exact_bound(value, word):
+            raise _refusal(
+                param, f"{path}.{word}", f"is {str(value)[:_MAX_SHOWN_CHARS]}; bounds are enforced up to {_MAX_EXACT}"
+            )
+    for word in ("const", "enum"):
+        inexact = next((value for value in _numbers_in(node.get(word)) if not _is_exact(value)), None)
+        if inexact is not None:
+            reason = f"has {str(inexact)[:_MAX_SHOWN_CHARS]}; integers are enforced up to {_MAX_EXACT}"
+            raise _refusal(param, f"{path}.{word}", reason)
+    multiple = _number(node.get("multipleOf"))
+    if multiple is not None and multiple > 0:
+        multiples.add(_checked_multiple(multiple, param, f"{path}.multipleOf"))
+
+
+def _number(value: Any) -> int | float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _is_exact(value: float) -> bool:
+    """Return whether llguidance writes a number as it is: it prints the shortest digits of the nearest float."""
+    return isinstance(value, float) or (abs(value) < 10**300 and Decimal(repr(float(value))) == value)
+
+
+def _is_exact_bound(value: float, word: str) -> bool:
+    if abs(value) <= _MAX_EXACT - word.startswith("exclusive"):
+        return True
+    return word == "maximum" and value == _INT64_MAX
+
+
+def _numbers_in(value: Any) -> Iterator[int | float]:
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, list | dict):
+            waiting += item.values() if isinstance(item, dict) else item
+        elif (number := _number(item)) is not None:
+            yield number
+
+
+def _checked_multiple(value: float, param: str, where: str) -> Decimal:
+    exact, scaled, exponent = Decimal(repr(value)), float(min(value, 1e300)), 0
+    while scaled % 1 and exponent < 20:  # as llguidance does it, rounding included
+        scaled, exponent = scaled * 10, exponent + 1
+    shown = str(value)[:_MAX_SHOWN_CHARS]
+    if scaled >= _MAX_PRODUCT or Decimal(int(scaled)).scaleb(-exponent) != exact:
+        raise _refusal(param, where, f"is {shown}, which has too many digits to be enforced")
+    factor = int(scaled)
+    while factor % 10 == 0:
+        factor //= 10
+    if factor > _MAX_MULTIPLE:
+        reason = f"is {shown}; without its zeros at the end it can have a value of {_MAX_MULTIPLE} at most"
+        raise _refusal(param, where, reason)
+    return exact
+
+
+def _check_common_multiple(nodes: list[tuple[dict[str, Any], str]], multiples: set[Decimal], param: str) -> None:
+    """Refuse multiples whose least common one, where subschemas are combined, would exceed llguidance's integers."""
+    if len(multiples) < 2 or not any("allOf" in node or _combines(node) for node, _ in nodes):
+        return
+    digits = max(0, *(-int(multiple.normalize().as_tuple().exponent) for multiple in multiples))
+    if math.prod(int(multiple.scaleb(digits)) for multiple in multiples) >= _MAX_PRODUCT:
+        shown = ", ".join(str(multiple) for multiple in sorted(multiples)[:8])
+        raise _refusal(param, "", f"combines multipleOf of {shown}, whose common multiple can be too large")
+
+
+def _combines(node: dict[str, Any]) -> bool:
+    return bool(node.keys() & {"$ref", "anyOf", "oneOf"}) and len(node.keys() - _ANNOTATIONS - {*_OF_NAMED}) > 1
+
+
+def _move_bounds(node: dict[str, Any]) -> None:
+    """Write what llguidance misses: exclusive bounds that are integers, and the length of a host name."""
+    for exclusive, word, direction in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+        value, other = _number(node.get(exclusive)), _number(node.get(word, 0))
+        if value is not None and other is not None and value % 1 == 0 and value * direction >= 0:
+            # llguidance lets the bound itself through where the other bound has the same integer part
+            beyond = _next_after(abs(value)) * direction
+            node[word] = beyond if word not in node else direction * max(direction * other, direction * beyond)
+            del node[exclusive]
+    length = node.get("maxLength", _MAX_HOSTNAME_CHARS)
+    if node.get("format") == "hostname" and isinstance(length, int):
+        node["maxLength"] = min(length, _MAX_HOSTNAME_CHARS)
+
+
+def _next_after(value: float) -> float:
+    """Return a number a little above an integer of 0 or more: the next one of 16 digits, or the next float."""
+    num_digits = len(str(int(value))) if value else 0
+    return max(math.nextafter(value, math.inf), value + 10.0 ** (num_digits - 16))
+
+
+def _refusal(param: str, path: str, reason: str) -> GrammarError:
+    return GrammarError(f"{param}{path} {reason}.", param=param)
