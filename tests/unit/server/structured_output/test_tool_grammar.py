@@ -12,7 +12,8 @@ from server.api.messages.request import translate_messages
 from server.api.messages.schema import MessagesBody
 from server.api.responses.request import translate_responses
 from server.api.responses.schema import ResponsesBody
-from server.api.schemas import ChatBody, parse_body
+from server.api.schemas import ChatBody
+from server.api.strict_json import parse_body
 from server.structured_output.tool_grammar import answer_grammar, tool_grammar
 from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat
