@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.chaos.client import Answer
 from tests.chaos.ledger import account
 from tests.chaos.target import FLAGS, Target
-from tests.soak.growth import WARM_UP, Growth, Sampler, faults
+from tests.soak.growth import Growth, Sampler, faults, warm_up_s
 from tests.soak.load import Load
 
 _FLAGS = (*FLAGS, "--pooling", "last")  # so that the demo model embeds, too
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
             found += target.end()
     growths = sampler.growths()
     found += faults(growths, most_mib_h=args.most_mib_h, noise_mib=args.noise_mib)
-    print(f"\n{hours:.3f} hours, {args.rate:g} requests/s; the first {WARM_UP:.0%} is warm-up\n")
+    print(f"\n{hours:.3f} hours, {args.rate:g} requests/s; warm-up {warm_up_s(hours * 3600):.0f} s\n")
     print(request_table(load.answers) + "\n\n" + process_table(growths) + "\n")
     if args.json:
         args.json.write_text(json.dumps(_report(args, hours, load.answers, growths, found), indent=1) + "\n")
@@ -128,7 +128,7 @@ def _report(
         "rate_per_s": args.rate,
         "seed": args.seed,
         "server_flags": _FLAGS,
-        "warm_up": WARM_UP,
+        "warm_up_s": round(warm_up_s(hours * 3600)),
         "most_mib_h": args.most_mib_h,
         "requests": {kind: dict(Counter(one.outcome for one in seen)) for kind, seen in answers.items()},
         "processes": [asdict(growth) for growth in growths],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.daemon import resident_bytes, role_of
 
-WARM_UP = 0.25  # of the time, whose samples are not fitted
+_WARM_UP_S = 300.0  # torch and malloc take what they keep in the first minutes
 _MIB = 1 << 20
 
 
@@ -53,10 +53,15 @@ class Sampler:
         end_s = max(samples[-1][0] for samples in (series.samples for series in self.series.values()))
         found = []
         for pid, series in self.series.items():
-            fitted = [sample for sample in series.samples if sample[0] >= end_s * WARM_UP]
+            fitted = [sample for sample in series.samples if sample[0] >= warm_up_s(end_s)]
             if len(fitted) >= 3 and fitted[-1][0] > end_s * 0.9:
                 found.append(_growth(f"{series.role} {pid}", series, fitted))
         return found
+
+
+def warm_up_s(seconds: float) -> float:
+    """Return how much of a run is not fitted: a quarter, at least five minutes, at most half."""
+    return max(seconds / 4, min(_WARM_UP_S, seconds / 2))
 
 
 def slope(points: list[tuple[float, float]]) -> float:
