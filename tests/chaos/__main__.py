@@ -26,6 +26,7 @@ from tests.chaos.bombs import explode
 from tests.chaos.client import Answer
 from tests.chaos.ledger import account
 from tests.chaos.target import FLAGS, HealthWatch, Target
+from tests.support.daemon import peak_bytes
 
 Act = Callable[[Target], Awaitable[list[Answer]]]
 ACTS: dict[str, Act] = {
@@ -57,7 +58,8 @@ class Row:
     longest_health_s: float = 0.0
     restart_s: float | None = None
     seconds: float = 0.0
-    memory_mib: dict[str, int] = field(default_factory=dict)
+    memory_mib: dict[str, int] = field(default_factory=dict)  # after it, of the largest process of each role
+    peak_mib: dict[str, int] = field(default_factory=dict)  # during it
     account: list[str] = field(default_factory=list)  # the lines of the ledger, as sentences
     slowest: list[tuple[float, str]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -96,6 +98,7 @@ def perform(name: str, target: Target, *, seed: int) -> Row:
     row, started_s = Row(name, seed), time.monotonic()
     target.faults, target.slowest, target.restart_s = [], [], None
     before = target.metrics()
+    target.reset_peaks()
     answers: list[Answer] = []
     with HealthWatch(target.address) as health:
         try:
@@ -112,7 +115,8 @@ def perform(name: str, target: Target, *, seed: int) -> Row:
     row.num_requests, row.outcomes = len(answers), dict(Counter(answer.outcome for answer in answers).most_common())
     row.longest_health_s, row.account = round(health.longest_s, 3), [str(line) for line in lines]
     row.restart_s = None if target.restart_s is None else round(target.restart_s, 1)
-    row.memory_mib, row.slowest = target.memory_mib(), sorted(target.slowest)[:-4:-1]
+    row.memory_mib, row.peak_mib = target.memory_mib(), target.memory_mib(peak_bytes)
+    row.slowest = sorted(target.slowest)[:-4:-1]
     cut = [answer for answer in answers if answer.end == "cut"]
     if cut and name not in _MAY_CUT:
         row.faults.append(f"{len(cut)} of {len(answers)} answers lost, the first: {cut[0].path} {cut[0].error}")
@@ -127,15 +131,23 @@ async def _awaited(act: Awaitable[list[Answer]]) -> list[Answer]:
 
 
 def table(rows: list[Row]) -> str:
-    """Return the rows as a Markdown table."""
-    lines = ["| act | seed | requests | outcome | longest `/health` | restart | largest process |", "|" + "---|" * 7]
+    """Return the rows as a Markdown table. Memory: of the largest process, during the act → after it."""
+    titles = ("act", "seed", "requests", "outcome", "longest `/health`", "restart", "worker, MiB", "engine, MiB")
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for row in rows:
         outcomes = ", ".join(f"{number} × {outcome}" for outcome, number in row.outcomes.items())
         restart = "" if row.restart_s is None else f"{row.restart_s} s"
-        role, mib = max(row.memory_mib.items(), key=lambda item: item[1])
         verdict = f"; **{len(row.faults)} faults**" if row.faults else ""
-        health = f"{row.longest_health_s:.2f} s"
-        cells = (row.act, row.seed, row.num_requests, outcomes + verdict, health, restart, f"{role} {mib} MiB")
+        sizes = [f"{row.peak_mib.get(role)} → {row.memory_mib.get(role)}" for role in ("worker", "engine")]
+        cells = (
+            row.act,
+            row.seed,
+            row.num_requests,
+            outcomes + verdict,
+            f"{row.longest_health_s:.2f} s",
+            restart,
+            *sizes,
+        )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 

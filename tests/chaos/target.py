@@ -10,12 +10,23 @@ import http.client
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from urllib.parse import urlparse
 
 from tests.chaos.client import Address, Answer, ask, completion
-from tests.support.daemon import Daemon, command_line, descendants, is_alive, resident_bytes, role_of, wait_for
+from tests.support.daemon import (
+    Daemon,
+    command_line,
+    descendants,
+    is_alive,
+    peak_bytes,
+    reset_peak,
+    resident_bytes,
+    role_of,
+    wait_for,
+)
 
 NUM_WORKERS = 2
 # few rows and a short queue, which a crowd fills; a pool that one request cannot fill
@@ -29,7 +40,8 @@ IDLE_GAUGES = (
     "quire_kv_cache_blocks_used",
     "quire_http_requests_in_progress",
 )
-GROWTH_MIB = 256  # of any one process, above its size before the first act
+GROWTH_MIB = 256  # of any one process, above its size before the first act, after an act
+PEAK_MIB = 768  # the same, during an act
 _QUESTION = completion("The printer's quire has", max_tokens=24)
 _TIMES_ASKED = 4  # on new connections, which the kernel spreads over the workers
 _SETTLE_S = 60.0
@@ -125,10 +137,14 @@ class Target:
     @staticmethod
     def left_processes(pids: set[int]) -> list[str]:
         """Wait until processes have ended; return a sentence on those that have not."""
+
+        def left() -> list[int]:  # a pid may belong to another program by now
+            return [pid for pid in pids if is_alive(pid) and role_of(pid)]
+
         try:
-            wait_for(lambda: not any(map(is_alive, pids)), timeout_s=30, what="the end of all processes")
+            wait_for(lambda: not left(), timeout_s=30, what="the end of all processes")
         except TimeoutError:
-            return [f"processes left: {[command_line(pid) for pid in pids if is_alive(pid)]}"]
+            return [f"processes left: {[command_line(pid) for pid in left()]}"]
         return []
 
     def ask_normally(self) -> list[Answer]:
@@ -151,12 +167,17 @@ class Target:
             wait_for(is_idle, timeout_s=_SETTLE_S, what="an idle server")
         return found
 
-    def memory_mib(self) -> dict[str, int]:
-        """Return the resident memory of the largest process of each role."""
+    def reset_peaks(self) -> None:
+        """Let the peaks of memory begin again."""
+        for pid in self.processes():
+            reset_peak(pid)
+
+    def memory_mib(self, bytes_of: Callable[[int], int] = resident_bytes) -> dict[str, int]:
+        """Return the memory of the largest process of each role: bytes_of is resident_bytes or peak_bytes."""
         found: dict[str, int] = {}
         for pid in self.processes():
             if role := role_of(pid):
-                found[role] = max(found.get(role, 0), resident_bytes(pid) >> 20)
+                found[role] = max(found.get(role, 0), bytes_of(pid) >> 20)
         return found
 
     def check(self, metrics: dict[str, float], normal: list[Answer]) -> list[str]:
@@ -170,10 +191,10 @@ class Target:
         ]
         if running["grammar checker"] > NUM_WORKERS:
             wrong.append(f"{running['grammar checker']} grammar checkers")
-        for role, mib in self.memory_mib().items():
-            first = self._first_mib.get(role, mib)
-            if mib > first + GROWTH_MIB:
-                wrong.append(f"the {role} has {mib} MiB, before the first act {first}")
+        for bytes_of, limit_mib, verb in ((resident_bytes, GROWTH_MIB, "has"), (peak_bytes, PEAK_MIB, "had")):
+            for role, mib in self.memory_mib(bytes_of).items():
+                if mib > (first := self._first_mib.get(role, mib)) + limit_mib:
+                    wrong.append(f"the {role} {verb} {mib} MiB; it had {first} before the first act")
         if "Traceback" in self.daemon.log:
             wrong.append("a traceback in the log")
         return wrong

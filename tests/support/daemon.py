@@ -173,6 +173,20 @@ def resident_bytes(pid: int) -> int:
     return 0
 
 
+def reset_peak(pid: int) -> None:
+    """Let a process's peak_bytes begin again (proc(5), /proc/PID/clear_refs)."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the most memory that was resident in a process; 0 if it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        if found := re.search(r"VmHWM:\s+(\d+) kB", _proc(pid, "status")):
+            return int(found[1]) << 10
+    return 0
+
+
 def _proc(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
 
