@@ -173,24 +173,28 @@ class GrammarChecker:
 
     def _start(self) -> GrammarVerdict:
         """Start the process; return its verdict on the tokenizer."""
+        with contextlib.suppress(_TimedOut):
+            for _ in range(2):  # as in _ask
+                with contextlib.suppress(_Crashed):
+                    return self._read(self._spawn(), _START_DEADLINE_S)
+        self.kill()
+        if self._is_closed:
+            raise _shutting_down()
+        raise EngineError("The process that compiles grammars does not start.")
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         self.kill()
         with self._starting:
             if self._is_closed:
                 raise _shutting_down()
-            process = self._process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", "engine.grammar_check_process", str(self._folder)],
                 cwd=PROJECT_ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # a crash prints parts of the grammar, which is a client's
             )
-        try:
-            return self._read(process, _START_DEADLINE_S)
-        except (_TimedOut, _Crashed):
-            self.kill()
-            if self._is_closed:
-                raise _shutting_down() from None
-            raise EngineError("The process that compiles grammars does not start.") from None
+            return self._process
 
     def _exchange(self, spec: GrammarSpec) -> GrammarVerdict:
         process = self._process

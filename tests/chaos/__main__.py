@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.chaos import crowds, kills
-from tests.chaos.bombs import explode
+from tests.chaos.bombs import explode, heavy_bodies
 from tests.chaos.client import Answer
 from tests.chaos.ledger import account
 from tests.chaos.target import FLAGS, HealthWatch, Target
@@ -35,10 +35,12 @@ ACTS: dict[str, Act] = {
     "dawdle": crowds.dawdle,
     "say nothing": crowds.say_nothing,
     "bombs": explode,
+    "heavy bodies": heavy_bodies,
     "stop engine": kills.stop_engine,
     "stop worker": kills.stop_worker,
     "kill engine": kills.kill_engine,
     "kill worker": kills.kill_worker,
+    "kill checkers": kills.kill_checkers,
     "storm": crowds.storm,
     "kill launcher": kills.kill_launcher,
 }

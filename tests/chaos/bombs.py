@@ -17,6 +17,7 @@ from tests.fuzz.conftest import seeds
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _AT_ONCE = 8
 _MIB = 1 << 20
+_LARGEST = 8 * _MIB - 100  # of a body that is read
 _REFUSED = frozenset({400, 413, 415})
 _MESSAGES = [{"role": "user", "content": "Go on"}]
 
@@ -48,6 +49,21 @@ async def explode(target: Target) -> list[Answer]:
         return answer
 
     return await asyncio.gather(*(throw(bomb) for bomb in thrown))
+
+
+async def heavy_bodies(target: Target) -> list[Answer]:
+    """Send many bodies just below the limit at once: each is refused, and they are not all in memory together."""
+    texts = (
+        {"prompt": "word " * (_LARGEST // 5)},
+        {"prompt": ["word"] * (_LARGEST // 8)},
+        {"prompt": [555] * (_LARGEST // 5)},
+    )
+    requests = [request_bytes(COMPLETIONS, body) for body in texts]
+    thrown = [target.rng.choice(requests) for _ in range(target.num(60))]
+    answers = await asyncio.gather(*(ask(target.address, request) for request in thrown))
+    if unexpected := {answer.outcome for answer in answers} - {"400", "413", "429", "503"}:
+        target.faults.append(f"bodies of 8 MiB got {sorted(unexpected)}")
+    return answers
 
 
 def bombs(rng: Random) -> list[Bomb]:

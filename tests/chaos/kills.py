@@ -10,7 +10,7 @@ import httpx
 
 from tests.chaos.client import Answer, ask, completion
 from tests.chaos.target import NUM_WORKERS, Target
-from tests.support.daemon import wait_for
+from tests.support.daemon import role_of, wait_for
 
 _ENGINE, _WORKER = "engine.process", "server.http.worker"
 _STALL_S = 10.0  # without a step for so long, /health is 503
@@ -92,6 +92,24 @@ async def kill_worker(target: Target) -> list[Answer]:
     return [*answers, *ended]
 
 
+async def kill_checkers(target: Target) -> list[Answer]:
+    """Kill -9 the processes that try grammars while they work; each request is answered, the next grammar is tried."""
+    asked = [asyncio.create_task(ask(target.address, _by_schema(target))) for _ in range(target.num(40))]
+
+    def checkers() -> list[int]:
+        return [pid for pid in target.processes() if role_of(pid) == "grammar checker"]
+
+    await _until(lambda: bool(checkers()), "a grammar checker")
+    for pid in checkers():
+        os.kill(pid, signal.SIGKILL)
+    answers = await asyncio.gather(*asked)
+    if unexpected := {answer.outcome for answer in answers} - {"200", "429", "503"}:
+        target.faults.append(f"schemas got {sorted(unexpected)} when their checker was killed")
+    later = [await ask(target.address, _by_schema(target)) for _ in range(8)]
+    _check_whole(target, later, num_tokens=4)
+    return [*answers, *later]
+
+
 async def kill_launcher(target: Target) -> list[Answer]:
     """Kill -9 the launcher: every process of the server ends by itself, and the next start serves."""
     streams = _streams(target, max_tokens=1500)
@@ -113,6 +131,13 @@ def _streams(target: Target, *, max_tokens: int) -> list["asyncio.Task[Answer]"]
     """Open streams; they go on while the caller does something else."""
     request = completion("The workshop", max_tokens=max_tokens, stream_options=_WITH_USAGE)
     return [asyncio.create_task(ask(target.address, request)) for _ in range(target.num(12))]
+
+
+def _by_schema(target: Target) -> bytes:
+    """Return a request with a schema that was not there before."""
+    names = [f"p{target.rng.randrange(10**9)}" for _ in range(50)]
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
+    return completion("{", max_tokens=4, structured_outputs={"json": schema}, stream_options=_WITH_USAGE)
 
 
 def _check_whole(target: Target, answers: list[Answer], *, num_tokens: int) -> None:
