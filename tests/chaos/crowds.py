@@ -15,13 +15,14 @@ _HEAD_LIMIT_S = 30  # of the server: a request's headers, and a connection's fir
 
 
 async def leave(target: Target) -> list[Answer]:
-    """Leave in mid-stream, after some events or before the first, with FIN and with RST."""
-    conducts = []
-    for _ in range(target.num(150)):
+    """Leave in mid-stream, after some events or before the first, with FIN and with RST; and before a whole answer."""
+    asked = []
+    for _ in range(target.num(300)):
         after = target.rng.choice((0, 1, 2, 5, 20))
         # a reset before the answer may overtake the request
-        conducts.append(Conduct(leave_after=after, resets=after > 0 and target.rng.random() < 0.5))
-    return await _spread(target, [(_long(target), conduct) for conduct in conducts], over_s=4 * target.scale)
+        conduct = Conduct(leave_after=after, resets=after > 0 and target.rng.random() < 0.5)
+        asked.append((_long(target, is_stream=after > 0 or target.rng.random() < 0.5), conduct))
+    return await _spread(target, asked, over_s=8 * target.scale)
 
 
 async def overload(target: Target) -> list[Answer]:
@@ -75,9 +76,18 @@ async def storm(target: Target) -> list[Answer]:
     return await _spread(target, asked, over_s=10 * target.scale)
 
 
-def _long(target: Target, *, most: int = 1500) -> bytes:
-    """Return a stream that goes on for longer than its client stays."""
-    return completion("A story: " + "once " * target.rng.randint(1, 40), max_tokens=most)
+def _long(target: Target, *, most: int = 1500, is_stream: bool = True) -> bytes:
+    """Return a chat or a completion that goes on for longer than its client stays."""
+    text = "A story: " + "once " * target.rng.randint(1, 40)
+    if target.rng.random() < 0.5:
+        return completion(text, max_tokens=most, stream=is_stream)
+    body = {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": most,
+        "ignore_eos": True,
+        "stream": is_stream,
+    }
+    return request_bytes("/v1/chat/completions", body)
 
 
 async def _spread(target: Target, asked: Iterable[tuple[bytes, Conduct]], *, over_s: float) -> list[Answer]:

@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two samples")
     parser.add_argument("--most-mib-h", type=float, default=16.0, help="limit of a process's growth")
-    parser.add_argument("--noise-mib", type=float, default=16.0, help="growth in the whole run that is none")
+    parser.add_argument("--noise-mib", type=float, default=48.0, help="growth after the warm-up that proves nothing")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(arguments)
     print(f"seed {args.seed}", flush=True)
