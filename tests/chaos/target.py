@@ -40,8 +40,8 @@ IDLE_GAUGES = (
     "quire_kv_cache_blocks_used",
     "quire_http_requests_in_progress",
 )
-GROWTH_MIB = 256  # of any one process, above its size before the first act, after an act
-PEAK_MIB = 768  # the same, during an act
+GROWTH_MIB = 192  # of any one process, above its size before the first act, after an act
+PEAK_MIB = 384  # the same, during an act
 _QUESTION = completion("The printer's quire has", max_tokens=24)
 _TIMES_ASKED = 4  # on new connections, which the kernel spreads over the workers
 _SETTLE_S = 60.0

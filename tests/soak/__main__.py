@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,6 +31,15 @@ from tests.soak.load import Load
 _FLAGS = (*FLAGS, "--pooling", "last")  # so that the demo model embeds, too
 _REPORT_S = 60.0
 _EXPECTED = {"client that leaves": {"left"}, "wrong request": {"400"}}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What became of the requests of one kind."""
+
+    outcomes: dict[str, int]
+    median_s: float
+    longest_s: float
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,20 +69,31 @@ def main(arguments: list[str] | None = None) -> int:
     growths = sampler.growths()
     found += faults(growths, most_mib_h=args.most_mib_h, noise_mib=args.noise_mib)
     print(f"\n{hours:.3f} hours, {args.rate:g} requests/s; warm-up {warm_up_s(hours * 3600):.0f} s\n")
-    print(request_table(load.answers) + "\n\n" + process_table(growths) + "\n")
+    kinds = summary(load.answers)
+    print(request_table(kinds) + "\n\n" + process_table(growths) + "\n")
     if args.json:
-        args.json.write_text(json.dumps(_report(args, hours, load.answers, growths, found), indent=1) + "\n")
+        args.json.write_text(json.dumps(_report(args, hours, kinds, growths, found), indent=1) + "\n")
     print("\n".join(found) if found else "nothing wrong", flush=True)
     return 1 if found else 0
 
 
-def request_table(answers: Mapping[str, list[Answer]]) -> str:
-    """Return what became of the requests of each kind, as a Markdown table."""
-    lines = ["| kind | requests | outcome | median | longest |", "|---|---|---|---|---|"]
+def summary(answers: Mapping[str, list[Answer]]) -> dict[str, Kind]:
+    """Return what became of the requests of each kind."""
+    found = {}
     for kind, seen in answers.items():
-        outcomes = ", ".join(f"{number} × {name}" for name, number in Counter(one.outcome for one in seen).items())
-        times = [one.seconds for one in seen] or [0.0]
-        lines.append(f"| {kind} | {len(seen)} | {outcomes} | {statistics.median(times):.2f} s | {max(times):.2f} s |")
+        times = [answer.seconds for answer in seen] or [0.0]
+        outcomes = dict(Counter(answer.outcome for answer in seen).most_common())
+        found[kind] = Kind(outcomes, round(statistics.median(times), 3), round(max(times), 3))
+    return found
+
+
+def request_table(kinds: Mapping[str, Kind]) -> str:
+    """Return the kinds as a Markdown table."""
+    lines = ["| kind | requests | outcome | median | longest |", "|---|---|---|---|---|"]
+    for name, kind in kinds.items():
+        outcomes = ", ".join(f"{number:,} × {outcome}" for outcome, number in kind.outcomes.items())
+        num_requests = sum(kind.outcomes.values())
+        lines.append(f"| {name} | {num_requests:,} | {outcomes} | {kind.median_s:.2f} s | {kind.longest_s:.2f} s |")
     return "\n".join(lines)
 
 
@@ -117,7 +137,7 @@ def _check(target: Target, before: Mapping[str, float], answers: Mapping[str, li
 def _report(
     args: argparse.Namespace,
     hours: float,
-    answers: Mapping[str, list[Answer]],
+    kinds: Mapping[str, Kind],
     growths: list[Growth],
     found: list[str],
 ) -> dict[str, object]:
@@ -130,7 +150,7 @@ def _report(
         "server_flags": _FLAGS,
         "warm_up_s": round(warm_up_s(hours * 3600)),
         "most_mib_h": args.most_mib_h,
-        "requests": {kind: dict(Counter(one.outcome for one in seen)) for kind, seen in answers.items()},
+        "requests": {name: asdict(kind) for name, kind in kinds.items()},
         "processes": [asdict(growth) for growth in growths],
         "faults": found,
     }
