@@ -1,7 +1,7 @@
 # make serve · make test · make lint: each sets itself up first, in .venv, on a machine with Python 3.11 or newer and pip.
 #   make serve ARGS="./my-model --port 8123"     make test ARGS="-k tokenizer"     PIP_ARGS: more flags for pip
-# make test-demo · make test-clients · make test-templates · make test-browser · make test-monitoring · make fuzz: slower,
-# with downloads, or of what is not shipped, and left out of make test. make test-deploy builds the container and runs proxies, systemd and more: as root,
+# make test-demo · make test-clients · make test-templates · make test-browser · make test-monitoring · make fuzz ·
+# make chaos · make soak: slower, with downloads, or of what is not shipped, and left out of make test. make test-deploy builds the container and runs proxies, systemd and more: as root,
 # on Debian or Ubuntu. The clients get environments of their own; the templates are those of two packages, of which
 # nothing is installed; the browser is an installed Chromium, Prometheus an installed one as well.
 
@@ -20,6 +20,7 @@ PIP_ARGS ?=
 # processes that run the tests; each begins with its share, and takes of another's when it is done. JOBS=0: one, in which
 # a debugger works
 JOBS ?= 2
+HOURS ?= 2
 SPREAD := -n $(JOBS) --dist worksteal
 # kernels in Triton's interpreter, in a process of its own: make test runs them, make test-unit does not
 INTERPRETED := tests/unit/kernels/test_triton_interpreted.py
@@ -31,7 +32,7 @@ BARE_TESTS := tests/unit $(addprefix tests/integration/test_,serving.py quantize
 STRICT := engine.core engine.interface engine.grammar server.api
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-unit test-full test-bare coverage test-demo test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz lint format hooks supply-chain release clean
+.PHONY: help serve test test-unit test-full test-bare coverage test-demo test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz chaos soak lint format hooks supply-chain release clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
@@ -51,6 +52,8 @@ help:
 	@echo 'make supply-chain   pinned packages, SBOM in build/sbom, bandit, known vulnerabilities'
 	@echo 'make release VERSION=X.Y.Z   version, changelog, sdist and wheel in dist/, commit, tag; DRY_RUN=1 writes nothing to git'
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
+	@echo 'make chaos   attack a server for minutes: crowds, bombs, stopped and killed processes; ARGS="--seed N" for the same again'
+	@echo 'make soak HOURS=2   a steady mixed load, and how fast each process grows'
 	@echo 'make lint    check style, types and spelling'
 	@echo 'make format  apply the style'
 	@echo 'make hooks   have git check style, types and spelling before each commit'
@@ -111,6 +114,12 @@ test-deploy: $(VENV)/.installed-deploy
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest $(FUZZ) --hypothesis-profile=fuzz $(ARGS)
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak --hours $(HOURS) $(ARGS)
 
 supply-chain: $(SUPPLY_CHAIN)/.installed
 	for step in "lock --check" "sbom build/sbom" bandit audit; do $(SUPPLY_CHAIN)/bin/python deploy/supply_chain.py $$step || exit; done

@@ -1,16 +1,18 @@
 """Writes the generated pages of docs/reference: make reference-pages; with --check it only compares.
 
 Generated: the tables of flags.md (tests/configuration_page.py), metrics.md (METRICS), errors.md (the error classes) and
-the sampling parameters of api.md (server/api/sampling_fields.py) between their markers, and all of api-rules.md (the
-comments `# rule: …` of the tests).
+the sampling parameters of api.md (server/api/sampling_fields.py) between their markers, the tables of attacks.md (the
+newest results of make chaos and make soak), and all of api-rules.md (the comments `# rule: …` of the tests).
 """
 
+import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,6 +26,10 @@ from server.api.sampling_fields import SamplingField, sampling_fields
 from server.api.schemas import ChatBody, CompletionBody
 from server.errors import ClientGone, DeadlineExceeded, HttpError, MethodNotAllowed
 from tests import configuration_page
+from tests.chaos.__main__ import ACTS, Row
+from tests.chaos.__main__ import table as attacks_table
+from tests.soak.__main__ import Kind, process_table, request_table
+from tests.soak.growth import Growth
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -215,12 +221,42 @@ def _between(text: str, name: str, rows: list[str]) -> str:
     return f"{before}{start}\n" + "".join(f"{row}\n" for row in rows) + f"{end}\n{after}"
 
 
+def attacks_page() -> str:
+    """Return what docs/reference/attacks.md should be."""
+    text = (REFERENCE / "attacks.md").read_text(encoding="utf-8")
+    does = [(f"`{name}`", str(act.__doc__).removesuffix(".")) for name, act in ACTS.items()]
+    text = _between(text, "acts", ["| act | what it does |", "|---|---|", *map(_row, does)])
+    chaos = _newest("chaos")
+    text = _between(text, "chaos", [*_run_rows(chaos), "", attacks_table([Row(**row) for row in chaos["acts"]])])
+    soak = _newest("soak")
+    kinds = {name: Kind(**kind) for name, kind in soak["requests"].items()}
+    text = _between(text, "load", [*_run_rows(soak), "", request_table(kinds)])
+    return _between(text, "growth", [process_table([Growth(**growth) for growth in soak["processes"]])])
+
+
+def _newest(name: str) -> dict[str, Any]:
+    path = max((ROOT / "benchmarks/results").glob(f"{name}-cpu-*.json"))
+    return {"file": path.name, **json.loads(path.read_text(encoding="utf-8"))}
+
+
+def _run_rows(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield when, where and for how long it ran."""
+    machine = report["machine"]
+    yield f"- {report['date']}, {machine['cpus']} CPU cores, {machine['platform']}, Python {machine['python']}"
+    if "hours" in report:
+        yield f"- {report['hours']:.2f} hours at {report['rate_per_s']:g} requests a second"
+        yield f"- warm-up {report['warm_up_s']} s"
+    yield f"- seed {report['seed']}, server flags `{' '.join(report['server_flags'])}`"
+    yield f"- [results/{report['file']}](../../benchmarks/results/{report['file']})"
+
+
 PAGES: dict[Path, Callable[[], str]] = {
     configuration_page.PAGE: configuration_page.page,
     REFERENCE / "metrics.md": metrics_page,
     REFERENCE / "errors.md": errors_page,
     REFERENCE / "api.md": api_page,
     REFERENCE / "api-rules.md": rules_page,
+    REFERENCE / "attacks.md": attacks_page,
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.conftest import needs_proc
 from tests.integration.test_lifecycle import Start, Stream, post, ready_status
-from tests.support.daemon import ROOT, Daemon, is_alive, wait_for
+from tests.support.daemon import ROOT, Daemon, descendants, is_alive, wait_for
 from tests.support.terminal import Terminal
 
 pytestmark = [needs_proc, pytest.mark.full]
@@ -35,17 +35,13 @@ def through_shell(folder: Path, setup: str, *arguments: str, **env: str) -> Daem
     return Daemon("--device", "cpu", *arguments, folder=folder, command=command, env={"PYTHONPATH": path, **env})
 
 
-def working_children(daemon: Daemon, module: str) -> list[int]:
-    return [pid for pid in daemon.children() if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
-
-
 def test_one_worker_of_two_is_killed_and_the_streams_of_the_other_go_on(start: Start) -> None:
     daemon = start("--http-workers", "2").wait_ready()
-    wait_for(lambda: len(working_children(daemon, "server.http.worker")) == 2, timeout_s=60, what="two workers")
+    wait_for(lambda: len(daemon.running("server.http.worker")) == 2, timeout_s=60, what="two workers")
     streams = [Stream(daemon, max_tokens=300) for _ in range(16)]
     for stream in streams:
         stream.wait_started()
-    first = working_children(daemon, "server.http.worker")[0]
+    first = daemon.running("server.http.worker")[0]
     num_lost = daemon.connections("server.http.worker")[0]
     assert 0 < num_lost < 16
     os.kill(first, signal.SIGKILL)
@@ -54,8 +50,8 @@ def test_one_worker_of_two_is_killed_and_the_streams_of_the_other_go_on(start: S
         stream.thread.join(60)
     assert sum(stream.is_closed_well is False for stream in streams) == num_lost
     assert sum(stream.events[-1] == "[DONE]" for stream in streams) == 16 - num_lost
-    assert len(working_children(daemon, "server.http.worker")) == 2
-    assert first not in working_children(daemon, "server.http.worker")
+    assert len(daemon.running("server.http.worker")) == 2
+    assert first not in daemon.running("server.http.worker")
     metrics = daemon.metrics()
     assert (metrics["quire_worker_restarts_total"], metrics["quire_engine_restarts_total"]) == (1, 0)
     assert metrics["quire_num_requests_running"] == 0  # those of the killed worker hold no blocks
@@ -222,10 +218,10 @@ def test_sighup_reads_the_keys_again_in_every_worker_and_streams_go_on(tmp_path:
         keys.write_text("not a key\n")
         daemon.process.send_signal(signal.SIGHUP)
         wait_for(lambda: "api keys not reloaded, the old ones stay valid" in daemon.log, timeout_s=60, what="log line")
-        for pid in working_children(daemon, "server.http.worker"):  # the next ones start with what was read last
+        for pid in daemon.running("server.http.worker"):  # the next ones start with what was read last
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda pid=pid: not is_alive(pid), timeout_s=60, what="killed")
-        wait_for(lambda: len(working_children(daemon, "server.http.worker")) == 2, timeout_s=60, what="two workers")
+        wait_for(lambda: len(daemon.running("server.http.worker")) == 2, timeout_s=60, what="two workers")
         wait_for(lambda: ready_status(daemon) == 200, timeout_s=60, what="no longer the launcher's own answer")
         assert all_workers(lambda: with_key(daemon, "sk-goes") == 401)
         assert all_workers(lambda: with_key(daemon, "sk-comes") == 200)
@@ -247,13 +243,6 @@ def test_a_killed_daemons_directory_is_removed_by_the_next(tmp_path: Path) -> No
             assert not left.exists()
             assert len(list(Path(parent).glob("quire-*"))) == 1
             daemon.wait_ready()
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the pids of children, theirs, and so on."""
-    files = Path(f"/proc/{pid}/task").glob("*/children")  # by the thread that started them
-    children = [int(child) for file in files for child in file.read_text().split()]
-    return children + [pid for child in children for pid in descendants(child)]
 
 
 def test_a_launcher_killed_while_the_model_loads_leaves_no_orphans(start: Start) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +18,12 @@ ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 90.0
 READY = re.compile(r"Ready in .* url=(\S+)")
 LISTENING = re.compile(r"listening url=(\S+)")
+_ROLES = {
+    "server": "launcher",
+    "engine.process": "engine",
+    "server.http.worker": "worker",
+    "engine.grammar_check_process": "grammar checker",
+}
 
 
 def wait_for(condition: Callable[[], object], *, timeout_s: float, what: str) -> None:
@@ -99,8 +106,12 @@ class Daemon:
 
     def child(self, module: str) -> int:
         """Return the pid of the first child that runs a module, once there is one."""
-        wait_for(lambda: self._running(module), timeout_s=60, what=f"a child that runs {module}")
-        return self._running(module)[0]
+        wait_for(lambda: self.running(module), timeout_s=60, what=f"a child that runs {module}")
+        return self.running(module)[0]
+
+    def running(self, module: str) -> list[int]:
+        """Return the pids of the children that run a module."""
+        return [pid for pid in self.children() if module in command_line(pid)]
 
     def connections(self, module: str) -> list[int]:
         """Return, per child that runs a module, how many TCP connections it holds on our port."""
@@ -109,7 +120,7 @@ class Daemon:
         inodes = {row[9] for row in rows if row[1].endswith(port) and row[3] == "01"}
         return [
             sum(link.removeprefix("socket:[").removesuffix("]") in inodes for link in _open_files(pid))
-            for pid in self._running(module)
+            for pid in self.running(module)
         ]
 
     def get(self, path: str) -> httpx.Response:
@@ -125,9 +136,6 @@ class Daemon:
                 samples[sample.name + ("{" + ",".join(labels) + "}" if labels else "")] = sample.value
         return samples
 
-    def _running(self, module: str) -> list[int]:
-        return [pid for pid in self.children() if module in _proc(pid, "cmdline").split("\0")]
-
 
 def is_alive(pid: int) -> bool:
     """Tell if a process exists and is no zombie."""
@@ -135,6 +143,48 @@ def is_alive(pid: int) -> bool:
         return _proc(pid, "stat").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the pids of children, theirs, and so on."""
+    children: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends meanwhile
+        for file in Path(f"/proc/{pid}/task").glob("*/children"):  # by the thread that started them
+            children += map(int, file.read_text().split())
+    return children + [pid for child in children for pid in descendants(child)]
+
+
+def command_line(pid: int) -> list[str]:
+    """Return a process's arguments; empty once it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return _proc(pid, "cmdline").split("\0")
+    return []
+
+
+def role_of(pid: int) -> str:
+    """Return what a process of a daemon is; "" for any other."""
+    return next((_ROLES[word] for word in command_line(pid) if word in _ROLES), "")
+
+
+def resident_bytes(pid: int) -> int:
+    """Return a process's resident memory; 0 if it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return int(_proc(pid, "statm").split()[1]) * resource.getpagesize()
+    return 0
+
+
+def reset_peak(pid: int) -> None:
+    """Let a process's peak_bytes begin again (proc(5), /proc/PID/clear_refs)."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the most memory that was resident in a process; 0 if it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        if found := re.search(r"VmHWM:\s+(\d+) kB", _proc(pid, "status")):
+            return int(found[1]) << 10
+    return 0
 
 
 def _proc(pid: int, name: str) -> str:

@@ -145,6 +145,17 @@ def test_a_process_that_was_killed_is_replaced(model_folder):
     run(model_folder, steps)
 
 
+def test_a_process_that_was_killed_while_it_started_is_replaced(model_folder):
+    async def steps(checker):
+        asking = asyncio.create_task(checker.check(GOOD))
+        while checker._process is None:
+            await asyncio.sleep(0)
+        os.kill(checker._process.pid, signal.SIGKILL)  # Python itself takes longer to start
+        await asking
+
+    run(model_folder, steps)
+
+
 def test_verdicts_are_remembered(model_folder):
     async def steps(checker):
         bad = regex_grammar("[")
