@@ -168,3 +168,19 @@ def test_a_preempted_request_may_be_found_invalid_by_the_step_in_flight():
     assert victim.finish_reason == "error"
     assert keeper.finish_reason is None
     assert scheduler.blocks.dirty or (following is not None and following.cleaned)
+
+
+def test_a_dropped_step_that_was_to_clean_blocks_has_the_next_one_clean_them():
+    scheduler = make_scheduler()
+    add(scheduler, "bad", range(9))
+    commit(scheduler, schedule(scheduler), NO_TOKEN)
+    dirty = list(scheduler.blocks.dirty)
+    assert len(dirty) == 3
+    other = add(scheduler, "other", range(20, 25))
+    assert schedule(scheduler).cleaned == dirty
+    assert scheduler.drop_in_flight() == [other]  # out of memory
+    add(scheduler, "next", range(30, 35))
+    plan = schedule(scheduler)
+    assert plan.cleaned == dirty
+    commit(scheduler, plan)
+    assert not schedule(scheduler).cleaned
