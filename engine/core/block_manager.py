@@ -4,6 +4,7 @@ Plain Python; imports request only. Block 0 belongs to padding rows and is never
 free → in one block table (refcount 1) → full and computed: published under the hash of all tokens up to its end →
 shared with other tables (refcount 2, 3, …) → free but still published, reused in least-recently-used order → allocated
 again and no longer published. Blocks are published at commit only, so the keys and values of a hit always exist.
+The blocks of a request whose output is not finite are tainted: no longer published, and dirty once they are free.
 """
 
 from array import array
@@ -25,6 +26,8 @@ class BlockManager:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))  # in order of reuse
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._published: dict[bytes, int] = {}
+        self._tainted: set[int] = set()  # held blocks with values that are not finite, perhaps
+        self.dirty: list[int] = []  # free blocks to clean in the next step: those that were tainted
         self.num_evictions = 0
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -103,11 +106,20 @@ class BlockManager:
         for block_id in reversed(request.block_ids):
             self._ref_counts[block_id] -= 1
             if not self._ref_counts[block_id]:
+                if block_id in self._tainted:
+                    self._tainted.remove(block_id)
+                    self.dirty.append(block_id)
                 self._free[block_id] = None
                 if self._hash_of[block_id] is None:
                     self._free.move_to_end(block_id, last=False)
         request.block_ids = []
         request.num_published_blocks = request.num_computed_tokens = 0
+
+    def taint(self, requests: list[Request]) -> None:
+        """Take the requests' blocks out of the prefix cache, the hits too; once free, they are dirty."""
+        for block_id in (block_id for request in requests for block_id in request.block_ids):
+            self._tainted.add(block_id)
+            self._unpublish(block_id)
 
     def num_held_alone(self, request: Request) -> int:
         """Return the number of blocks that become free when this request's blocks are freed."""
@@ -123,22 +135,26 @@ class BlockManager:
             assert len(set(request.block_ids)) == len(request.block_ids)
             assert request.num_published_blocks * self.block_size <= request.num_computed_tokens
             for index, block_id in enumerate(request.block_ids):
-                if held[block_id] > 1:
+                if held[block_id] > 1 and block_id not in self._tainted:
                     assert index < request.num_published_blocks
                     assert self._hash_of[block_id] == request.block_hashes[index]
         for block_hash, block_id in self._published.items():
             assert self._hash_of[block_id] == block_hash
+        assert not any(self._hash_of[block_id] for block_id in self._tainted.union(self.dirty))
         assert len(self._published) == sum(block_hash is not None for block_hash in self._hash_of)
 
     def _take(self) -> int:
         block_id, _ = self._free.popitem(last=False)
         self._ref_counts[block_id] = 1
-        block_hash = self._hash_of[block_id]
-        if block_hash is not None:
-            self.num_evictions += 1
-            del self._published[block_hash]
-            self._hash_of[block_id] = None
+        self.num_evictions += self._unpublish(block_id)
         return block_id
+
+    def _unpublish(self, block_id: int) -> bool:
+        """Remove a block from the prefix cache; return whether it was there."""
+        block_hash, self._hash_of[block_id] = self._hash_of[block_id], None
+        if block_hash is not None:
+            del self._published[block_hash]
+        return block_hash is not None
 
     def _find(self, request: Request) -> list[int]:
         """Return the blocks of the longest published prefix of the request's cacheable tokens."""

@@ -21,7 +21,7 @@ from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.step import Executor, StepHandle, StepPlan, TokenMasks
-from engine.interface.errors import InvalidParameter, OutOfMemory, Overloaded, ServiceError
+from engine.interface.errors import InvalidParameter, ModelOutputInvalid, OutOfMemory, Overloaded, ServiceError
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
@@ -36,6 +36,9 @@ from engine.interface.protocol import (
 
 logger = logging.getLogger(__name__)
 
+_INVALID_OUTPUT = ModelOutputInvalid(
+    "The model's output for this request is not finite (NaN or infinite), so there is no next token."
+)
 _PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles
 _MAX_LEAVING = 256  # requests of closed connections that one iteration ends, since decoding rows wait for it
 
@@ -310,6 +313,9 @@ class Engine:
                 self._outbox.add_prompt_logprobs(request)
         for request in self.scheduler.embedded:
             self._outbox.add_embedding(request)
+        for request in self.scheduler.invalid:
+            self._send_failure(request.client_id, request.request_id, _INVALID_OUTPUT)
+            self._stats.record_invalid(request)
 
     def _send_events(self) -> None:
         self._outbox.send(self.scheduler.committed_step_id)

@@ -80,6 +80,17 @@ class EngineStats:
         if num_output > 1:
             metrics.observe("request_time_per_output_token_seconds", (last_s - first_s) / (num_output - 1))
 
+    def record_invalid(self, request: Request) -> None:
+        """Count and log the end of a request whose output is not finite."""
+        self._metrics.count("nonfinite_requests_total")
+        self.record_finished(request)
+        logger.error(
+            "model output is not finite request_id=%s prompt_tokens=%d output_tokens=%d",
+            request.request_id,
+            len(request.prompt_token_ids),
+            len(request.output_token_ids),
+        )
+
     def record_failed(self) -> None:
         """Count a request that the engine accepted and then failed."""
         self._metrics.count("requests_finished_total", label="error")

@@ -14,6 +14,7 @@ PlannedStep is a step between its plan and its commit, with its requests; RowOut
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine.core.speculative import Drafter
-from engine.core.step import PoolSpan, PromptLogprobsSpan, RowPlan, StepResult
+from engine.core.step import NO_TOKEN, PoolSpan, PromptLogprobsSpan, RowPlan, StepResult
 from engine.interface.protocol import PoolingKind, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class EmbeddingAccumulator:
         part = np.frombuffer(total, dtype=np.float32)
         self.total = part if self.total is None else self.total + part
         self.num_pooled_tokens += span.num_tokens
+
+    @property
+    def is_finite(self) -> bool:
+        """True if the committed part has neither NaN nor infinities."""
+        return self.total is None or bool(np.isfinite(self.total).all())
 
     def vector(self) -> bytes:
         """Return the vector, as float32s."""
@@ -175,9 +181,11 @@ class Request:
         self.unsent_prompt_logprobs += prompt_logprobs
 
     def append(self, token_id: int, now: float) -> str | None:
-        """Add a committed token; return the finish reason if it is the last token, else None."""
+        """Add a committed token; return the finish reason if it is the last token, else None. NO_TOKEN: "error"."""
         output, params = self.output_token_ids, self.params
         self.num_pending_tokens -= 1
+        if token_id == NO_TOKEN:
+            return "error"
         output.append(token_id)
         self.last_token_s = now
         if self.first_token_s is None:
@@ -223,16 +231,25 @@ class PlannedStep(NamedTuple):
     step_id: int
     rows: list[tuple[Request, RowPlan]]
     freed: list[int]  # req_indices named in its plan
+    cleaned: list[int]  # block ids named in its plan
 
-    def apply_prompt_outputs(self, result: StepResult, now: float) -> tuple[list[Request], list[Request]]:
+    def apply_prompt_outputs(
+        self, result: StepResult, now: float
+    ) -> tuple[list[Request], list[Request], list[Request]]:
         """Add prompt log-probabilities and sums to their requests.
 
-        Returns the requests with new log-probabilities, and those with a complete embedding.
+        Returns the requests with new log-probabilities, those with a complete embedding, and those whose outputs are
+        not finite, which have the finish reason "error".
         """
         with_prompt_logprobs: list[Request] = []
         embedded: list[Request] = []
+        invalid: list[Request] = []
         for place, prompt_logprobs in result.prompt_logprobs.items():
             request, _ = self.rows[place]
+            if request.finish_reason is None and any(math.isnan(entry.logprob) for entry in prompt_logprobs):
+                request.finish_reason = "error"
+                invalid.append(request)
+                continue
             request.add_prompt_logprobs(prompt_logprobs)
             with_prompt_logprobs.append(request)
         for place, total in result.pooled.items():
@@ -240,10 +257,15 @@ class PlannedStep(NamedTuple):
             assert request.embedding is not None
             assert row.pool_span is not None
             request.embedding.add(row.pool_span, total)
-            if request.embedding.is_whole and request.finish_reason is None:
+            if not request.embedding.is_whole or request.finish_reason is not None:
+                continue
+            if request.embedding.is_finite:
                 request.first_token_s = now
                 embedded.append(request)
-        return with_prompt_logprobs, embedded
+            else:
+                request.finish_reason = "error"
+                invalid.append(request)
+        return with_prompt_logprobs, embedded, invalid
 
     def oom_victims(self) -> list[Request]:
         """Return the requests to fail after the step ran out of memory; disable speculation for drafted requests.
@@ -263,13 +285,28 @@ class PlannedStep(NamedTuple):
         return joining or with_chunks or with_extras or [request for request, _ in live]
 
 
-def apply_verified(
+def apply_samples(
     request: Request, row: RowPlan, result: StepResult, *, first: int, now: float, counts: DraftCounts
 ) -> tuple[RowOutput, str | None]:
-    """Add the verified tokens of a row with drafts to its request; return them, and the finish reason or None.
+    """Add a row's sampled tokens, with drafts the verified ones, to its request; return them, and its finish reason.
 
-    first: index of the row's first sample in result.token_ids.
+    first: index of the row's first sample in result.token_ids. The reason is None if the request goes on, "error" if
+    its logits are not finite.
     """
+    if row.num_drafts:
+        output, reason = _apply_verified(request, row, result, first=first, now=now, counts=counts)
+    else:
+        token_id, logprobs = result.token_ids[first], result.logprobs
+        output = RowOutput(request, [token_id], [logprobs[first]] if first in logprobs else None)
+        reason = request.append(token_id, now)
+    if reason == "error":
+        request.finish_reason = reason
+    return output, reason
+
+
+def _apply_verified(
+    request: Request, row: RowPlan, result: StepResult, *, first: int, now: float, counts: DraftCounts
+) -> tuple[RowOutput, str | None]:
     assert request.drafter is not None
     token_ids, logprobs, reason = [], result.logprobs, None
     sampled = result.token_ids[first : first + row.num_samples]

@@ -12,7 +12,6 @@ mixed_step_tokens() limits the tokens of a step with decode rows and prompt chun
 whole step. Beside decode rows prompt tokens cost less than alone, as long as the step is short
 (docs/explanation/scheduling.md). So prompts are spread over many steps, but fast enough to replace the requests that
 end meanwhile, and to fill the batch soon after a burst.
-WaitingQueue holds the queued requests in scheduling order.
 """
 
 import math
@@ -22,7 +21,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from engine.core.block_manager import BlockManager
-from engine.core.request import DraftCounts, PlannedStep, Request, RowOutput, Status, apply_verified
+from engine.core.request import DraftCounts, PlannedStep, Request, RowOutput, Status, apply_samples
 from engine.core.speculative import Drafter
 from engine.core.step import NEWEST, RequestInit, RowPlan, StepPlan, StepResult
 from engine.interface.config import SchedulerConfig
@@ -113,6 +112,7 @@ class Scheduler:
         self.retiring: list[Request] = []
         self.with_prompt_logprobs: list[Request] = []  # with new prompt log-probabilities from the last commit
         self.embedded: list[Request] = []  # ended with an embedding in the last commit
+        self.invalid: list[Request] = []  # ended in the last commit, since their output is not finite
         self.committed_step_id = -1
         self.num_preemptions = 0
         self._in_flight: deque[PlannedStep] = deque()
@@ -166,7 +166,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """Plan the next step, or return None if nothing can run before the next commit."""
-        step = PlannedStep(self._next_step_id, [], self._freed)
+        step = PlannedStep(self._next_step_id, [], self._freed, self.blocks.dirty)
         inits: list[RequestInit] = []
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
@@ -186,8 +186,8 @@ class Scheduler:
             return None
         self._next_step_id += 1
         self._in_flight.append(step)
-        self._freed = []
-        return StepPlan(step.step_id, [row for _, row in step.rows], inits, step.freed)
+        self._freed, self.blocks.dirty = [], []
+        return StepPlan(step.step_id, [row for _, row in step.rows], inits, step.freed, step.cleaned)
 
     def commit(self, result: StepResult, now: float) -> list[RowOutput]:
         """Commit the oldest step in flight: append its tokens, publish full blocks, end and release requests."""
@@ -195,27 +195,27 @@ class Scheduler:
         assert step.step_id == result.step_id
         self.committed_step_id = step.step_id
         outputs: list[RowOutput] = []
-        self.with_prompt_logprobs, self.embedded = step.apply_prompt_outputs(result, now)
-        end, block_size, logprobs = 0, self.config.block_size, result.logprobs
+        self.with_prompt_logprobs, self.embedded, self.invalid = step.apply_prompt_outputs(result, now)
+        end, block_size = 0, self.config.block_size
         for request, row in step.rows:
-            index, end = end, end + row.samples + row.num_drafts
+            first, end = end, end + row.samples + row.num_drafts
             if request.finish_reason is not None:
                 continue  # it ended while this step was in flight
             num_committed, reason = row.start + row.num_tokens, None
-            if row.num_drafts:
-                output, reason = apply_verified(request, row, result, first=index, now=now, counts=self.drafts)
+            if first < end:
+                output, reason = apply_samples(request, row, result, first=first, now=now, counts=self.drafts)
+                if reason == "error":
+                    self.invalid.append(request)
+                    continue
                 outputs.append(output)
-                num_committed = row.start + len(output.token_ids)
-            elif row.samples:
-                token_id = result.token_ids[index]
-                outputs.append(RowOutput(request, [token_id], [logprobs[index]] if index in logprobs else None))
-                reason = request.append(token_id, now)
+                num_committed -= end - first - len(output.token_ids)
             if num_committed // block_size > request.num_published_blocks:
                 self.blocks.publish(request, num_committed)
             if reason is not None:
                 self._finish(request, reason)
-        for request in self.embedded:
-            self._finish(request, "stop")
+        self.blocks.taint(self.invalid)
+        for request in [*self.embedded, *self.invalid]:
+            self._finish(request, request.finish_reason or "stop")
         self._release_retired()
         return outputs
 
@@ -235,6 +235,7 @@ class Scheduler:
                 self._retire(request)
         self._release_retired()
         self._freed = [req_index for step in steps for req_index in step.freed] + self._freed
+        self.blocks.dirty += [block_id for step in steps for block_id in step.cleaned]
         return victims
 
     def check(self) -> None:

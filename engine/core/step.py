@@ -13,6 +13,7 @@ import msgspec
 
 from engine.interface.protocol import SamplingParams, TokenLogprobs
 
+NO_TOKEN = -1  # in a result's token_ids: the logits are not finite (kernels.sampling.reference)
 NEWEST = -1  # in a row's token_ids: the request's last sampled token, which only the device knows
 
 
@@ -82,6 +83,7 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     rows: list[RowPlan]
     inits: list[RequestInit] = []
     freed: list[int] = []  # req_index values that become free with this step, before inits are applied
+    cleaned: list[int] = []  # block ids to fill with zeros before this step
 
     @property
     def num_tokens(self) -> int:
@@ -90,7 +92,7 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
 
 
 class StepResult(msgspec.Struct):
-    """The tokens that a step sampled: num_samples of each row, in row order."""
+    """The tokens that a step sampled, or NO_TOKEN: num_samples of each row, in row order."""
 
     step_id: int
     token_ids: list[int]
@@ -133,7 +135,7 @@ class Executor(Protocol):
     """
 
     def forward(self, plan: StepPlan) -> StepHandle:
-        """Apply the plan's frees and inits and launch its forward pass. Does not wait for the device."""
+        """Clean blocks, apply the plan's frees and inits and launch its forward pass. Does not wait for the device."""
         ...
 
     def close(self) -> None:

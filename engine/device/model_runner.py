@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from engine.core.step import StepPlan, StepResult, TokenMasks
@@ -107,6 +108,8 @@ class ModelRunner:
         """See Executor.forward."""
         of_prompts = _OfPrompts()
         with torch.inference_mode():
+            if plan.cleaned:
+                self._clean(plan.cleaned)
             if plan.inits:
                 self._sampler.init(plan.inits)
                 self._prompt_logprobs.init(plan.inits)
@@ -137,6 +140,12 @@ class ModelRunner:
         self._kv_caches = []
         self._decode_graphs = self.mixed_graphs = None
         del self._model
+
+    def _clean(self, block_ids: list[int]) -> None:
+        """Fill blocks of the pool with zeros."""
+        where = self._state.staging.send_large(np.array(block_ids))
+        for cache in itertools.chain.from_iterable(self._kv_caches):
+            cache.view(torch.uint8).index_fill_(0, where, 0)  # as bytes: torch cannot fill fp8 on every device
 
     def _run_decode(self, req_index: torch.Tensor, max_seq_len: int) -> torch.Tensor:
         """Run one token of each row; req_index: [R] int64 → hidden [R, hidden_size]."""

@@ -20,7 +20,7 @@ from engine.device.input_batch import SamplingMetadata
 from engine.interface.protocol import TokenLogprobs
 from kernels.dispatch import HAS_TRITON
 from kernels.ops import TokenSampler, allow_only, penalize
-from kernels.sampling.reference import SamplingState, Truncation, add_bias, sample, top_logprobs
+from kernels.sampling.reference import NO_TOKEN, SamplingState, Truncation, add_bias, sample, top_logprobs
 from models.parallel import ALONE, TensorParallel
 
 _Bias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # rows, token ids, values
@@ -30,7 +30,7 @@ _Bias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # rows, token ids, valu
 class Sampled:
     """One step's S sampled tokens, with logprobs if requested; on the device or, from start_copy(), the host."""
 
-    # [S] int64
+    # [S] int64; NO_TOKEN where the logits are not finite
     token_ids: torch.Tensor
     # of the L rows with logprobs: [L] float32, [L, n] int64, [L, n] float32
     logprobs: tuple[torch.Tensor, ...] | None
@@ -137,26 +137,33 @@ class Sampler:
                 token_ids = self._choose(logits, req_index, sampling.positions, layout.everyone)
             else:
                 token_ids = torch.empty_like(req_index)
-            rows, changed = req_index[adjusted], self._adjust(logits[adjusted].float(), sampling, layout, masks)
-            token_ids[adjusted] = self._choose(changed, rows, sampling.positions[adjusted], layout.adjusted_group)
+            rows, changed = req_index[adjusted], logits[adjusted].float()
+            # read first: a mask hides NaN of forbidden tokens
+            is_finite = None if layout.masked is None else changed.amax(dim=-1) < float("inf")
+            self._adjust(changed, sampling, layout, masks)
+            chosen = self._choose(changed, rows, sampling.positions[adjusted], layout.adjusted_group)
+            token_ids[adjusted] = chosen if is_finite is None else torch.where(is_finite, chosen, NO_TOKEN)
             if layout.penalized is not None and self._state.output_counts is not None:
-                places = rows[layout.penalized], token_ids[adjusted][layout.penalized]
+                places = rows[layout.penalized], chosen[layout.penalized].clamp(min=0)
                 ones = torch.ones_like(layout.penalized, dtype=torch.int32)
                 self._state.output_counts.index_put_(places, ones, accumulate=True)
         asked = layout.logprob_rows
-        logprobs = None if asked is None else top_logprobs(logits[asked], token_ids[asked], layout.num_logprobs)
+        logprobs = (
+            None if asked is None else top_logprobs(logits[asked], token_ids[asked].clamp(min=0), layout.num_logprobs)
+        )
         return Sampled(token_ids, logprobs)
 
     def _choose(
         self, logits: torch.Tensor, req_index: torch.Tensor, positions: torch.Tensor, group: _Group
     ) -> torch.Tensor:
-        """Return a token for each row of logits [S, V]; store it in the state's last_token."""
+        """Return a token, or NO_TOKEN, for each row of logits [S, V]; store it in the state's last_token."""
         if self._token_sampler is not None:
             return self._token_sampler(
                 logits, req_index=req_index, positions=positions, has_truncation=group.has_truncation
             )
         if group.is_greedy:
-            token_ids = logits.argmax(dim=-1)
+            largest, token_ids = logits.max(dim=-1)  # as in sample()
+            token_ids = torch.where(largest < float("inf"), token_ids, NO_TOKEN)
         else:
             token_ids = sample(
                 logits.float(),
@@ -165,13 +172,13 @@ class Sampler:
                 positions=positions,
                 truncation=group.truncation,
             )
-        self._state.last_token[req_index] = token_ids
+        self._state.last_token[req_index] = token_ids.clamp(min=0)  # the next step may embed it
         return token_ids
 
     def _adjust(
         self, logits: torch.Tensor, sampling: SamplingMetadata, layout: _Layout, masks: TokenMasks | None
-    ) -> torch.Tensor:
-        """Apply bias, bans, penalties and masks to logits [A, V] float32, in place; return them."""
+    ) -> None:
+        """Apply bias, bans, penalties and masks to logits [A, V] float32, in place."""
         for bias in (layout.bias, self._banned_until_min_tokens(sampling.rows, layout)):
             if bias is not None:
                 add_bias(logits, *bias)
@@ -189,7 +196,6 @@ class Sampler:
         if layout.masked is not None and masks is not None:
             words = np.frombuffer(bytearray(masks.words), dtype=np.int32).reshape(len(masks.req_indices), -1)
             allow_only(logits, layout.masked, self._state.staging.send_large(words))
-        return logits
 
     def _banned_until_min_tokens(self, rows: list[RowPlan], layout: _Layout) -> _Bias | None:
         """Return a bias that bans the stop tokens of rows below min_tokens; rebuilt only when such a row reaches it."""

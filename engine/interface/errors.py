@@ -68,6 +68,10 @@ class EngineError(ServiceError, code="engine_error"):
     """The engine failed this request, or the metrics did not arrive in time; other requests go on."""
 
 
+class ModelOutputInvalid(EngineError, code="model_output_invalid"):
+    """The model's logits or hidden states for this request are not finite; other requests go on."""
+
+
 class OutOfMemory(ServiceError, code="out_of_memory"):
     """The device has too little free memory for this request's part of a step; other requests go on."""
 

@@ -48,7 +48,7 @@ class Metric(NamedTuple):
 
 
 # fmt: off
-FAILURES = ("deadline_exceeded", "engine_dead", "engine_error", "internal_error", "out_of_memory", "server_shutting_down")
+FAILURES = ("deadline_exceeded", "engine_dead", "engine_error", "internal_error", "model_output_invalid", "out_of_memory", "server_shutting_down")
 _ROLES = ("launcher", "engine", "worker")
 # fmt: on
 
@@ -82,6 +82,7 @@ METRICS: dict[str, Metric] = {
         Metric("generation_tokens_total", "counter", "Tokens generated.", "vllm:generation_tokens_total"),
         Metric("requests_finished_total", "counter", "Requests ended by the engine, by reason.", "vllm:request_success_total", label="finished_reason",
                label_values=("stop", "length", "abort", "error")),
+        Metric("nonfinite_requests_total", "counter", "Requests ended because the model's output for them was not finite (NaN or infinite)."),
         Metric("num_requests_running", "gauge", "Requests holding KV blocks.", "vllm:num_requests_running"),
         Metric("num_requests_waiting", "gauge", "Requests queued.", "vllm:num_requests_waiting"),
         Metric("num_requests_waiting_by_reason", "gauge", "Requests queued for a place or KV blocks (capacity) or for their grammar (deferred).", "vllm:num_requests_waiting_by_reason",

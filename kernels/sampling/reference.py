@@ -109,7 +109,8 @@ def sample(
 
     logits: [S, V] float32, penalties and bias applied; temperature: [S] float32; seeds, positions: as gumbel_noise.
     """
-    greedy = take_largest(logits)
+    largest, greedy = logits.max(dim=-1)  # NaN if any is
+    is_finite = largest < float("inf")
     logits = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
     token_ids = torch.arange(logits.shape[-1], device=logits.device)[None, :]
     if truncation is not None:
@@ -118,13 +119,7 @@ def sample(
         logits = truncate(logits, truncation)
     choice = (logits + gumbel_noise(seeds, positions, token_ids)).argmax(dim=-1, keepdim=True)
     drawn = token_ids.expand_as(logits).gather(-1, choice).squeeze(-1)
-    return torch.where((temperature > 0) & (greedy != NO_TOKEN), drawn, greedy)
-
-
-def take_largest(logits: torch.Tensor) -> torch.Tensor:
-    """Return the argmax of each row of logits [S, V], [S] int64; or NO_TOKEN."""
-    ids = logits.argmax(dim=-1, keepdim=True)  # of NaN before all numbers
-    return torch.where(logits.gather(-1, ids) < float("inf"), ids, NO_TOKEN).squeeze(-1)
+    return torch.where(is_finite, torch.where(temperature > 0, drawn, greedy), NO_TOKEN)
 
 
 def truncate(logits: torch.Tensor, truncation: Truncation) -> torch.Tensor:

@@ -14,6 +14,7 @@ from engine.core.speculative import Drafter
 from engine.core.step import StepPlan
 from engine.grammar.compiler import GrammarCompiler
 from engine.interface.config import SchedulerConfig
+from engine.interface.errors import ModelOutputInvalid
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
@@ -232,6 +233,11 @@ class Harness:
             assert len(seen.ends) <= 1
         else:
             assert len(seen.ends) == 1, f"{request_id} ended {seen.ends}"
+        spoils = self.executor.spoils
+        if seen.ends == [ModelOutputInvalid.code]:
+            assert spoils in seen.prompt + expected
+        elif seen.token_ids and not seen.is_gone:
+            assert spoils not in seen.prompt + seen.token_ids[:-1]
         if seen.ends in (["stop"], ["length"]):
             assert seen.token_ids == expected
             stopped = expected[-1] in seen.params.stop_token_ids and len(expected) >= seen.params.min_tokens
@@ -248,6 +254,7 @@ class Harness:
     def _check_embedding(self, request_id: str, seen: Seen) -> None:
         assert len(seen.ends) == 1 or (seen.is_gone and not seen.ends), f"{request_id} ended {seen.ends}"
         is_done = seen.ends == ["stop"]
+        assert (seen.ends == [ModelOutputInvalid.code]) <= (self.executor.spoils in seen.prompt)
         assert seen.token_ids == []
         assert seen.num_started == is_done
         vector = np.frombuffer(seen.embedding, dtype=np.float32).tolist()

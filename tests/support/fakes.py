@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 import msgspec
 import numpy as np
 
-from engine.core.step import NEWEST, RowPlan, StepPlan, StepResult, TokenMasks
+from engine.core.step import NEWEST, NO_TOKEN, RowPlan, StepPlan, StepResult, TokenMasks
 from engine.interface.client import RequestOutput
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
@@ -218,8 +218,10 @@ class FakeExecutor:
     waited for, in launch order, as on a stream. So a block freed too early, a shared one overwritten, a wrong slot or
     a plan changed after its launch changes tokens, which then differ from expected_tokens(). Of a constrained row the
     hash chooses among the tokens that its mask allows. A row with drafts samples behind each of them, and spoils the
-    request's last token, which the host must send next time.
+    request's last token, which the host must send next time. After the token `spoils` nothing is finite.
     """
+
+    spoils: int | None = None
 
     def __init__(self, *, num_blocks: int, block_size: int, vocab_size: int = 50) -> None:
         self.block_size = block_size
@@ -250,6 +252,8 @@ class FakeExecutor:
     def _execute(self, plan: StepPlan, allowed: dict[int, list[int]]) -> StepResult:
         for req_index in plan.freed:
             self._rows.pop(req_index, None)  # named again if the plan before was given up
+        for block_id in plan.cleaned:
+            self._pool[block_id * self.block_size :][: self.block_size] = [(-1, -1)] * self.block_size
         for init in plan.inits:
             assert init.req_index not in self._rows, "a req_index is initialised while in use"
             self._rows[init.req_index] = _FakeRow(init.params, init.lora_index)
@@ -264,7 +268,7 @@ class FakeExecutor:
                 assert row.start <= row.prompt_logprobs.start
                 assert row.prompt_logprobs.start + len(row.prompt_logprobs.token_ids) <= row.start + row.num_tokens
                 result.prompt_logprobs[place] = [
-                    fake_prompt_logprob(position, token_id)
+                    self._prompt_logprob(self._rows[row.req_index], position, token_id)
                     for position, token_id in enumerate(row.prompt_logprobs.token_ids, row.prompt_logprobs.start + 1)
                 ]
             if row.pool_span is not None:
@@ -292,7 +296,17 @@ class FakeExecutor:
         assert row.pool_span is not None
         end = row.pool_span.start + row.pool_span.num_tokens
         history = [self._pool[self._slot(state, position)] for position in range(end)]
-        return sum(fake_hidden(history[: p + 1]) for p in range(row.pool_span.start, end)).tobytes()
+        total = sum(fake_hidden(history[: p + 1]) for p in range(row.pool_span.start, end))
+        return (total * np.nan if self._is_spoiled(history) else total).tobytes()
+
+    def _prompt_logprob(self, state: "_FakeRow", position: int, token_id: int) -> TokenLogprobs:
+        entry = fake_prompt_logprob(position, token_id)
+        if self._is_spoiled([self._pool[self._slot(state, earlier)] for earlier in range(position)]):
+            entry.logprob = float("nan")
+        return entry
+
+    def _is_spoiled(self, history: list[tuple[int, int]]) -> bool:
+        return any(token_id % 1000 == self.spoils for _, token_id in history)
 
     def _sample(self, row: RowPlan, state: "_FakeRow", result: StepResult, allowed: list[int] | None) -> None:
         assert allowed is None or not row.num_drafts, "a mask is for one position"
@@ -302,6 +316,10 @@ class FakeExecutor:
             state.last_token = fake_token(history, self.vocab_size)
             if allowed is not None:
                 state.last_token = allowed[fake_token(history, len(allowed))]
+            if self._is_spoiled(history):
+                result.token_ids.append(NO_TOKEN)
+                state.last_token = 0  # the next step may embed it
+                continue
             if state.params.logprobs is not None:
                 result.logprobs[len(result.token_ids)] = TokenLogprobs(-1.0, [state.last_token], [-1.0])
             result.token_ids.append(state.last_token)

@@ -25,6 +25,7 @@ class EngineTraces(RuleBasedStateMachine):
         caching=st.booleans(),
         num_drafts=st.sampled_from([0, 0, 1, 3, 9]),
         max_num_samples=st.sampled_from([None, 8, 24]),
+        spoils=st.sampled_from([None, None, 13]),
     )
     def start(
         self,
@@ -37,6 +38,7 @@ class EngineTraces(RuleBasedStateMachine):
         caching,
         num_drafts,
         max_num_samples,
+        spoils,
     ):
         self.proportions = {
             "num_blocks": num_blocks,
@@ -48,9 +50,9 @@ class EngineTraces(RuleBasedStateMachine):
             "max_queued_requests": 12,
             "max_num_samples": max_num_samples,
         }
-        self.depth = depth
+        self.depth, self.spoils = depth, spoils
         self.num_drafts = num_drafts
-        self.harness = Harness(depth=depth, make_drafter=drafters(num_drafts), **self.proportions)
+        self.harness = self.make_harness(depth, num_drafts)
         self.trace = []
 
     def do(self, name, *args, **kwargs):
@@ -108,8 +110,13 @@ class EngineTraces(RuleBasedStateMachine):
         self.replay(3 - self.depth, self.num_drafts)
         self.replay(self.depth, 0 if self.num_drafts else 4)
 
-    def replay(self, depth, num_drafts):
+    def make_harness(self, depth, num_drafts):
         harness = Harness(depth=depth, make_drafter=drafters(num_drafts), **self.proportions)
+        harness.executor.spoils = self.spoils  # what follows this token is not finite
+        return harness
+
+    def replay(self, depth, num_drafts):
+        harness = self.make_harness(depth, num_drafts)
         for name, args, kwargs in self.trace:
             getattr(harness, name)(*args, **kwargs)
         return harness

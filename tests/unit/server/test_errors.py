@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.interface.errors import EngineDead, EngineError, OutOfMemory, Overloaded, ShuttingDown
+from engine.interface.errors import EngineDead, EngineError, ModelOutputInvalid, OutOfMemory, Overloaded, ShuttingDown
 from server.text.tokenizer import Tokenizer
 from tests.unit.server.conftest import (
     CHAT,
@@ -107,6 +107,7 @@ def test_error_bodies_stay_small_whatever_they_quote(harness, text):
         (ShuttingDown("Bye."), 503, "2"),
         (OutOfMemory("Full."), 503, "2"),
         (EngineError("bad"), 500, None),
+        (ModelOutputInvalid("The model's output is not finite."), 500, None),
     ],
 )
 def test_failures_before_the_first_byte_are_statuses(harness, stream, failure, status, retry_after):

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from engine.interface.control import Stage, State
-from engine.interface.errors import EngineDead, OutOfMemory, Overloaded
+from engine.interface.errors import EngineDead, ModelOutputInvalid, OutOfMemory, Overloaded
 from engine.interface.metrics import Metrics
 from server.http.metrics import HttpMetrics
 from tests.support.fakes import FakeLauncherChannel
@@ -46,6 +46,7 @@ def test_every_route_is_there_at_zero_and_unknown_paths_are_one_series(harness):
         (Overloaded("full"), "overloaded", None),
         (EngineDead("dead"), None, "engine_dead"),
         (OutOfMemory("no room"), None, "out_of_memory"),
+        (ModelOutputInvalid("not finite"), None, "model_output_invalid"),
     ],
 )
 def test_an_error_is_a_rejection_or_a_failure_and_never_both(harness, error, rejected, failed, num_tokens, stream):
