@@ -29,13 +29,13 @@ class Fields:
         """Count fields as read that have no effect, because of what other fields say."""
         self.seen.update(names)
 
-    def count(self, name: str, *, default: int | None = None) -> int:
+    def count(self, name: str, *, default: int | None = None, most: int = MAX_COUNT) -> int:
         """Read a positive integer."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise ModelError(f"{self.where}: {name} must be a positive integer, found {value!r}")
-        if value > MAX_COUNT:
-            raise ModelError(f"{self.where}: {name} {value} is larger than {MAX_COUNT}")
+        if value > most:
+            raise ModelError(f"{self.where}: {name} {value} is larger than {most}")
         return value
 
     def number(self, name: str, *, default: float | None = None) -> float:

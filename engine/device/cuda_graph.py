@@ -13,6 +13,7 @@ captured largest first into one memory pool, so that all sizes share the largest
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -35,6 +36,8 @@ TOKEN_SIZES = (
     32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 6144, 8192,
 )  # fmt: skip
 _NEARLY = 0.95  # share of the best rate
+# The replays of measure_sizes() beyond one of each size take less than 0.3 s: 12 ms for each size up to 30 ms per step
+_WARM_UP_S, _TIMED_S, _LONG_S = 0.030, 0.012, 0.030
 FEW_ROWS, FEW_ROWS_MAX_TOKENS, FEW_PREFILLS_MAX_TOKENS = 32, 2048, 4096
 MANY_DRAFTED_MAX_TOKENS = 512  # limit of shapes with drafts in many rows
 
@@ -176,21 +179,51 @@ class MixedGraphs:
 
     def _measure(self) -> None:
         """Time the graph with the most rows of each size, and the host's launch of a step without a graph. Blocks."""
-        for shape in {shape.num_tokens: shape for shape in self.shapes}.values():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            if shape.num_tokens <= FEW_ROWS_MAX_TOKENS:  # a first replay uploads the graph, which a long step hides
+        widest = {shape.num_tokens: shape for shape in self.shapes}
+        for num_tokens, shape in widest.items():
+            if num_tokens <= FEW_ROWS_MAX_TOKENS:  # a first replay uploads the graph, which a long step hides
                 self._graphs[shape].replay()
-            start.record()
-            self._graphs[shape].replay()
-            end.record()
-            end.synchronize()
-            self._seconds[shape.num_tokens] = start.elapsed_time(end) / 1e3
-        launched_s = time.perf_counter()
-        self._run_mixed(self.shapes[0])
-        self._launch_s = time.perf_counter() - launched_s
+        self._seconds = measure_sizes(list(widest), lambda size: _time(self._graphs[widest[size]]), self._agree)
+        launches_s = []
+        for _ in range(3):
+            torch.cuda.synchronize()
+            launched_s = time.perf_counter()
+            self._run_mixed(self.shapes[0])
+            launches_s.append(time.perf_counter() - launched_s)
         torch.cuda.synchronize()
-        self._launch_s, *seconds = self._agree([self._launch_s, *self._seconds.values()])
-        self._seconds = dict(zip(self._seconds, seconds, strict=True))
+        (self._launch_s,) = self._agree([statistics.median(launches_s)])
+
+
+def measure_sizes(sizes: list[int], time_once: Callable[[int], float], agree: Agree) -> dict[int, float]:
+    """Return the seconds of a step of each size: the median of several replays on warm clocks, fewer of long steps.
+
+    sizes: ascending. time_once: replays one step of a size and returns its seconds. agree: as in MixedGraphs. Every
+    rank makes the same replays, since they contain collectives.
+    """
+    first = dict(zip(sizes, agree([time_once(size) for size in sizes]), strict=True))  # this warms the clocks up
+    for _ in range(math.ceil((_WARM_UP_S - sum(first.values())) / first[sizes[-1]])):
+        time_once(sizes[-1])
+    medians = {
+        size: statistics.median(time_once(size) for _ in range(_num_replays(seconds)))
+        for size, seconds in first.items()
+        if seconds <= _LONG_S  # longer ones came last, when the clocks were warm
+    }
+    return dict(zip(sizes, agree([medians.get(size, first[size]) for size in sizes]), strict=True))
+
+
+def _num_replays(seconds: float) -> int:
+    """Return how often to time a step that takes about `seconds`: at most 5 times, in about _TIMED_S, at least once."""
+    return max(1, min(5, int(_TIMED_S / seconds)))
+
+
+def _time(graph: torch.cuda.CUDAGraph) -> float:
+    """Replay a graph; return its seconds on the device. Blocks."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
 
 
 def _capture(run: Callable[[], torch.Tensor], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:

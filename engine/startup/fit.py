@@ -203,7 +203,7 @@ def _raw_config(folder: Path) -> dict[str, Any]:
     """Return config.json, or {} if it cannot be read; ModelConfig reports that error."""
     try:
         raw = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return raw if isinstance(raw, dict) else {}
 

@@ -21,7 +21,9 @@ does not show that B has read A's part.
 **No deadlock.** A program sends all its rows before it waits. A launch has at most num_programs programs, no more than
 any of the GPUs has multiprocessors. Each program fits an empty multiprocessor, so all become resident. Kernels that
 run beside them do not wait for them while occupying their space: a kernel launched early under this one (pdl) starts
-after all programs have begun. Every rank must make the same calls in the same order, on one stream.
+after all programs have begun. Every rank must make the same calls in the same order, on one stream. A program whose
+parts do not arrive within minutes stops its GPU with an assertion, which ends the process: a rank that waits for
+another that is lost would occupy its GPU without end and without a word.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ import triton.language as tl
 MAX_ROWS = 256
 # Bytes that a rank sends to all others together in one sum: for more, NCCL's rings move less data
 MAX_PUSHED_BYTES = 2 << 20
+# A poll takes at least half a microsecond, so this is a minute at least: another rank may compile kernels meanwhile
+_MAX_POLLS = tl.constexpr(1 << 27)
 _EMPTY = tl.constexpr(-(1 << 15))  # the bits of a negative zero, in bf16 as in fp16
 _VALUE_BYTES = 2
 _ALIGNED = 8  # values in 16 bytes
@@ -132,6 +136,7 @@ class TritonOneShotAllReduce:
             HAS_NORM=residual is not None, PDL=self._pdl,
             # One 16-byte vector per thread, if there are enough threads
             num_warps=min(32, max(1, block // 256)), launch_pdl=self._pdl,
+            debug=True, sanitize_overflow=False,  # keep the assertion in _receive, and add no other
         )  # fmt: skip
 
 
@@ -188,8 +193,8 @@ def _receive(
 ):  # fmt: skip
     """Read one row of every rank at once, repeatedly until no value is missing; return the fp32 sum in rank order."""
     total = tl.zeros([BLOCK], tl.float32)
-    num_holes = 1
-    while num_holes > 0:
+    num_holes, num_polls = 1, 0
+    while num_polls < _MAX_POLLS:
         total = tl.zeros([BLOCK], tl.float32)
         is_hole = tl.zeros([BLOCK], tl.int32)
         for source in tl.static_range(NUM_RANKS):
@@ -197,4 +202,6 @@ def _receive(
             is_hole |= (part == _EMPTY).to(tl.int32)
             total += part.to(dtype, bitcast=True).to(tl.float32)
         num_holes = tl.max(is_hole, 0)
+        num_polls = tl.where(num_holes > 0, num_polls + 1, _MAX_POLLS)
+    tl.device_assert(num_holes == 0, "a rank's part of a sum did not arrive")
     return total

@@ -55,6 +55,7 @@ def store_split(
         tl.store(parts + tl.program_id(2) * (BLOCK_N * M_PAD), acc)
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals_ptr + meeting, 1, sem="acq_rel")
+        tl.device_assert(arrived < SPLITS, "arrivals were not zero before the launch")  # with TRITON_DEBUG=1
         if arrived == SPLITS - 1:
             tl.store(arrivals_ptr + meeting, 0)
             total = tl.zeros([BLOCK_N, M_PAD], tl.float32)

@@ -6,7 +6,6 @@ A missing field takes the default of the architecture's transformers class; size
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from models.config.layers import (
 from models.config.rope import RopeConfig, find_context_len, parse_ropes
 from models.config.size import check_split, count_parameters, saved_bytes
 from models.config.unread_fields import check_unread_fields, check_vision_fields
-from models.errors import ModelError
+from models.errors import ModelError, parse_json
 from models.fields import Fields
 from models.quantization.config import QuantizationConfig
 from models.quantization.schemes import choose_quantization, parse_quantization
@@ -41,6 +40,7 @@ _ACTIVATION_NAMES = {
     "legacy_gelu_tanh": ("gelu_pytorch_tanh", "gelu"),
 }
 # A sentence-transformers folder has this file: an embedding model, whose LM head, if it has one, is not used
+_MAX_LAYERS = 10_000  # larger models do not exist, and each layer has an entry in lists
 EMBEDDING_FILE = "modules.json"
 # Fields that a multimodal config states outside its text part
 _WHOLE_MODEL_FIELDS = (
@@ -92,11 +92,7 @@ class ModelConfig:
         path = Path(folder) / "config.json"
         if not path.is_file():
             raise ModelError(f"{folder}: no config.json, so this is not a model folder")
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ModelError(f"{path}: malformed JSON: {error}") from error
-        config = cls.from_json(raw, where=str(path))
+        config = cls.from_json(parse_json(path.read_bytes(), where=str(path)), where=str(path))
         return dataclasses.replace(config, has_lm_head=False) if (Path(folder) / EMBEDDING_FILE).is_file() else config
 
     @classmethod
@@ -106,7 +102,7 @@ class ModelConfig:
         architecture = find_architecture(name)
         architecture, config = _text_part(raw, architecture, where)
         _refuse_other_type(config, architecture)
-        hidden_size, num_layers = config.count("hidden_size"), config.count("num_hidden_layers")
+        hidden_size, num_layers = config.count("hidden_size"), config.count("num_hidden_layers", most=_MAX_LAYERS)
         num_heads, num_kv_heads, head_dim = _heads(config, hidden_size)
         max_positions = config.count("max_position_embeddings")
         has_rope = find_rope_layers(config, architecture, num_layers)

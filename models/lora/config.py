@@ -6,7 +6,6 @@ ignored.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.errors import ModelError
+from models.errors import ModelError, parse_json
 from models.fields import Fields
 
 logger = logging.getLogger(__name__)
@@ -77,9 +76,9 @@ class LoraConfig:
         if not path.is_file():
             raise ModelError(f"{folder}: no {CONFIG_FILE}, so this is not a folder that PEFT saved an adapter to")
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ModelError(f"{path}: malformed JSON: {error}") from error
+            raw = parse_json(path.read_bytes(), where=str(path))
+        except OSError as error:
+            raise ModelError(f"{path}: cannot be read: {error}") from error
         if not isinstance(raw, Mapping):
             raise ModelError(f"{path}: expected a JSON object, found {type(raw).__name__}")
         return cls.from_json(raw, where=str(path))

@@ -6,7 +6,6 @@ folder_stats counts a folder's parameters and dtypes from the headers of its saf
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 from collections import Counter
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from models.errors import ModelError
+from models.errors import ModelError, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -154,9 +153,9 @@ class SafetensorsReader:
 
     def _index_shards(self, index_path: Path) -> dict[str, Path]:
         try:
-            weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+            weight_map = parse_json(index_path.read_bytes(), where=f"{index_path}: malformed index")["weight_map"]
             file_of = {str(name): self._folder / Path(file).name for name, file in weight_map.items()}
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index_path}: malformed index: {error!r}") from error
         for path in dict.fromkeys(file_of.values()):
             if not path.is_file():
@@ -264,8 +263,9 @@ def _files(folder: Path) -> list[Path]:
     if not index.is_file():
         return [folder / SINGLE_FILE] if (folder / SINGLE_FILE).is_file() else []
     try:
-        names = sorted({Path(str(name)).name for name in json.loads(index.read_bytes())["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        weight_map = parse_json(index.read_bytes(), where=f"{index}: malformed index")["weight_map"]
+        names = sorted({Path(str(name)).name for name in weight_map.values()})
+    except (KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index}: malformed index: {error!r}") from error
     missing = [name for name in names if not (folder / name).is_file()]
     if len(missing) == len(names):
@@ -282,7 +282,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, str, list[int], int]]:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= _MAX_HEADER_BYTES:
                 raise ValueError(f"a header of {length} bytes")
-            header: dict[str, Any] = json.loads(file.read(length))
+            header: dict[str, Any] = parse_json(file.read(length), where="header")
         header.pop("__metadata__", None)
         for name, tensor in header.items():
             start, end = tensor["data_offsets"]

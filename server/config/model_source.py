@@ -167,6 +167,8 @@ def _read_json(path: Path, hint: str) -> dict[str, object]:
         raise StartupError(f"No {path.name} in {path.parent}{': ' + hint if hint else '.'}")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise StartupError(f"{path} cannot be read: arrays or objects are nested too deeply.") from error
     except (OSError, ValueError) as error:
         raise StartupError(f"{path} cannot be read: {error}.") from error
     if not isinstance(value, dict):

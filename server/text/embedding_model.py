@@ -62,6 +62,8 @@ def _read_modules(path: Path) -> list[_Module]:
         return []
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[_Module])
+    except RecursionError as error:
+        raise StartupError(f"{path} cannot be read: arrays or objects are nested too deeply.") from error
     except (OSError, msgspec.MsgspecError) as error:
         raise StartupError(f"{path} cannot be read: {error}.") from error
 

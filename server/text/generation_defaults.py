@@ -53,6 +53,8 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = msgspec.json.decode(path.read_bytes())
+    except RecursionError as error:
+        raise StartupError(f"{path} cannot be read as JSON: arrays or objects are nested too deeply.") from error
     except (OSError, msgspec.DecodeError) as error:
         raise StartupError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(value, dict):

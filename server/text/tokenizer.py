@@ -254,6 +254,8 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None = None) -> Tokeni
     except jinja2.TemplateSyntaxError as error:
         reason = sentence(str(error.message))
         raise StartupError(f"The chat template of {folder} has an error in line {error.lineno}: {reason}") from error
+    except (RecursionError, MemoryError, SyntaxError) as error:  # of Python's compiler, on the template as Python code
+        raise StartupError(f"The chat template of {folder} is nested too deeply.") from error
 
 
 def _find_templates(folder: Path, config: dict[str, Any]) -> tuple[str | None, str | None]:

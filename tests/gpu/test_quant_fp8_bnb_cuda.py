@@ -102,6 +102,47 @@ def test_e4m3_products_scaled_by_row(n, k, num_rows, dtype):
         assert relative_error(out, _reference(*wide, bias)) < tolerance
 
 
+def _microseconds(product, num_launches=50):
+    """The time of a product in a row of launches, on warm clocks."""
+    times = []
+    for _ in range(4):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(num_launches):
+            product()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / num_launches)
+    return min(times)
+
+
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 14336), (28672, 4096)])
+def test_a_row_depends_on_the_rows_beside_it_no_more_in_fp8_than_in_bf16(n, k, monkeypatch):
+    """The error against float64 of one row among others. Run with -s: prints it with fast sums and exact ones."""
+    from kernels.linear import ops as linear_ops
+
+    torch.manual_seed(0)
+    x, dense = _randn(1024, k, dtype=torch.bfloat16), _randn(n, k)
+    values, scales = linear_ops.quantize_rows(x)
+    w, w_scales = reference.quantize_rows(dense)
+    exact = (values[:16].double() * scales[:16, None].double()) @ (w.double() * w_scales[:, None].double()).T
+    exact_bf16 = x[:16].double() @ dense.bfloat16().double().T
+    errors = {}
+    for num_rows in (16, 17, 64, 128, 256, 257, 512, 1024):
+        for name, most in (("fast", 0), ("exact", 1 << 30)):
+            monkeypatch.setattr(linear_ops, "_EXACT_ROWS", most)
+            args = values[:num_rows], scales[:num_rows], w, w_scales, None, torch.bfloat16
+            out = linear_ops.rows_linear(*args)
+            errors[num_rows, name] = relative_error(out[:16], exact)
+            took = _microseconds(lambda args=args: linear_ops.rows_linear(*args))
+            print(f"n={n} k={k} rows={num_rows} sums={name} error={errors[num_rows, name]:.2e} us={took:.1f}")
+        plain = torch.nn.functional.linear(x[:num_rows], dense.bfloat16())
+        errors[num_rows, "bf16"] = relative_error(plain[:16], exact_bf16)
+        print(f"n={n} k={k} rows={num_rows} bf16 error={errors[num_rows, 'bf16']:.2e}")
+    for num_rows in (17, 64, 128, 256):
+        assert errors[num_rows, "exact"] < 1.2 * max(errors[16, "exact"], errors[num_rows, "bf16"])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
 @pytest.mark.parametrize("rows", [128, 64])

@@ -14,6 +14,8 @@ import pytest
 from server.config.model_source import DEMO_FOLDER
 from tests.support.daemon import ROOT
 
+NESTED = '{"a":' * 100_000 + "1" + "}" * 100_000
+
 
 def start_fails(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     """Run `quire serve` to its end; return its exit code and its last words, after checking their form."""
@@ -27,6 +29,7 @@ def start_fails(*arguments: str, env: dict[str, str] | None = None) -> tuple[int
     )
     output = result.stdout + result.stderr
     assert "Traceback" not in output
+    assert not [name for name in ("RecursionError", "MemoryError", "recursion depth") if name in output], output
     errors = [line for line in output.splitlines() if "error: " in line]
     assert len(errors) == 1, output
     assert output.splitlines()[-1] == errors[0]
@@ -98,6 +101,11 @@ def index_of_missing_shards(folder: Path) -> None:
         (lambda folder: edit_config(folder, num_hidden_layers=5), "layers.5"),
         (lambda folder: edit_config(folder, hidden_size="big"), "hidden_size"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+        (lambda folder: (folder / "config.json").write_text(NESTED), "config.json"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text(NESTED), "tokenizer_config.json"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text(NESTED), "model.safetensors.index.json"),
+        (lambda folder: (folder / "chat_template.jinja").write_text("{{" + "(" * 10_000 + ")" * 10_000 + "}}"), "chat"),
+        (lambda folder: edit_config(folder, num_hidden_layers=10**9, layer_types=None), "num_hidden_layers"),
     ],
     ids=[
         "no-tokenizer",
@@ -113,6 +121,11 @@ def index_of_missing_shards(folder: Path) -> None:
         "unread-tensors",
         "bad-config-value",
         "bad-config-json",
+        "nested-config",
+        "nested-tokenizer-config",
+        "nested-index",
+        "nested-template",
+        "billion-layers",
     ],
 )
 @pytest.mark.table(most=4)

@@ -51,6 +51,7 @@ for kernel in kernels:
     received = re.findall(r"ld\\.volatile\\.global\\.\\S+", ptx)
     assert sent == ["st.global.wt.v4.b32"] * NUM_RANKS, sent
     assert received == ["ld.volatile.global.v4.b32"] * NUM_RANKS, received
+    assert ptx.rindex("__assertfail") > ptx.rindex("ld.volatile"), "the bound is checked behind the loop"
     assert ptx.index("griddepcontrol.wait") < ptx.index("griddepcontrol.launch_dependents") < ptx.index(sent[0])
 """
 

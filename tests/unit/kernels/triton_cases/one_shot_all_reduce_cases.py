@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
+import triton.language as tl
+from triton.runtime.interpreter import interpreter_builder
 
+from kernels.all_reduce import triton as triton_sums
 from kernels.all_reduce.triton import MAX_PUSHED_BYTES, MAX_ROWS, TritonOneShotAllReduce, clear_inbox, inbox_shape
 from tests.support.rank_group import run_ranks
 from tests.unit.kernels.triton_cases.one_shot_all_reduce_rank import WIDTH, run_rank
@@ -33,6 +37,18 @@ def test_every_rank_has_the_same_sums_turn_after_turn(num_ranks, tmp_path):
             assert torch.equal(mine.view(torch.int16), theirs.view(torch.int16))
     for inbox in inboxes:  # what was read is empty again, or the next turns would take it for their own
         assert torch.equal(inbox, empty)
+
+
+def test_a_rank_that_waits_in_vain_ends_with_an_assertion(monkeypatch):
+    options = dataclasses.replace(interpreter_builder.options, debug=True)  # the interpreter ignores the launch's
+    monkeypatch.setattr(interpreter_builder, "options", options)
+    monkeypatch.setattr(triton_sums, "_MAX_POLLS", tl.constexpr(3))
+    inboxes = [torch.empty(inbox_shape(num_ranks=2, width=16), dtype=torch.int16) for _ in range(2)]
+    for inbox in inboxes:
+        clear_inbox(inbox)
+    sums = TritonOneShotAllReduce(inboxes, memory=None, rank=0, width=16, num_programs=1, device=CPU)
+    with pytest.raises(Exception, match="did not arrive"):
+        sums.all_reduce(torch.ones(1, 16, dtype=torch.float16))
 
 
 def test_sums_that_do_not_fit_are_left_to_the_group():

@@ -1,0 +1,81 @@
+"""Kernels that begin before the kernel before them has ended (programmatic dependent launch): what they do until then.
+
+A kernel may signal the next one, read what earlier kernels wrote, and write, only behind gdc_wait(). Signalled sooner,
+the next kernel could pass its own wait while the kernel before this one still writes, as waits are not transitive.
+"""
+
+import ast
+import re
+
+from tests.support.daemon import ROOT
+
+KERNELS = ROOT / "kernels"
+# Pointers that may be read before the wait. Parameters, and tables that are filled when the model is loaded
+CONSTANTS = re.compile(r"^(weight|steps|w|scales|zeros|bias|lut|table|codes|absmax)(_\w+)?$")
+# Written by the first kernels of a step. These have ended when the kernel before attention signals, behind its own wait
+STEP_INPUTS = {"seq_lens", "query_start", "pieces"}
+_WRITES = ("store", "atomic_add", "atomic_xchg", "atomic_max", "atomic_min", "atomic_cas", "store_split")
+
+
+def calls(tree: ast.AST) -> list[tuple[int, str, ast.Call]]:
+    """Return (line, last name, call) in order of lines."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            if name == "_grid_dependency":  # Gluon's
+                name = "gdc_wait" if "griddepcontrol.wait" in ast.unparse(node) else "gdc_launch_dependents"
+            found.append((node.lineno, name, node))
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def unsafe_reads(call: ast.Call) -> list[str]:
+    """Return the pointers of a load that an earlier kernel may still write."""
+    names = {node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name)}
+    pointers = {name: re.sub(r"_(ptrs?|desc)$", "", name) for name in names if re.search(r"_(ptrs?|desc)$", name)}
+    return sorted(name for name, bare in pointers.items() if not CONSTANTS.match(bare) and bare not in STEP_INPUTS)
+
+
+def problems(source: str, name: str) -> list[str]:
+    """Return the breaches of the rule in a file."""
+    found, has_wait = [], False
+    for function in [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]:
+        made = calls(function)
+        waits = [line for line, called, _ in made if called == "gdc_wait"]
+        signals = [line for line, called, _ in made if called == "gdc_launch_dependents"]
+        has_wait |= bool(waits)
+        where = f"{name}:{function.name}"
+        if len(waits) != len(signals) or len(waits) > 1:
+            found.append(f"{where}: {len(waits)} waits, {len(signals)} signals")
+        elif waits and signals[0] < waits[0]:
+            found.append(f"{where}: signals before it waits")
+        for line, called, call in made if waits else ():
+            if line < waits[0] and called in _WRITES:
+                found.append(f"{where}: {called} in line {line}, before it waits")
+            if line < waits[0] and called == "load" and (read := unsafe_reads(call)):
+                found.append(f"{where}: reads {', '.join(read)} in line {line}, before it waits")
+    if "launch_pdl=" in source and not has_wait:
+        found.append(f"{name}: launches early, and no kernel waits")
+    return found
+
+
+def test_kernels_wait_before_they_signal_read_or_write() -> None:
+    files = sorted(KERNELS.rglob("*.py"))
+    assert not [problem for path in files for problem in problems(path.read_text(), str(path.relative_to(ROOT)))]
+
+
+def test_the_rule_finds_its_breaches() -> None:
+    wait, signal = "tl.extra.cuda.gdc_wait()", "tl.extra.cuda.gdc_launch_dependents()"
+    for body, word in (
+        ([signal, wait], "signals before"),
+        ([wait], "0 signals"),
+        ([signal], "0 waits"),
+        (["tl.store(out_ptr, 1)", wait, signal], "store"),
+        (["x = tl.load(x_ptr + columns)", wait, signal], "reads x_ptr"),
+    ):
+        source = "def kernel(x_ptr, out_ptr):\n" + "".join(f"    {line}\n" for line in body)
+        (problem,) = problems(source, "kernel.py")
+        assert word in problem
+    assert not problems(
+        f"def kernel(weight_ptr):\n    w = tl.load(weight_ptr)\n    {wait}\n    {signal}\n", "kernel.py"
+    )
