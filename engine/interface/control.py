@@ -4,7 +4,7 @@ Imports msgspec only; never torch. The launcher listens on one unix socket; each
 frames of engine/interface/transport.py. A closed connection means that the launcher is dead: the child then exits.
     child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed,
                        Serving, Scrape, Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat (engine)
-    launcher → child   State (workers: stage, drain), Keys, Flush, Page, Cancel, Cancelled (worker), Drain
+    launcher → child   State (stage, drain), Keys, ReloadTls, Page, Cancel, Cancelled (worker), Flush, Drain
 """
 
 from typing import Protocol
@@ -147,6 +147,10 @@ class Keys(msgspec.Struct, tag=True):
     roles: dict[str, list[str]] = {}
 
 
+class ReloadTls(msgspec.Struct, tag=True):
+    """Tells a worker to read the TLS files again for new connections; the launcher has checked them."""
+
+
 ToLauncher = (
     Hello
     | Serving
@@ -160,7 +164,7 @@ ToLauncher = (
     | Cancel
     | Cancelled
 )
-FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys
+FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys | ReloadTls
 
 
 class LauncherChannel(Protocol):

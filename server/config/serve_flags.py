@@ -224,9 +224,15 @@ def tls_of(arguments: argparse.Namespace) -> Tls | None:
     if cert is None or key is None:
         given, missing = ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
         raise UsageError(f"{given} needs {missing} as well.")
+    tls = Tls(readable_file("--tls-cert", cert), readable_file("--tls-key", key))
+    check_tls(tls)
+    return tls
+
+
+def check_tls(tls: Tls) -> None:
+    """Load the files as a trial. Raises StartupError if they cannot be used."""
     import ssl
 
-    tls = Tls(readable_file("--tls-cert", cert), readable_file("--tls-key", key))
     try:
         # a passphrase would be asked for on the terminal, and again by every worker
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key, password=lambda: "")
@@ -235,7 +241,6 @@ def tls_of(arguments: argparse.Namespace) -> Tls | None:
         raise UsageError(
             f"--tls-cert {tls.cert} and --tls-key {tls.key} cannot be used: {reason.replace('_', ' ').lower()}."
         ) from error
-    return tls
 
 
 def add_log_flags(group: argparse._ArgumentGroup) -> None:

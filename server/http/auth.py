@@ -1,11 +1,13 @@
 """KeyGuard: refuses requests without an API key, except for public routes. Pure ASGI. Imports starlette, server.
-HostGuard: without keys, refuses what a browser sends for pages of other hosts.
+HostGuard: without keys, refuses what a browser sends for pages of other hosts. Both log what they refuse.
 
 Every path that is not public needs a key, unknown paths and methods too, so that replies do not reveal which routes
 exist. A request is public if it matches a route of the public router by Starlette's own matching; that router comes
 first in the app, so the same route then replies.
 """
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from starlette.routing import BaseRoute, Match
@@ -16,6 +18,37 @@ from server.api.request_record import record_of
 from server.config.api_keys import KeyRing
 from server.config.host_names import host_of, is_loopback
 from server.errors import ForeignHost, HttpError, MissingKey, MissingRole
+
+logger = logging.getLogger(__name__)
+_LOG_INTERVAL_S = 1.0
+
+
+class RefusalLog:
+    """Logs refused requests, one in a second at most, so that guesses do not fill the disk, and no key material."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next_s = 0.0
+        self._num_unlogged = 0
+
+    def refuse(self, scope: Scope, error: HttpError) -> None:
+        """Log a refusal with the client's address, which is a proxy's if there is one, and the route."""
+        now_s = self._clock()
+        if now_s < self._next_s:
+            self._num_unlogged += 1
+            return
+        client = scope.get("client")  # none over a unix socket
+        # The path is the client's own text: nothing but printable ASCII may reach a log line
+        path = "".join(char if "!" <= char <= "~" else "?" for char in scope["path"][:100])
+        logger.warning(
+            "access refused code=%s client=%s method=%s path=%s not_logged_before=%d",
+            error.code,
+            client[0] if client else "-",
+            scope["method"][:16],
+            path,
+            self._num_unlogged,
+        )
+        self._next_s, self._num_unlogged = now_s + _LOG_INTERVAL_S, 0
 
 
 class KeyGuard:
@@ -32,6 +65,7 @@ class KeyGuard:
     ) -> None:
         """routes_of: by the role that a key needs for them."""
         self._app = app
+        self._log = RefusalLog()
         self._routes_of = routes_of or {}
         self._on_refusal = on_refusal
         self._keys = keys
@@ -41,6 +75,7 @@ class KeyGuard:
         """Pass the request on, or reply 401, or 403 to a key without the route's role."""
         error = self._refusal(scope) if scope["type"] == "http" else None
         if error is not None:
+            self._log.refuse(scope, error)
             await _refuse(scope, send, error, self._on_refusal)
         else:
             await self._app(scope, receive, send)
@@ -75,6 +110,7 @@ class HostGuard:
         self, app: ASGIApp, *, hosts: Sequence[str], origins: Sequence[str], on_refusal: Callable[[HttpError], None]
     ) -> None:
         self._app = app
+        self._log = RefusalLog()
         self._hosts = hosts
         self._origins = origins
         self._on_refusal = on_refusal
@@ -83,6 +119,7 @@ class HostGuard:
         """Pass the request on, or reply 403."""
         error = self._refusal(scope) if scope["type"] == "http" else None
         if error is not None:
+            self._log.refuse(scope, error)
             await _refuse(scope, send, error, self._on_refusal)
         else:
             await self._app(scope, receive, send)

@@ -24,6 +24,7 @@ from engine.interface.control import (
     Hello,
     Keys,
     Page,
+    ReloadTls,
     Scrape,
     Serving,
     Stage,
@@ -60,6 +61,7 @@ class LauncherLink:
         before_send: Callable[[], None] = lambda: None,
     ) -> None:
         """before_send: called before the metrics are sent, to record gauges."""
+        self.on_reload_tls: Callable[[], None] = lambda: None  # set by a worker that serves HTTPS
         self._path = path
         self._worker_index = worker_index
         self._metrics = metrics
@@ -177,6 +179,8 @@ class LauncherLink:
                     case Cancelled(number, found):
                         if number in self._cancels and not self._cancels[number].done():
                             self._cancels[number].set_result(found)
+                    case ReloadTls():
+                        self.on_reload_tls()
                     case Drain(timeout_s):
                         self._set_end(timeout_s)
         except (OSError, msgspec.MsgspecError):

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -74,6 +75,7 @@ async def serve(config: WorkerConfig) -> int:
     ):  # a restarted worker must know the engine's limits before its first request
         await worker.client.wait_ready(timeout_s=_GREETING_S)
     server = _Server(_uvicorn_config(app, config), on_start=launcher.serve)
+    launcher.on_reload_tls = lambda: _reload_tls(server.config)
     worker.http_metrics.num_connections = lambda: len(server.server_state.connections)
     serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=config.listen_fd)]))
     terminated = asyncio.Event()
@@ -110,6 +112,17 @@ def _uvicorn_config(app: FastAPI, config: WorkerConfig) -> uvicorn.Config:
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(_LAST_WORDS_S),
     )
+
+
+def _reload_tls(config: uvicorn.Config) -> None:
+    """Use the files' certificate for new connections. A worker that does not serve yet reads them when it does."""
+    if not config.loaded or config.ssl is None or config.ssl_certfile is None:
+        return
+    try:
+        for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config.ssl):  # a fault must not leave half of a pair
+            context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except OSError as error:
+        logger.error("tls certificate not reloaded, the old one stays reason=%r", str(error))
 
 
 async def _wait_idle(server: uvicorn.Server, *, timeout_s: float, must_end: Callable[[], bool] = lambda: False) -> None:

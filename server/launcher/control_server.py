@@ -31,6 +31,7 @@ from engine.interface.control import (
     Hello,
     Keys,
     Page,
+    ReloadTls,
     Scrape,
     Stage,
     State,
@@ -110,7 +111,7 @@ class ControlServer:
         self._keys = Keys(hashes, roles or {})
         self.send(self._keys, role="worker")
 
-    def send(self, message: State | Drain | Keys, *, role: str, index: int | None = None) -> None:
+    def send(self, message: State | Drain | Keys | ReloadTls, *, role: str, index: int | None = None) -> None:
         """Send to every connected child of a role, or to the one with `index`."""
         for child in self._children:
             hello = child.hello
@@ -261,7 +262,7 @@ class KeyReloader:
         """Read the file, in a thread: it may lie on a disk that hangs. Keys of flags and the environment stay."""
         file = self._config.api_key_file
         if file is None:
-            logger.warning("SIGHUP has no effect without --api-key-file")
+            logger.warning("SIGHUP has no effect without --api-key-file or --tls-cert")
             return
         async with self._lock:
             try:

@@ -21,10 +21,11 @@ import msgspec
 
 from engine.interface.child_process import describe_exit
 from engine.interface.config import EngineConfig, EngineProcessConfig, LaunchConfig, ServerConfig
-from engine.interface.control import Drain, EngineFailed, EngineInfo, Heartbeat, Hello, Serving, Stage, State
+from engine.interface.control import Drain, EngineFailed, EngineInfo, Heartbeat, Hello, ReloadTls, Serving, Stage, State
 from engine.interface.errors import StartupError
 from engine.interface.logs import configure_logging
 from server.config.serve_config import WorkerConfig
+from server.config.serve_flags import Tls, check_tls
 from server.config.version import package_version
 from server.launcher.console import make_console
 from server.launcher.control_server import ControlServer, KeyReloader, fetch_engine_limits
@@ -294,11 +295,23 @@ class Launcher:
             self._exit.set_result(128 + number)
 
     def _on_hangup(self, was_on_terminal: bool) -> None:
-        """Handle SIGHUP: read the keys again; if the daemon's terminal was closed, drain as for SIGTERM."""
+        """Handle SIGHUP: read keys and certificate again; if the daemon's terminal was closed, drain as for SIGTERM."""
         if not was_on_terminal or is_on_terminal():
-            self._tasks.spawn(self._keys.reload())
+            self._tasks.spawn(self._reload())
         elif not self._is_draining:
             self._on_signal(signal.SIGHUP)
+
+    async def _reload(self) -> None:
+        if self._config.tls_cert is not None and self._config.tls_key is not None:
+            try:
+                await asyncio.to_thread(check_tls, Tls(self._config.tls_cert, self._config.tls_key))
+            except StartupError as error:
+                logger.error("tls certificate not reloaded, the old one stays: %s", error.message)
+            else:
+                self._control.send(ReloadTls(), role="worker")
+                logger.info("tls certificate reloaded file=%s", self._config.tls_cert)
+        if self._config.api_key_file is not None or self._config.tls_cert is None:
+            await self._keys.reload()
 
     async def _drain(self) -> None:
         """Let every stream finish or time out, then end the engine."""

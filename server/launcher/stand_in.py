@@ -129,7 +129,7 @@ class StandIn:
         if path == "/ready":
             stage = "draining" if state.is_draining else "restarting"
             return 503, {}, json.dumps({"stage": stage, "done": 0.0}).encode()
-        if path == "/health":
+        if path in ("/health", "/ping"):
             fault = f"engine {state.fault}" if not state.is_alive else "worker restarting"
             if state.is_alive and self.is_hopeless:
                 fault = "worker dead"

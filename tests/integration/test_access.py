@@ -1,6 +1,7 @@
 """Keys, TLS, a unix socket and a path prefix on real daemons, through the clients that meet them."""
 
 import os
+import signal
 import socket
 import ssl
 import stat
@@ -83,6 +84,45 @@ def test_what_is_not_http_gets_its_400_over_tls_too(secure: Daemon, trust: ssl.S
         httpx.get(f"http://{host}:{port}/health")  # plain HTTP on a TLS port
     assert httpx.get(f"{secure.base_url}/health", verify=trust).status_code == 200
     assert "Traceback" not in secure.log
+
+
+def served_certificate(url: str) -> bytes:
+    """Return the certificate of a new connection, whoever signed it."""
+    host, port = url.removeprefix("https://").split(":")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection((host, int(port)), timeout=60) as plain, context.wrap_socket(plain) as connection:
+        return connection.getpeercert(binary_form=True) or b""
+
+
+# rule: Security: SIGHUP reads the TLS certificate again, in every worker; broken files change nothing
+def test_sighup_reads_the_certificate_again_and_connections_go_on(authority: trustme.CA, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def renew() -> None:
+        issued = authority.issue_cert("127.0.0.1")
+        cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        issued.private_key_pem.write_to_path(key)
+
+    renew()
+    flags = ["--device", "cpu", "--http-workers", "2", "--tls-cert", str(cert), "--tls-key", str(key)]
+    with Daemon(*flags, folder=tmp_path) as daemon:
+        daemon.wait_ready()
+        url = daemon.base_url
+        old = served_certificate(url)
+        with httpx.Client(verify=False) as http:  # keeps its connection
+            assert http.get(url + "/health").status_code == 200
+            renew()
+            daemon.process.send_signal(signal.SIGHUP)
+            wait_for(lambda: all(served_certificate(url) != old for _ in range(12)), timeout_s=60, what="the new one")
+            assert http.get(url + "/health").status_code == 200
+            assert len({served_certificate(url) for _ in range(12)}) == 1
+        new = served_certificate(url)
+        key.write_text("broken")
+        daemon.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "tls certificate not reloaded, the old one stays" in daemon.log, timeout_s=60, what="log line")
+        assert {served_certificate(url) for _ in range(6)} == {new}
+        assert "tls certificate reloaded" in daemon.log
 
 
 # rule: Security: No key and no text in logs and errors

@@ -6,7 +6,8 @@ import logging
 import pytest
 
 from server.config.api_keys import KeyRing, read_key_hashes
-from server.http.auth import KeyGuard
+from server.errors import MissingRole
+from server.http.auth import KeyGuard, RefusalLog
 from tests.support.fakes import FakeLauncherChannel
 from tests.unit.server.conftest import CHAT, USER_HI, check_error
 
@@ -120,6 +121,27 @@ def test_no_key_is_logged_or_answered(guarded, caplog):
         assert secret not in caplog.text
         assert not any(secret in reply.text + str(reply.headers) for reply in replies)
     assert "401" in caplog.text
+
+
+# rule: Security: A refused key is logged with address and route, one in a second at most
+def test_a_refused_key_leaves_one_line_a_second_with_address_and_route(guarded, caplog):
+    caplog.set_level(logging.WARNING)
+    for _ in range(5):
+        guarded.request("GET", "/v1/models?key=in-the-query", headers={"x-api-key": "guess-123"})
+    (line,) = (record.message for record in caplog.records if "access refused" in record.message)
+    assert line == "access refused code=invalid_api_key client=127.0.0.1 method=GET path=/v1/models not_logged_before=0"
+    assert not any(text in caplog.text for text in ("guess", "in-the-query"))
+    assert guarded.get("/health").status_code == 200  # no line
+
+
+def test_lines_of_refusals_tell_how_many_there_were_between(caplog):
+    times_s = iter((100.0, 100.5, 100.9, 101.0, 102.5))
+    log = RefusalLog(lambda: next(times_s))
+    scope = {"client": None, "method": "POST", "path": "/a\nb" + "x" * 200}
+    for _ in range(5):
+        log.refuse(scope, MissingRole("no"))
+    assert [record.message.rpartition("=")[2] for record in caplog.records] == ["0", "2", "0"]
+    assert caplog.messages[0].startswith("access refused code=missing_role client=- method=POST path=/a?bxxx")
 
 
 def test_the_schema_says_that_a_key_is_needed(guarded, harness):

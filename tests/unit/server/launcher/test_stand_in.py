@@ -74,7 +74,7 @@ def test_while_draining_clients_are_sent_elsewhere() -> None:
 )  # fmt: skip
 def test_health_is_bad_only_while_somebody_else_should_act(fault: str, num_ended: int, status: int, word: str) -> None:
     async def check(client: httpx.AsyncClient, _: StandIn) -> None:
-        for path in ("/health", "/llm/health?a=1"):
+        for path in ("/health", "/llm/health?a=1", "/ping"):
             reply = await client.get(path)
             assert (reply.status_code, reply.json()["status"]) == (status, word)
         assert (await client.get("/ready")).status_code == 503
