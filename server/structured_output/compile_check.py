@@ -212,12 +212,12 @@ class GrammarChecker:
         """Return the verdict on a grammar, and for how many seconds it holds."""
         for _ in range(2):  # again if the process ended, of which something else may be the cause
             process = await asyncio.to_thread(self._started)
-            loaded = await self._loaded(process)
-            if loaded.code is not None:
-                return loaded, float("inf")
             check = GrammarCheck(next(self._ids), spec, self._deadline_s)
             future: Future[GrammarVerdict] = Future()
             try:
+                loaded = await self._loaded(process)
+                if loaded.code is not None:
+                    return loaded, float("inf")
                 await asyncio.to_thread(process.send, check, future)
                 verdict = await asyncio.wrap_future(future)
             except _Ended:
@@ -247,11 +247,11 @@ class GrammarChecker:
                 self.kill()
 
     async def _loaded(self, process: _CheckProcess) -> GrammarVerdict:
-        """Wait until the process has loaded; return its verdict on the tokenizer."""
+        """Wait until the process has loaded; return its verdict on the tokenizer. Raises _Ended, EngineError."""
         try:
             async with asyncio.timeout(_START_DEADLINE_S):
                 return await asyncio.shield(asyncio.wrap_future(process.loaded))
-        except (TimeoutError, _Ended):
+        except TimeoutError:
             await asyncio.to_thread(self._drop, process)
             raise self._end_error() from None
 

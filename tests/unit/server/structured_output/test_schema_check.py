@@ -78,6 +78,8 @@ def walk(matcher: Matcher, chance: random.Random, *, max_chars: int = 60) -> str
 
 def is_within(schema: dict, text: str) -> bool:
     """Judge a number as it is written, in decimals, by its bounds."""
+    if "e" in text.lower():  # an exponent of any size: only numbers without bounds may have one
+        return schema == {"type": "number"}
     value, exact = Decimal(text), {word: Decimal(repr(bound)) for word, bound in schema.items() if word != "type"}
     return (
         exact.get("minimum", value) <= value <= exact.get("maximum", value)
