@@ -31,6 +31,7 @@ _STACK_BYTES = 1 << 20
 _MAX_MORE_BYTES = 1 << 30  # of address space, beyond the tokenizer's
 _MAX_RUNNING = 2
 _TURN_S = 0.02
+_NICE = 5  # of the forks: steps of the engine on the CPU and the process that stops them come first
 
 
 class _Fork:
@@ -83,6 +84,7 @@ class _Forks:
             return
         fork = self._forks[check.id] = _Fork(check, self._compiler)
         self.selector.register(fork.pipe, selectors.EVENT_READ, fork)
+        self.share()  # at once: many that run would slow the next forks down
 
     def finish(self, fork: _Fork) -> None:
         """Send the verdict of a check that has written it, or has died without one."""
@@ -149,6 +151,7 @@ def _compile_in_child(compiler: GrammarCompiler, spec: GrammarSpec, pipe: int) -
     """Write the verdict on a grammar to the pipe, and end this process."""
     try:
         die_with_parent()
+        os.nice(_NICE)
         os.closerange(3, pipe)  # the server reads the end of this process from the pipes that it shares
         os.closerange(pipe + 1, pipe + 256)
         _limit_memory()

@@ -247,7 +247,7 @@ class GrammarChecker:
                 self.kill()
 
     async def _loaded(self, process: _CheckProcess) -> GrammarVerdict:
-        """Wait until the process has loaded; return its verdict on the tokenizer. Raises _Ended if it ends before."""
+        """Wait until the process has loaded; return its verdict on the tokenizer. Raises _Ended, EngineError."""
         try:
             async with asyncio.timeout(_START_DEADLINE_S):
                 return await asyncio.shield(asyncio.wrap_future(process.loaded))

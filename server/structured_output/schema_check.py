@@ -7,7 +7,7 @@ server/structured_output/grammar_spec.py bounds the schema's size and depth befo
 
 import math
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 import msgspec
@@ -15,11 +15,12 @@ import msgspec
 from engine.interface.errors import GrammarError
 from server.structured_output.schema_values import finite_values, target_of
 
-_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_OF_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_OF_SCHEMAS = {"anyOf", "oneOf", "allOf", "prefixItems", "items"}
+_OF_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 _OF_ONE = {"items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else"}
 _OF_ONE |= {"unevaluatedItems", "unevaluatedProperties", "contentSchema"}
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_CHECKED = {*_BOUNDS, "const", "enum", "multipleOf", "format"}
 _VALIDATION = {*_BOUNDS, *_OF_SCHEMAS, *_OF_NAMED, *_OF_ONE, "multipleOf", "type", "enum", "const", "required"}
 _VALIDATION |= {"minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems"}
 _VALIDATION |= {"minContains", "maxContains", "minProperties", "maxProperties", "dependentRequired", "dependencies"}
@@ -29,6 +30,8 @@ _ANNOTATIONS |= {"title", "description", "default", "deprecated", "readOnly", "w
 _ANNOTATIONS |= {"contentMediaType", "contentEncoding", "discriminator"}  # the last one: pydantic's, from OpenAPI
 
 _MAX_EXACT = 2**53
+_MAX_EXACT_EXPONENT = 22
+_NUM_EXACT_DIGITS = 15
 _INT64_MAX = 2**63 - 1  # the one bound beyond for which llguidance's rounding is undone by its saturation
 _MAX_MULTIPLE = 10_000  # states of the automaton that divides; they take a tenth of a second
 _MAX_PRODUCT = 2**32
@@ -49,8 +52,9 @@ def checked_schema(schema: dict[str, Any] | bool, param: str, *, is_strict: bool
     for node, path in nodes:
         if is_strict and (unknown := node.keys() - _VALIDATION - _ANNOTATIONS):
             raise _refusal(param, path, f"has the keyword {min(unknown)[:_MAX_SHOWN_CHARS]!r}, unknown to JSON Schema")
-        _check_numbers(node, param, path, multiples)
-        _move_bounds(node)
+        if node.keys() & _CHECKED:
+            _check_numbers(node, param, path, multiples)
+            _move_bounds(node)
     _check_common_multiple(nodes, multiples, param)
     reason = finite_values(copy, nodes)
     if reason is not None:
@@ -71,14 +75,13 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         reference = node.get("$ref")
         if isinstance(reference, str) and reference.startswith("#/"):
             waiting.append((target_of(schema, reference), reference[1:].replace("/", ".")))
-        waiting += [(node[word], f"{path}.{word}") for word in _OF_ONE if isinstance(node.get(word), dict)]
-        for word in _OF_NAMED:
-            children = node.get(word)
-            if isinstance(children, dict):
-                waiting += [(child, f"{path}.{word}.{name[:_MAX_SHOWN_CHARS]}") for name, child in children.items()]
-        for word in _OF_SCHEMAS:
-            if isinstance(node.get(word), list):
-                waiting += [(child, f"{path}.{word}[{i}]") for i, child in enumerate(node[word])]
+        for word, child in node.items():
+            if isinstance(child, dict) and word in _OF_NAMED:
+                waiting += [(each, f"{path}.{word}.{name[:_MAX_SHOWN_CHARS]}") for name, each in child.items()]
+            elif isinstance(child, dict) and word in _OF_ONE:
+                waiting.append((child, f"{path}.{word}"))
+            elif isinstance(child, list) and word in _OF_SCHEMAS:
+                waiting += [(each, f"{path}.{word}[{i}]") for i, each in enumerate(child)]
 
 
 def _check_numbers(node: dict[str, Any], param: str, path: str, multiples: set[Decimal]) -> None:
@@ -91,7 +94,8 @@ def _check_numbers(node: dict[str, Any], param: str, path: str, multiples: set[D
     for word in ("const", "enum"):
         inexact = next((value for value in _numbers_in(node.get(word)) if not _is_exact(value)), None)
         if inexact is not None:
-            reason = f"has {str(inexact)[:_MAX_SHOWN_CHARS]}; integers are enforced up to {_MAX_EXACT}"
+            shown = str(inexact)[:_MAX_SHOWN_CHARS]
+            reason = f"has {shown}; integers are enforced up to {_MAX_EXACT}, decimals with {_NUM_EXACT_DIGITS} digits"
             raise _refusal(param, f"{path}.{word}", reason)
     multiple = _number(node.get("multipleOf"))
     if multiple is not None and multiple > 0:
@@ -103,8 +107,11 @@ def _number(value: Any) -> int | float | None:
 
 
 def _is_exact(value: float) -> bool:
-    """Return whether llguidance writes a number as it is: it prints the shortest digits of the nearest float."""
-    return isinstance(value, float) or (abs(value) < 10**300 and Decimal(repr(float(value))) == value)
+    """Return whether llguidance writes a number as it is: it reads a float, and prints its shortest digits."""
+    if isinstance(value, int):
+        return abs(value) < 10**300 and Decimal(repr(float(value))) == value
+    number = Decimal(repr(value)).as_tuple()  # its reader is exact for digits and a power of ten that are floats
+    return int("".join(map(str, number.digits))) <= _MAX_EXACT and abs(int(number.exponent)) <= _MAX_EXACT_EXPONENT
 
 
 def _is_exact_bound(value: float, word: str) -> bool:
@@ -150,27 +157,47 @@ def _check_common_multiple(nodes: list[tuple[dict[str, Any], str]], multiples: s
 
 
 def _combines(node: dict[str, Any]) -> bool:
-    return bool(node.keys() & {"$ref", "anyOf", "oneOf"}) and len(node.keys() - _ANNOTATIONS - {*_OF_NAMED}) > 1
+    return bool(node.keys() & {"$ref", "anyOf", "oneOf"}) and len(node.keys() - _ANNOTATIONS - _OF_NAMED) > 1
 
 
 def _move_bounds(node: dict[str, Any]) -> None:
-    """Write what llguidance misses: exclusive bounds that are integers, and the length of a host name."""
+    """Write what llguidance misses: exclusive bounds that are integers, bounds of many digits, a host name's length."""
     for exclusive, word, direction in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
         value, other = _number(node.get(exclusive)), _number(node.get(word, 0))
-        if value is not None and other is not None and value % 1 == 0 and value * direction >= 0:
+        if value is None or other is None:
+            continue
+        if not _is_exact(value):
+            beyond = _rounded(value, direction)  # another number, and one that the bound allows
+        elif value % 1 == 0 and value * direction >= 0:
             # llguidance lets the bound itself through where the other bound has the same integer part
             beyond = _next_after(abs(value)) * direction
-            node[word] = beyond if word not in node else direction * max(direction * other, direction * beyond)
-            del node[exclusive]
+        else:
+            continue
+        node[word] = beyond if word not in node else direction * max(direction * other, direction * beyond)
+        del node[exclusive]
+    for word, direction in (("minimum", 1), ("maximum", -1)):
+        value = _number(node.get(word))
+        if value is not None and value != _INT64_MAX and not _is_exact(value):
+            node[word] = _rounded(value, direction)
     length = node.get("maxLength", _MAX_HOSTNAME_CHARS)
     if node.get("format") == "hostname" and isinstance(length, int):
         node["maxLength"] = min(length, _MAX_HOSTNAME_CHARS)
 
 
+def _rounded(value: float, direction: int) -> float:
+    """Return the next number of 15 digits, up or down."""
+    rounding = ROUND_CEILING if direction > 0 else ROUND_FLOOR
+    digit = Decimal((0, (1,), Decimal(value).adjusted() - _NUM_EXACT_DIGITS + 1))
+    rounded = Decimal(repr(value)).quantize(max(digit, Decimal("1e-22")), rounding=rounding)
+    return float(rounded) + 0.0  # never -0
+
+
 def _next_after(value: float) -> float:
-    """Return a number a little above an integer of 0 or more: the next one of 16 digits, or the next float."""
+    """Return a number a little above an integer of 0 or more, one that llguidance reads exactly."""
+    if value >= 10 ** (_NUM_EXACT_DIGITS - 1):
+        return int(value) + 1
     num_digits = len(str(int(value))) if value else 0
-    return max(math.nextafter(value, math.inf), value + 10.0 ** (num_digits - 16))
+    return float(Decimal(value) + Decimal((0, (1,), num_digits - _NUM_EXACT_DIGITS)))
 
 
 def _refusal(param: str, path: str, reason: str) -> GrammarError:

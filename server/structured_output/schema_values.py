@@ -9,7 +9,8 @@ impossible is impossible; llguidance finds other contradictions itself.
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-_MAX_WORK = 100_000  # looks at subschemas; a tenth of a second
+_MAX_WORK = 10_000  # looks at subschemas; a tenth of a second
+_RULE_OUT = {"$ref", "allOf", "anyOf", "oneOf", "enum", "required", "minimum", "minLength", "minItems", "minProperties"}
 _SCALARS = frozenset({"null", "boolean", "number", "integer", "string"})
 _RANGES = (
     ("minimum", "maximum", {"number", "integer"}),
@@ -63,7 +64,8 @@ class _Search:
 
     def run(self) -> set[int]:
         """Return the ids of the impossible subschemas. Raises _TooMuchWork."""
-        rest = [node for node, _ in reversed(self._nodes)]  # the inner ones first
+        rest = [node for node, _ in reversed(self._nodes) if node.keys() & _RULE_OUT]  # the inner ones first
+        self._possible = self._paths.keys() - set(map(id, rest))
         while True:
             left = [node for node in rest if not self._judge(node)]
             if len(left) == len(rest):
@@ -83,6 +85,7 @@ class _Search:
             seen.add(id(node))
 
     def _judge(self, node: dict[str, Any]) -> bool:
+        self._spend(1)
         fault = self._fault(node)
         if fault is None:
             self._possible.add(id(node))
@@ -102,6 +105,7 @@ class _Search:
                 return "has an empty enum", None
             for word in ("anyOf", "oneOf"):
                 options = part.get(word)
+                self._spend(len(options) // 16 if isinstance(options, list) else 0)
                 if isinstance(options, list) and not any(map(self._has_value, options)):
                     return f"has no possible {word}", next((o for o in options if isinstance(o, dict)), None)
         if any("enum" in part or "const" in part for part in parts):
@@ -124,9 +128,7 @@ class _Search:
         waiting: list[Any] = [node]
         while waiting:
             part = waiting.pop()
-            self._work += 1
-            if self._work > _MAX_WORK:
-                raise _TooMuchWork
+            self._spend(1)
             if id(part) in seen:
                 continue
             seen.add(id(part))
@@ -143,10 +145,15 @@ class _Search:
         """Return the schema of a member that every array or object of these subschemas has, if it is impossible."""
         members = _items if kind == "array" else _properties
         for member in members(parts):
-            self._work += 1
+            self._spend(1)
             if not self._has_value(member):
                 return member
         return None
+
+    def _spend(self, work: int) -> None:
+        self._work += work
+        if self._work > _MAX_WORK:
+            raise _TooMuchWork
 
     def _has_value(self, schema: Any) -> bool:
         if isinstance(schema, dict):

@@ -163,16 +163,20 @@ def _constraint_of(
         return None
     parts = [] if plan.must_call or constraint is None else [constraint.spec]
     if plan.callable:
+        _check_size(b"".join(msgspec.json.encode(tool.parameters) for tool in plan.callable))  # before the work on them
         calls = tool_grammar(_enforced(plan, body), chat_format, is_parallel=plan.is_parallel, tag_ids=ids)
-        if len(calls.source.encode()) > MAX_GRAMMAR_BYTES:
-            raise InvalidParameter(
-                f"tools have schemas of {len(calls.source.encode())} bytes together; where enforced, the limit "
-                f"is {MAX_GRAMMAR_BYTES}.",
-                param="tools",
-            )
+        _check_size(calls.source.encode())
         parts.append(calls)
     param = "tools" if constraint is None or plan.must_call else constraint.param
     return ConstraintRequest(answer_grammar(parts, chat_format.reasoning, reasoning, tag_ids=ids), param)
+
+
+def _check_size(schemas: bytes) -> None:
+    if len(schemas) > MAX_GRAMMAR_BYTES:
+        raise InvalidParameter(
+            f"tools have schemas of {len(schemas)} bytes together; where enforced, the limit is {MAX_GRAMMAR_BYTES}.",
+            param="tools",
+        )
 
 
 def _enforced(plan: ToolPlan, body: ChatBody) -> list[ToolSpec]:

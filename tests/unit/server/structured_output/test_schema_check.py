@@ -38,7 +38,7 @@ LARGE = st.integers(-(10**30), 10**30) | st.sampled_from(
     [s * 2**p + d for s in (1, -1) for p in (31, 53, 63, 64) for d in (-1, 0, 1)]
 )
 SMALL = st.integers(-120, 120)
-DECIMALS = st.decimals(-120, 120, places=3, allow_nan=False).map(float)
+DECIMALS = st.decimals(-120, 120, places=3, allow_nan=False).map(float) | st.floats(-120, 120)
 BOUNDS = st.fixed_dictionaries(
     {"type": st.sampled_from(["integer", "number"])},
     optional=dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), SMALL | DECIMALS | LARGE),
@@ -78,6 +78,8 @@ def walk(matcher: Matcher, chance: random.Random, *, max_chars: int = 60) -> str
 
 def is_within(schema: dict, text: str) -> bool:
     """Judge a number as it is written, in decimals, by its bounds."""
+    if "e" in text.lower():  # an exponent of any size: only numbers without bounds may have one
+        return schema == {"type": "number"}
     value, exact = Decimal(text), {word: Decimal(repr(bound)) for word, bound in schema.items() if word != "type"}
     return (
         exact.get("minimum", value) <= value <= exact.get("maximum", value)
@@ -122,6 +124,7 @@ def test_numbers_keep_to_their_bounds_or_the_bound_is_refused(schema, seed):
         ({"anyOf": [{"exclusiveMinimum": -(2**53)}]}, "schema.anyOf[0].exclusiveMinimum is -9007199254740992"),
         ({"maximum": 1.7976931348623157e308}, "schema.maximum is 1.7976931348623157e+308"),
         ({"enum": [1, {"a": [2**53 + 1]}]}, "schema.enum has 9007199254740993"),
+        ({"const": 91.00000000000001}, "schema.const has 91.00000000000001; integers are enforced"),
         ({"const": 1234567890123456789}, "schema.const has 1234567890123456789"),
         ({"$ref": "#/hidden/a", "hidden": {"a": {"minimum": 2**60 + 1}}}, "schema.hidden.a.minimum is"),
         ({"type": "integer", "multipleOf": 100_000_007}, "schema.multipleOf is 100000007; without its zeros"),
@@ -140,7 +143,7 @@ def test_numbers_that_are_exact_pass():
     int64 = compiled({"type": "integer", "minimum": -(2**53), "maximum": 2**63 - 1}, CHARACTERS)
     assert takes(int64, str(2**63 - 1))
     assert not takes(int64, str(2**63))
-    for schema in ({"multipleOf": 0.01}, {"multipleOf": 1_000_000}, {"multipleOf": 9_999}, {"enum": [1.5e300, -0.1]}):
+    for schema in ({"multipleOf": 0.01}, {"multipleOf": 1_000_000}, {"multipleOf": 9_999}, {"enum": [1.5e20, -0.1]}):
         compiled(schema)
     compiled({"properties": {str(m): {"multipleOf": m} for m in (0.01, 5, 1000, 9999, 7777)}})
 
@@ -178,7 +181,6 @@ PAIR = {"type": "array", "items": BOTH, "minItems": 2}
         ({"anyOf": []}, "schema has no possible anyOf"),
         ({"items": {"enum": []}, "type": "array", "minItems": 1}, "schema.items has an empty enum"),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "schema has no type in common"),
-        ({"type": []}, "schema has no type"),
     ],
 )  # fmt: skip
 def test_a_schema_of_no_finite_value_is_refused_by_its_place(schema, words):
