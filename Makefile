@@ -14,7 +14,7 @@ FUZZ := tests/fuzz $(addprefix tests/unit/server/,http/routes/test_body.py text/
 TEMPLATES := .templates
 TEMPLATE_PACKAGES := trl==1.16.0 llama-cpp-python==0.3.36
 SUPPLY_CHAIN := .venv-supply-chain
-CLIENT_VENVS := .venv-clients .venv-clients-openai2
+CLIENT_VENVS := .venv-clients .venv-clients-openai2 .venv-openapi
 ARGS ?=
 PIP_ARGS ?=
 # processes that run the tests; each begins with its share, and takes of another's when it is done. JOBS=0: one, in which
@@ -32,7 +32,7 @@ BARE_TESTS := tests/unit $(addprefix tests/integration/test_,serving.py quantize
 STRICT := engine.core engine.interface engine.grammar server.api
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-unit test-full test-bare coverage test-demo test-clients test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz chaos soak lint format hooks supply-chain release clean
+.PHONY: help serve test test-unit test-full test-bare coverage test-demo test-clients test-openapi test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz chaos soak lint format hooks supply-chain release clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
@@ -43,6 +43,7 @@ help:
 	@echo 'make coverage   branch coverage of server, engine, models and kernels; engine/core needs 95 %'
 	@echo 'make test-demo   test how the demo model is taught: its corpus, its training, its examination'
 	@echo 'make test-clients   drive the server with other people'"'"'s clients, in Python and on Node'
+	@echo 'make test-openapi   hold the server against its OpenAPI document with schemathesis; ARGS="--examples 100" for longer'
 	@echo 'make test-templates   render published chat templates, and compare with transformers'
 	@echo 'make models-page   run what docs/reference/models.md shows, and write it'
 	@echo 'make reference-pages   write the generated pages of docs/reference; make configuration-page: flags.md alone'
@@ -87,9 +88,12 @@ coverage: $(STAMP)
 test-demo: $(STAMP)
 	$(BIN)/python -m pytest $(SPREAD) tests/demo_model $(ARGS)
 
-test-clients: $(STAMP) $(CLIENT_VENVS:=/.installed) $(CLIENTS)/node/.installed
+test-clients: $(STAMP) .venv-clients/.installed .venv-clients-openai2/.installed $(CLIENTS)/node/.installed
 	.venv-clients/bin/python -m pytest $(CLIENTS) --ignore $(CLIENTS)/openai2 $(ARGS)
 	.venv-clients-openai2/bin/python -m pytest $(CLIENTS)/openai2 $(CLIENTS)/test_openai_chat.py $(CLIENTS)/test_openai_responses.py $(ARGS)
+
+test-openapi: $(STAMP) .venv-openapi/.installed
+	.venv-openapi/bin/python -m pytest tests/openapi $(ARGS)
 
 test-templates: $(STAMP) $(TEMPLATES)/.installed
 	$(BIN)/python -m pytest tests/templates $(ARGS)
@@ -187,6 +191,7 @@ $(BARE)/.installed: pyproject.toml constraints.txt | $(STAMP)
 
 .venv-clients/.installed: $(CLIENTS)/requirements.txt | $(STAMP)
 .venv-clients-openai2/.installed: $(CLIENTS)/openai2/requirements.txt | $(STAMP)
+.venv-openapi/.installed: tests/openapi/requirements.txt | $(STAMP)
 $(SUPPLY_CHAIN)/.installed: deploy/requirements-supply-chain.txt | $(STAMP)
 $(CLIENT_VENVS:=/.installed) $(SUPPLY_CHAIN)/.installed:
 	$(BIN)/python -m venv --without-pip $(@D)

@@ -85,9 +85,17 @@ _TextLogitBias = Annotated[dict[str, float], AfterValidator(_logit_bias), PlainS
 LogitBias = Annotated[
     dict[int, float],
     GetPydanticSchema(lambda _, handler: handler(_TextLogitBias)),
-    WithJsonSchema({"type": "object", "maxProperties": MAX_LOGIT_BIAS}),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MAX_LOGIT_BIAS,
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
 ]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TOKEN_ID_SCHEMA = {"type": "integer", "format": "token-id", "minimum": 0, "maximum": 2**31 - 1}
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1), WithJsonSchema(TOKEN_ID_SCHEMA)]
 _BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 
 

@@ -10,9 +10,9 @@ others vLLM's.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from server.api.sampling_fields import MAX_TOKENS, OpenAISampling, TokenId
+from server.api.sampling_fields import MAX_TOKENS, TOKEN_ID_SCHEMA, OpenAISampling, TokenId
 from server.api.strict_json import StrictModel
 from server.structured_output.grammar_spec import ResponseFormat, StructuredOutputs
 
@@ -30,6 +30,7 @@ _CHOICE_SCHEMA = {
             },
             "required": ["type", "function"],
         },
+        {"type": "null"},
     ]
 }
 
@@ -38,12 +39,17 @@ ToolChoice = Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)]  # checked in tools.
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+# The rest of a JSON schema is left to the compiler of grammars
+ParametersSchema = WithJsonSchema({"type": "object", "properties": {"type": {"const": "object"}}})
+Parameters = Annotated[dict[str, Any], ParametersSchema]
+
+
 class FunctionDefinition(StrictModel):
     """The definition of a function. `parameters` is a JSON schema; absent means none."""
 
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
 
 
@@ -62,10 +68,41 @@ MAX_PROMPTS = 1024
 MAX_MESSAGES = 8192
 
 Json = Any
-TextOrParts = Annotated[
-    Any,
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}),
+Refused = Annotated[Any, WithJsonSchema({"type": "null"})]  # a known field that is not served
+
+
+def one_of(*values: Json) -> WithJsonSchema:
+    """Return the document's schema of a field that only a check behind the schema refuses other values of."""
+    return WithJsonSchema({"enum": list(values)})
+
+
+def text_schema(min_items: int = 1, **kinds: str) -> dict[str, Any]:
+    """Return the document's schema of a text, or of parts of these types, each with the key of its text."""
+    parts = [
+        {"type": "object", "properties": {"type": {"const": kind}, key: {"type": "string"}}, "required": ["type", key]}
+        for kind, key in kinds.items()
+    ]
+    return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": parts}, "minItems": min_items}]}
+
+
+TextOrParts = Annotated[Any, WithJsonSchema({"anyOf": [*text_schema(text="text")["anyOf"], {"type": "null"}]})]
+_ChatContent = Annotated[
+    Any, WithJsonSchema({"anyOf": [*text_schema(text="text", refusal="refusal")["anyOf"], {"type": "null"}]})
 ]
+_GIVEN: dict[str, Any] = {"not": {"type": "null"}}
+_BY_ROLE: dict[str, Any] = {  # what template_messages() asks for
+    "anyOf": [
+        {"properties": {"role": {"const": "assistant"}}},
+        {
+            "properties": {"role": {"enum": ["system", "developer", "user"]}, "content": _GIVEN},
+            "required": ["content"],
+        },
+        {
+            "properties": {"role": {"const": "tool"}, "content": _GIVEN, "tool_call_id": _GIVEN},
+            "required": ["content", "tool_call_id"],
+        },
+    ]
+}
 
 
 def _stop(value: Any) -> list[str]:
@@ -106,17 +143,27 @@ def _prompt(value: Any) -> list[str] | list[list[int]]:
     return check_texts_or_ids(value, noun="prompts", limit=MAX_PROMPTS)
 
 
-_PROMPT_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "array", "items": {"type": "integer"}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-    ]
-}
-_STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 4}]}
+_IDS_SCHEMA = {"type": "array", "items": TOKEN_ID_SCHEMA, "minItems": 1}
+_TEXT_SCHEMA = {"type": "string", "minLength": 1}
 
-Prompt = Annotated[Any, BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
+
+def texts_or_ids_schema(limit: int) -> dict[str, Any]:
+    """Return the document's schema of what check_texts_or_ids() takes."""
+    bounds = {"minItems": 1, "maxItems": limit}
+    return {
+        "anyOf": [
+            _TEXT_SCHEMA,
+            {"type": "array", "items": _TEXT_SCHEMA, **bounds},
+            _IDS_SCHEMA,
+            {"type": "array", "items": _IDS_SCHEMA, **bounds},
+        ]
+    }
+
+
+_STOP_STRING = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_STRING_BYTES}
+_STOP_SCHEMA = {"anyOf": [_STOP_STRING, {"type": "array", "items": _STOP_STRING, "maxItems": MAX_STOP_STRINGS}]}
+
+Prompt = Annotated[Any, BeforeValidator(_prompt), WithJsonSchema(texts_or_ids_schema(MAX_PROMPTS))]
 Stop = Annotated[Any, BeforeValidator(_stop), WithJsonSchema(_STOP_SCHEMA)]
 Label = Annotated[str, Field(max_length=512)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=512)]
@@ -154,8 +201,10 @@ class ToolCall(StrictModel):
 class ChatMessage(StrictModel):
     """One message of the history."""
 
+    model_config = ConfigDict(json_schema_extra=_BY_ROLE)
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: TextOrParts = None
+    content: _ChatContent = None
     name: Label | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Label | None = None
@@ -192,6 +241,10 @@ class _CommonBody(OpenAISampling):
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
 
+_Function = dict[str, Json]
+_NO_FUNCTIONS = WithJsonSchema({"type": "array", "maxItems": 0})  # others pass where function_call is none
+
+
 class ChatBody(_CommonBody):
     """POST /v1/chat/completions."""
 
@@ -213,12 +266,12 @@ class ChatBody(_CommonBody):
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     # known, refused unless at their default or, of functions, none may be called
-    functions: Annotated[list[dict[str, Json]], Field(max_length=MAX_TOOLS)] | None = None
-    function_call: Json = None
-    modalities: Json = None
-    audio: Json = None
-    prediction: Json = None
-    web_search_options: Json = None
+    functions: Annotated[list[_Function], Field(max_length=MAX_TOOLS), _NO_FUNCTIONS] | None = None
+    function_call: Annotated[Json, one_of(None, "none", "auto")] = None
+    modalities: Annotated[Json, one_of(None, [], ["text"])] = None
+    audio: Refused = None
+    prediction: Refused = None
+    web_search_options: Refused = None
 
 
 class CompletionBody(_CommonBody):
@@ -229,24 +282,46 @@ class CompletionBody(_CommonBody):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     # known, refused unless at their default
-    suffix: Json = None
+    suffix: Annotated[Json, one_of(None, "")] = None
 
 
 MAX_DETOKENIZE = 2**20  # ids; a body has room for no more than about twice as many
 
 
+_NULL: dict[str, Any] = {"type": "null"}
+_TEXT_ONLY = {"enum": [None, False]}
+_ONE_INPUT: dict[str, Any] = {
+    "oneOf": [
+        {"required": ["prompt"], "properties": {"prompt": _GIVEN, "content": _NULL, "messages": _NULL}},
+        {"required": ["content"], "properties": {"prompt": _NULL, "content": _GIVEN, "messages": _NULL}},
+        {
+            "required": ["messages"],
+            "properties": {
+                "prompt": _NULL,
+                "content": _NULL,
+                "messages": _GIVEN,
+                "add_special_tokens": _TEXT_ONLY,
+                "add_special": _TEXT_ONLY,
+            },
+        },
+    ]
+}
+
+
 class TokenizeBody(StrictModel):
     """POST /tokenize: exactly one of prompt, content and messages."""
+
+    model_config = ConfigDict(json_schema_extra=_ONE_INPUT)
 
     model: Label | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None  # default true
     return_token_strs: bool | None = None
     # as for a chat completion
-    messages: Json = None
-    tools: Json = None
-    tool_choice: Json = None
-    chat_template_kwargs: Json = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice = None
+    chat_template_kwargs: dict[str, Json] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     # llama.cpp
@@ -256,8 +331,11 @@ class TokenizeBody(StrictModel):
 
     def chat_fields(self) -> dict[str, Json]:
         """Return the fields for a ChatBody."""
-        names = ("messages", "tools", "tool_choice", "chat_template_kwargs", "add_generation_prompt")
-        return self.model_dump(include={"model", "continue_final_message", *names}, exclude_none=True)
+        given = {"messages": self.messages, "tools": self.tools, "tool_choice": self.tool_choice}
+        given |= {"chat_template_kwargs": self.chat_template_kwargs, "model": self.model}
+        given |= {"add_generation_prompt": self.add_generation_prompt}
+        given |= {"continue_final_message": self.continue_final_message}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class DetokenizeBody(StrictModel):

@@ -33,6 +33,18 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
+def any_of(*models: type[BaseModel], but: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the document's schema of an object that a type, looked at first, makes one of these models.
+
+    Objects of types that no model has are taken as well, except those of `but`.
+    """
+    schemas = [_inlined(model.model_json_schema()) for model in models]
+    types = [schema["properties"]["type"] for schema in schemas]
+    served = [kind["const"] for field in types for kind in field.get("anyOf", [field]) if "const" in kind]
+    other = {"type": "string", "maxLength": 512, "not": {"enum": [*served, *but]}}
+    return {"anyOf": [*schemas, {"type": "object", "properties": {"type": other}, "required": ["type"]}]}
+
+
 def parse_json(body: bytes) -> dict[str, Any]:
     """Parse strictly: no NaN, no Infinity, no lone surrogates, no deep nesting. Raises MalformedBody."""
     _check_size(body)
@@ -82,6 +94,22 @@ def _check_size(body: bytes) -> None:
     for count, limit, noun in counts:
         if count > limit:
             raise MalformedBody(f"The body has {count} {noun}, the limit is {limit}.")
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    definitions = schema.pop("$defs", {})
+
+    def inline(value: Any) -> Any:
+        if isinstance(value, list):
+            return [inline(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return inline(definitions[value["$ref"].rpartition("/")[2]])
+        return {key: inline(item) for key, item in value.items()}
+
+    inlined: dict[str, Any] = inline(schema)
+    return inlined
 
 
 def _lone_surrogate(body: bytes) -> str | None:

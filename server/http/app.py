@@ -104,7 +104,7 @@ def create_app(
     app.add_middleware(
         AccessLog, open_requests=open_requests, on_end=http_metrics.end, tracer=tracer, root_path=config.root_path
     )
-    app.openapi = lambda: _openapi(app, routes, needs_key=bool(config.api_key_hashes))  # type: ignore[method-assign]
+    app.openapi = lambda: _openapi(app, routes, client, needs_key=bool(config.api_key_hashes))  # type: ignore[method-assign]
     return app
 
 
@@ -154,7 +154,10 @@ def _handle_errors(app: FastAPI, app_state: AppState, guide: RouteGuide) -> None
     app.add_exception_handler(ClientDisconnect, handle_disconnect)  # type: ignore[arg-type]
 
 
-def _openapi(app: FastAPI, routes: Sequence[ApiRoute], *, needs_key: bool) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        app.openapi_schema = openapi_document(app, routes, needs_key=needs_key)
+def _openapi(app: FastAPI, routes: Sequence[ApiRoute], client: EngineClient, *, needs_key: bool) -> dict[str, Any]:
+    if app.openapi_schema is not None:
+        return app.openapi_schema
+    if client.ready is None:  # the next one will know the vocabulary
+        return openapi_document(app, routes, needs_key=needs_key)
+    app.openapi_schema = openapi_document(app, routes, needs_key=needs_key, vocab_size=client.ready.vocab_size)
     return app.openapi_schema

@@ -48,11 +48,15 @@ _ANY_ROUTE = (400, 405, 431, 500)
 _WITH_BODY = (404, 408, 409, 413, 415, 429, 503)
 
 
-def openapi_document(app: FastAPI, routes: Sequence[ApiRoute], *, needs_key: bool) -> Schema:
-    """Return the whole document. routes: the app's; needs_key: API keys are set."""
+def openapi_document(
+    app: FastAPI, routes: Sequence[ApiRoute], *, needs_key: bool, vocab_size: int | None = None
+) -> Schema:
+    """Return the whole document. routes: the app's; needs_key: API keys are set; vocab_size: None if not known yet."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     shown = {route.document_path: route for route in routes if route.summary}
     schemas = {**_body_schemas(shown.values()), **_answer_schemas(shown.values())}
+    if vocab_size is not None:
+        schemas = _with_token_ids(schemas, vocab_size)
     for path, operations in document["paths"].items():
         for operation in operations.values():
             _fill_in(operation, shown[path], needs_key=needs_key)
@@ -67,6 +71,16 @@ def openapi_document(app: FastAPI, routes: Sequence[ApiRoute], *, needs_key: boo
         }
         document["security"] = [{"bearer": []}, {"x-api-key": []}]
     return document
+
+
+def _with_token_ids(value: Any, vocab_size: int) -> Any:
+    """Return the schemas with the vocabulary's bound of token ids."""
+    if isinstance(value, list):
+        return [_with_token_ids(item, vocab_size) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _with_token_ids(item, vocab_size) for key, item in value.items()}
+    return found | {"maximum": vocab_size - 1} if value.get("format") == "token-id" else found
 
 
 def _fill_in(operation: Schema, route: ApiRoute, *, needs_key: bool) -> None:

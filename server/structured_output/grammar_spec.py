@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import GrammarSpec
@@ -19,6 +19,14 @@ from server.structured_output.schema_check import checked_schema
 
 Json = Any
 
+MAX_SOURCE_BYTES = 128 * 1024  # of a schema as JSON, of all choices, of a grammar
+MAX_SCHEMA_DEPTH = 48
+MAX_REGEX_BYTES = 8 * 1024
+MAX_CHOICE_STRINGS = 4096
+LARK_FIELD = "structured_outputs.grammar"  # the one field whose text the compiler sees as it stands
+_CHOICE_SCHEMA = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
+_CHOICE_SCHEMA |= {"maxItems": MAX_CHOICE_STRINGS}
+FORMATS = ("text", "json_object", "json_schema")
 _STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
@@ -28,7 +36,7 @@ class JsonSchemaFormat(BaseModel):
     model_config = _STRICT
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-    schema_: Annotated[Json, Field(alias="schema")]
+    schema_: Annotated[Json, Field(alias="schema"), WithJsonSchema({"type": ["object", "boolean", "string"]})]
     strict: bool | None = None
     description: Annotated[str, Field(max_length=65_536)] | None = None
 
@@ -38,18 +46,23 @@ class ResponseFormat(BaseModel):
 
     model_config = _STRICT
 
-    type: str
+    type: Annotated[str, WithJsonSchema({"enum": list(FORMATS)})]  # checked below, with a better message
     json_schema: JsonSchemaFormat | None = None
 
 
 class StructuredOutputs(BaseModel):
     """structured_outputs, vLLM's extension."""
 
-    model_config = _STRICT
+    model_config = ConfigDict(**_STRICT, json_schema_extra={"additionalProperties": False})
 
-    json_: Annotated[Json, Field(alias="json")] = None  # a schema, or one as a string
-    regex: str | None = None
-    choice: list[str] | None = None
+    # a schema, or one as a string
+    json_: Annotated[Json, Field(alias="json"), WithJsonSchema({"type": ["object", "boolean", "string", "null"]})] = (
+        None
+    )
+    regex: Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_REGEX_BYTES})] | None = (
+        None
+    )
+    choice: Annotated[list[str], WithJsonSchema(_CHOICE_SCHEMA)] | None = None
     grammar: str | None = None
 
     @property
@@ -57,12 +70,6 @@ class StructuredOutputs(BaseModel):
         """True if it constrains the answer."""
         return any(value is not None for value in (self.json_, self.regex, self.choice, self.grammar))
 
-
-MAX_SOURCE_BYTES = 128 * 1024  # of a schema as JSON, of all choices, of a grammar
-MAX_SCHEMA_DEPTH = 48
-MAX_REGEX_BYTES = 8 * 1024
-MAX_CHOICE_STRINGS = 4096
-LARK_FIELD = "structured_outputs.grammar"  # the one field whose text the compiler sees as it stands
 
 # Where JSON allows whitespace: one space, or a new line and its indentation. A model can lose itself in more.
 _JSON_STYLE = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
@@ -143,10 +150,9 @@ def is_deeper_than(value: Any, limit: int) -> bool:
 
 
 def _of_format(asked: ResponseFormat) -> ConstraintRequest | None:
-    kinds = ("text", "json_object", "json_schema")
-    if asked.type not in kinds:
+    if asked.type not in FORMATS:
         raise InvalidParameter(
-            f"response_format.type is {asked.type[:100]!r}; it can be one of {', '.join(kinds)}.",
+            f"response_format.type is {asked.type[:100]!r}; it can be one of {', '.join(FORMATS)}.",
             param="response_format.type",
         )
     if asked.json_schema is not None and asked.type != "json_schema":

@@ -4,21 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from server.api.schemas import CacheSalt, Label, check_texts_or_ids
+from server.api.schemas import CacheSalt, Label, check_texts_or_ids, texts_or_ids_schema
 from server.api.strict_json import StrictModel
 
 MAX_INPUTS = 2048  # OpenAI's
 MAX_DIMENSIONS = 2**20  # a bound for arithmetic; the model's hidden size is the real limit
-
-_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "minItems": 1}
-_INPUT_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_INPUTS},
-        _IDS_SCHEMA,
-        {"type": "array", "items": _IDS_SCHEMA, "minItems": 1, "maxItems": MAX_INPUTS},
-    ]
-}
 
 
 def _input(value: Any) -> list[str] | list[list[int]]:
@@ -29,7 +19,7 @@ class EmbeddingBody(StrictModel):
     """POST /v1/embeddings."""
 
     model: Label | None = None
-    input: Annotated[Any, BeforeValidator(_input), WithJsonSchema(_INPUT_SCHEMA)]
+    input: Annotated[Any, BeforeValidator(_input), WithJsonSchema(texts_or_ids_schema(MAX_INPUTS))]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
     user: Label | None = None

@@ -6,12 +6,23 @@ skips the other types.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
 from server.api.sampling_fields import MAX_TOKENS, SharedSampling
-from server.api.schemas import MAX_MESSAGES, MAX_TOOLS, Json, Label, Name, Stop, TextOrParts
-from server.api.strict_json import StrictModel, parse_body
+from server.api.schemas import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Json,
+    Label,
+    Name,
+    Parameters,
+    Stop,
+    TextOrParts,
+    ToolName,
+    text_schema,
+)
+from server.api.strict_json import StrictModel, any_of, parse_body
 
 MAX_BLOCKS = 32_768  # of one request
 
@@ -50,7 +61,7 @@ class ToolResultBlock(StrictModel):
 
     type: Literal["tool_result"]
     tool_use_id: Label
-    content: TextOrParts = None
+    content: Annotated[Any, WithJsonSchema({"anyOf": [*text_schema(0, text="text")["anyOf"], {"type": "null"}]})] = None
     is_error: bool | None = None
     cache_control: Json = None
 
@@ -71,23 +82,31 @@ _BLOCK_MODELS: dict[str, type[Block]] = {
 }
 
 
+_UNREADABLE = ("image", "document", "search_result", "container_upload")  # content of the user
+_BLOCKS = {"type": "array", "items": any_of(*_BLOCK_MODELS.values(), but=_UNREADABLE), "minItems": 1}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, _BLOCKS]}
+
+
 class ClientTool(StrictModel):
     """A tool that the client runs."""
 
     type: Literal["custom"] | None = None
-    name: Name
+    name: ToolName
     description: str | None = None
-    input_schema: dict[str, Json]
+    input_schema: Parameters
     strict: bool | None = None
     cache_control: Json = None
     eager_input_streaming: bool | None = None  # arguments are streamed as they come in any case
+
+
+_Tool = Annotated[dict[str, Json], WithJsonSchema(any_of(ClientTool))]
 
 
 class MessageParam(StrictModel):
     """One message of the history."""
 
     role: Literal["user", "assistant", "system"]
-    content: TextOrParts
+    content: Annotated[Any, WithJsonSchema(_CONTENT_SCHEMA)]
 
 
 class Thinking(StrictModel):
@@ -132,7 +151,7 @@ class CountTokensBody(StrictModel):
     model: Label
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: TextOrParts = None
-    tools: Annotated[list[dict[str, Json]], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -21,6 +21,7 @@ from server.api.as_chat import (
 from server.api.responses.custom_tools import arguments_of, function_of
 from server.api.responses.objects import CustomTool, FunctionTool, ReasoningEcho, ResponsesEcho, TextEcho
 from server.api.responses.schema import (
+    TEXT_KINDS,
     CustomCallItem,
     CustomOutputItem,
     CustomToolBody,
@@ -40,7 +41,6 @@ from server.api.sampling_fields import shared_values
 
 SEALED_REASONING, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 
-_TEXT_KINDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _FIELDS = {"max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
 _FIELDS |= {"response_format.json_schema": "text.format", "reasoning_effort": "reasoning.effort", "messages": "input"}
 _SYSTEM = ("system", "developer")
@@ -130,11 +130,11 @@ def _refuse_what_needs_a_store(body: ResponsesBody) -> None:
     refused = (
         ("previous_response_id", body.previous_response_id, "send the whole conversation as input"),
         ("conversation", body.conversation, "send the whole conversation as input"),
-        ("background", body.background, "a background answer could not be fetched later; use stream"),
+        ("background", body.background or None, "a background answer could not be fetched later; use stream"),
         ("prompt", body.prompt, "send its text as instructions and input"),
     )
     for field, value, instead in refused:
-        if value:
+        if value not in (None, ""):
             raise UnsupportedFeature(f"{field}: this server stores nothing; {instead}.", param=field)
 
 
@@ -252,7 +252,7 @@ class _Messages:
             case MessageItem():
                 if item.content == [] and item.role != "assistant":
                     raise no_parts(f"{at}.content")
-                parts = text_parts(item.content, at=f"{at}.content", kinds=_TEXT_KINDS, ignored=self.ignored)
+                parts = text_parts(item.content, at=f"{at}.content", kinds=TEXT_KINDS, ignored=self.ignored)
                 self.add_text(item.role, parts, at=at)
             case FunctionCallItem():
                 function = {"name": item.name, "arguments": item.arguments}
@@ -263,7 +263,7 @@ class _Messages:
                 call = {"id": item.call_id, "type": "function", "function": function}
                 self._assistant(_CALL, at=at).calls.append(call)
             case FunctionOutputItem() | CustomOutputItem():
-                parts = text_parts(item.output, at=f"{at}.output", kinds=_TEXT_KINDS, ignored=self.ignored)
+                parts = text_parts(item.output, at=f"{at}.output", kinds=TEXT_KINDS, ignored=self.ignored)
                 self._append(Turn(role="tool", at=at, parts=parts, call_id=item.call_id))
             case ReasoningItem():
                 self._add_reasoning(item, at=at)

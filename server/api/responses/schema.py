@@ -6,40 +6,48 @@ served_tool() check the served ones. The caller refuses or skips the other types
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
 from server.api.sampling_fields import MAX_TOKENS, SharedSampling
 from server.api.schemas import (
     MAX_LOGPROBS,
     MAX_TOOLS,
-    TOOL_NAME_PATTERN,
     Json,
     Label,
     Metadata,
     Name,
+    Parameters,
     ReasoningEffort,
     StreamOptions,
-    TextOrParts,
+    ToolName,
+    one_of,
+    text_schema,
 )
-from server.api.strict_json import StrictModel, parse_body
+from server.api.strict_json import StrictModel, any_of, parse_body
 
 MAX_ITEMS = 8192
 MAX_DEFINITION_CHARS = 65_536
 
-_ITEMS_SCHEMA = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": MAX_ITEMS}]
+TEXT_KINDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_Content = Annotated[Any, WithJsonSchema(text_schema(0, **TEXT_KINDS))]
+_BY_ROLE: dict[str, Any] = {  # an answer without text may come back
+    "anyOf": [
+        {"properties": {"role": {"const": "assistant"}}},
+        {"properties": {"content": {"not": {"type": "array", "maxItems": 0}}}},
+    ]
 }
-
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class MessageItem(StrictModel):
     """A message of the input. An answer's own message, sent back, has an id and a status."""
 
+    model_config = ConfigDict(json_schema_extra=_BY_ROLE)
+
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: TextOrParts
+    content: _Content
     id: Label | None = None
     status: ItemStatus | None = None
     phase: Label | None = None
@@ -61,7 +69,7 @@ class FunctionOutputItem(StrictModel):
 
     type: Literal["function_call_output"]
     call_id: Label
-    output: TextOrParts
+    output: _Content
     id: Label | None = None
     status: ItemStatus | None = None
 
@@ -82,7 +90,7 @@ class CustomOutputItem(StrictModel):
 
     type: Literal["custom_tool_call_output"]
     call_id: Label
-    output: TextOrParts
+    output: _Content
     id: Label | None = None
     status: ItemStatus | None = None
 
@@ -129,9 +137,9 @@ class FunctionToolBody(StrictModel):
     """A function the model may call, in the flat form of this endpoint."""
 
     type: Literal["function"]
-    name: Name
+    name: ToolName
     description: str | None = None
-    parameters: dict[str, Json] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
 
 
@@ -147,7 +155,7 @@ class CustomToolBody(StrictModel):
     """A tool whose input is plain text."""
 
     type: Literal["custom"]
-    name: Annotated[str, Field(pattern=TOOL_NAME_PATTERN)]
+    name: ToolName
     description: str | None = None
     format: CustomFormat | None = None
 
@@ -177,6 +185,32 @@ class ReasoningOptions(StrictModel):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+_ITEM = any_of(*_ITEM_MODELS.values(), but=("item_reference",))
+_ITEMS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _ITEM, "minItems": 1, "maxItems": MAX_ITEMS}]}
+_Tool = Annotated[dict[str, Json], WithJsonSchema(any_of(FunctionToolBody, CustomToolBody))]
+
+
+_CHOICE_SCHEMA = {
+    "anyOf": [
+        {"enum": [None, "auto", "none", "required"]},
+        {
+            "type": "object",
+            "properties": {"type": {"enum": ["function", "custom"]}, "name": {"type": "string"}},
+            "required": ["type", "name"],
+        },
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "allowed_tools"},
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array"},
+            },
+            "required": ["type", "mode", "tools"],
+        },
+    ]
+}
+
+
 class ResponsesBody(SharedSampling):
     """POST /v1/responses."""
 
@@ -187,8 +221,8 @@ class ResponsesBody(SharedSampling):
     stream_options: StreamOptions | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Annotated[list[dict[str, Json]], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Json = None
+    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[Json, WithJsonSchema(_CHOICE_SCHEMA)] = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -206,10 +240,10 @@ class ResponsesBody(SharedSampling):
     # not in OpenAI's form of this endpoint, as seed; the same as in chat
     chat_template_kwargs: dict[str, Json] | None = None
     # known fields, refused if they ask for something
-    previous_response_id: Json = None
-    conversation: Json = None
-    background: bool | None = None
-    prompt: Json = None
+    previous_response_id: Annotated[Json, one_of(None, "")] = None
+    conversation: Annotated[Json, one_of(None, "")] = None
+    background: Annotated[bool | None, one_of(None, False)] = None
+    prompt: Annotated[Json, one_of(None, "")] = None
 
 
 def input_items(body: ResponsesBody) -> list[InputItem]:

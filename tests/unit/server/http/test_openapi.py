@@ -73,3 +73,39 @@ def test_with_keys_all_but_the_public_routes_need_one(harness):
         assert document["paths"][path]["get"]["security"] == []
         assert "401" not in document["paths"][path]["get"]["responses"]
     assert "401" in document["paths"]["/metrics"]["get"]["responses"]
+
+
+# rule: Endpoints: The OpenAPI document is as strict as the server
+def test_the_document_bounds_token_ids_by_the_vocabulary_once_it_is_known(harness):
+    app = harness()
+    ready, app.client.ready = app.client.ready, None
+    assert token_bounds(app.app.openapi()) == {2**31 - 1}
+    app.client.ready = ready
+    assert token_bounds(app.app.openapi()) == {ready.vocab_size - 1}
+
+
+def token_bounds(value) -> set[int]:
+    """Return the bounds of every token id in a document."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    own = {value["maximum"]} if isinstance(value, dict) and value.get("format") == "token-id" else set()
+    return own.union(*map(token_bounds, children))
+
+
+def test_fields_that_are_never_served_are_documented_as_null(document):
+    fields = document["components"]["schemas"]["ChatBody"]["properties"]
+    assert {name for name, field in fields.items() if field.get("type") == "null"} == {
+        "audio",
+        "prediction",
+        "web_search_options",
+    }
+
+
+def test_the_document_names_the_kinds_of_items_blocks_and_tools(document):
+    schemas = document["components"]["schemas"]
+    items = next(kind for kind in schemas["ResponsesBody"]["properties"]["input"]["anyOf"] if "items" in kind)
+    kinds = {kind["properties"]["type"].get("const") for kind in items["items"]["anyOf"]}
+    assert {"function_call", "custom_tool_call", "reasoning"} < kinds
+    blocks = next(kind for kind in schemas["MessageParam"]["properties"]["content"]["anyOf"] if "items" in kind)
+    assert {"text", "tool_use", "tool_result"} < {
+        kind["properties"]["type"].get("const") for kind in blocks["items"]["anyOf"]
+    }
