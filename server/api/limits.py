@@ -19,6 +19,7 @@ class RequestLimits:
     json_commas: int = 2**20 + 2**17  # of a body, outside of its strings
     prompt_tokens: int = 2**20  # of all prompts or inputs of a request, or one full context if that is more
     counted_tokens: int = 2**16  # that are counted or shown without generation, or two full contexts if those are more
+    answer_entries: int = 2**19  # log-probabilities of an answer, over its choices and prompts
     heavy_threads: int = 2  # for large bodies, long texts and long answers; the others have threads of their own
 
     def counted_tokens_of(self, max_model_len: int) -> int:
