@@ -8,9 +8,10 @@ import pytest
 from tokenizers import AddedToken
 
 from server.api.chat.writer import ChatWriter
-from server.api.limits import RequestLimits
+from server.api.limits import ROUTE_COSTS, RequestLimits
 from server.api.strict_json import parse_json
 from server.text.tokenizer import Tokenizer
+from tests.support.costly_bodies import COSTLY_BODIES, max_body_bytes
 from tests.support.fakes import READY
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, check_error, train_byte_level, write_model_folder
 
@@ -239,3 +240,15 @@ def test_answers_with_many_log_probabilities_are_written_outside_the_event_loop(
     for fields in ({}, {"n": 4, "logprobs": True, "top_logprobs": 20}):
         assert app.chat(**fields).status_code == 200
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
+def test_every_route_that_reads_a_body_has_its_bounds_and_a_costliest_body(harness):
+    posts = {route.path for route in harness().app.routes if "POST" in (getattr(route, "methods", None) or ())}
+    reads_none = {"/v1/responses/{path:path}"}
+    assert posts - reads_none == set(ROUTE_COSTS) == set(COSTLY_BODIES)
+
+
+def test_no_costliest_body_is_refused_by_its_size(harness):
+    for path, body in COSTLY_BODIES.items():
+        assert len(body) <= max_body_bytes(), path
+        parse_json(body)
