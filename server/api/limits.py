@@ -25,7 +25,7 @@ class RequestLimits:
     prompt_tokens: int = _limit(2**20, "tokens of all prompts or inputs of a request, or one context if that is more")
     counted_tokens: int = _limit(2**16, "tokens that are counted or shown, or two contexts if those are more")
     answer_entries: int = _limit(2**19, "log-probabilities of an answer, of all its choices, tokens and prompts")
-    heavy_threads: int = _limit(2, "threads of a worker for large bodies, long texts and long answers")
+    heavy_threads: int = _limit(2, "threads of a worker for long texts and long answers, beside one for large bodies")
 
     def counted_tokens_of(self, max_model_len: int) -> int:
         """Return the most tokens that a model of this context counts or shows."""
