@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from server.api.limits import ROUTE_COSTS, WORKER_MIB
+from server.api.strict_json import parse_json
 from tests.integration.conftest import needs_proc
 from tests.support.costly_bodies import COSTLY_BODIES
 from tests.support.daemon import Daemon
@@ -62,6 +63,9 @@ def test_the_costliest_requests_of_a_route_stop_no_others(worker: Daemon, path: 
 
     with httpx.Client(base_url=worker.base_url, timeout=60) as http:
         threads: list[threading.Thread] = []
+        begun_s = time.monotonic()
+        parse_json(COSTLY_BODIES[path])  # the machine's speed just now: one such step is what others wait for
+        step_s = time.monotonic() - begun_s
         idle, idle_mib = health_times(http, lambda: False), memory_mib(pid)
         threads += [threading.Thread(target=post) for _ in range(_NUM_AT_ONCE)]
         for thread in threads:
@@ -72,5 +76,5 @@ def test_the_costliest_requests_of_a_route_stop_no_others(worker: Daemon, path: 
     assert set(statuses) <= _ANSWERS
     # one in twenty may be late for reasons of its machine, which is slow where an idle server is
     late = sorted(times)[-1 - len(times) // 20]
-    assert late < max(_MAX_HEALTH_S, 20 * max(idle))
+    assert late < max(_MAX_HEALTH_S, 20 * max(idle), 10 * step_s)
     assert peak - idle_mib < WORKER_MIB
