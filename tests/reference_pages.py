@@ -1,10 +1,12 @@
 """Writes the generated pages of docs/reference: make reference-pages; with --check it only compares.
 
-Generated: the tables of flags.md (tests/configuration_page.py), metrics.md (METRICS), errors.md (the error classes) and
-the sampling parameters of api.md (server/api/sampling_fields.py) between their markers, the tables of attacks.md (the
-newest results of make chaos and make soak), and all of api-rules.md (the comments `# rule: …` of the tests).
+Generated: the tables of flags.md (tests/configuration_page.py), metrics.md (METRICS), errors.md (the error classes),
+limits.md (LIMITS and ROUTE_COSTS) and the sampling parameters of api.md (server/api/sampling_fields.py) between their
+markers, the tables of attacks.md (the newest results of make chaos and make soak), and all of api-rules.md (the
+comments `# rule: …` of the tests).
 """
 
+import dataclasses
 import json
 import re
 import sys
@@ -20,6 +22,7 @@ from engine.interface.errors import RequestError, ServiceError, StartupError
 from engine.interface.metrics import METRICS, Metric
 from engine.interface.protocol import SamplingParams
 from server.api.error_replies import anthropic_body, error_body, error_reply, error_status
+from server.api.limits import LIMITS, LOOP_MS, ROUTE_COSTS, WORKER_MIB
 from server.api.messages.schema import MessagesBody
 from server.api.responses.schema import ResponsesBody
 from server.api.sampling_fields import SamplingField, sampling_fields
@@ -30,6 +33,7 @@ from tests.chaos.__main__ import ACTS, Row
 from tests.chaos.__main__ import table as attacks_table
 from tests.soak.__main__ import Kind, process_table, request_table
 from tests.soak.growth import Growth
+from tests.support.costly_bodies import max_body_bytes
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -173,6 +177,27 @@ def _when_absent(name: str, field: SamplingField) -> str:
     return f"`generation_config.json`, else {off}" if field.default == "model" else off
 
 
+def limits_page() -> str:
+    """Return what docs/reference/limits.md should be."""
+    text = (REFERENCE / "limits.md").read_text(encoding="utf-8")
+    rows = [(f"`{row.name}`", f"{row.default:,}", row.metadata["meaning"]) for row in dataclasses.fields(LIMITS)]
+    text = _between(text, "limits", ["| limit | value | meaning |", "|---|---|---|", *map(_row, rows)])
+    return _between(text, "routes", list(_cost_rows()))
+
+
+def _cost_rows() -> Iterator[str]:
+    names = ("route", "bytes", "objects and lists", "strings", "commas", "tokens", "log-probabilities", "also")
+    yield from (_row((*names, "event loop", "memory")), "|---" * (len(names) + 2) + "|")
+    body = [max_body_bytes(), LIMITS.json_containers, LIMITS.json_strings, LIMITS.json_commas]
+    for path, cost in ROUTE_COSTS.items():
+        tokens = "the context" if cost.tokens == "context" else f"{getattr(LIMITS, cost.tokens):,}"
+        entries = f"{LIMITS.answer_entries:,}" if cost.has_entries else "none"
+        also = [name for name, is_done in (("template", cost.renders), ("grammar", cost.compiles)) if is_done]
+        common = (f"{number:,}" for number in body)
+        last = (", ".join(also) or "none", f"{LOOP_MS} ms", f"{WORKER_MIB:,} MiB")
+        yield _row((f"`{path}`", *common, tokens, entries, *last))
+
+
 def rules_page() -> str:
     """Return what docs/reference/api-rules.md should be."""
     sections: dict[str, dict[str, list[str]]] = {name: {} for name in _SECTIONS}
@@ -255,6 +280,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "metrics.md": metrics_page,
     REFERENCE / "errors.md": errors_page,
     REFERENCE / "api.md": api_page,
+    REFERENCE / "limits.md": limits_page,
     REFERENCE / "api-rules.md": rules_page,
     REFERENCE / "attacks.md": attacks_page,
 }

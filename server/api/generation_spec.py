@@ -92,16 +92,19 @@ def chat_spec(
     asked = body.max_completion_tokens or body.max_tokens
     if shrinks_max_tokens and asked is not None:
         asked = min(asked, max(limits.max_model_len - len(token_ids), 1))
-    max_tokens = _fit(
-        len(token_ids), asked=asked, asked_by=name, default=limits.max_model_len, limits=limits, param="messages"
-    )
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    default = limits.max_model_len
+    if logprobs is not None:  # else a request without max_tokens would be refused for an answer that it seldom gets
+        room = LIMITS.answer_entries - _num_prompt_entries(body, [token_ids])
+        default = max(room // ((body.n or 1) * (logprobs + 1)), 1)
+    max_tokens = _fit(len(token_ids), asked=asked, asked_by=name, default=default, limits=limits, param="messages")
     return _spec(
         body,
         prompts=(tuple(token_ids),),
         continues_prompt=bool(body.continue_final_message),
         max_tokens=max_tokens,
         max_name=name,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=logprobs,
         model=model,
         context=context,
         grammar=grammar,
@@ -222,6 +225,7 @@ def _spec(
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidParameter(f"min_tokens is {min_tokens}, more than {max_name} = {max_tokens}.", param="min_tokens")
+    _check_entries(body, prompts, max_tokens=max_tokens, max_name=max_name, logprobs=logprobs)
     values = {"seed": context.seed} | wire_values(body, model)
     if values["top_p"] == 0:
         values |= {"top_p": 1.0, "top_k": 1}  # nothing but the most likely token
@@ -243,6 +247,34 @@ def _spec(
         timeout_s=context.timeout_of(body.timeout),
         arrival_s=context.arrival_s,
     )
+
+
+def _check_entries(
+    body: ChatBody | CompletionBody,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    max_name: str,
+    logprobs: int | None,
+) -> None:
+    """Refuse an answer with too many log-probabilities. A token has those of `logprobs` alternatives and its own."""
+    num_choices, of_prompts = len(prompts) * (body.n or 1), _num_prompt_entries(body, prompts)
+    of_answer = 0 if logprobs is None else num_choices * max_tokens * (logprobs + 1)
+    if of_prompts + of_answer <= LIMITS.answer_entries:
+        return
+    param = "prompt_logprobs" if body.prompt_logprobs is not None and of_prompts > of_answer else "logprobs"
+    if isinstance(body, ChatBody) and body.top_logprobs and param == "logprobs":
+        param = "top_logprobs"
+    raise InvalidParameter(
+        f"The answer may have {of_prompts + of_answer} log-probabilities, {of_answer} of {num_choices} choices with "
+        f"{max_name} = {max_tokens} and {of_prompts} of prompts; the limit is {LIMITS.answer_entries}.",
+        param=param,
+    )
+
+
+def _num_prompt_entries(body: ChatBody | CompletionBody, prompts: Sequence[Sequence[int]]) -> int:
+    num_top = _prompt_logprobs(body)
+    return 0 if num_top is None else (body.n or 1) * sum(map(len, prompts)) * (num_top + 1)
 
 
 def _prompt_logprobs(body: ChatBody | CompletionBody) -> int | None:

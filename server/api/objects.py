@@ -41,7 +41,7 @@ class Timings(msgspec.Struct):
     total_ms: float
 
 
-class TopLogprob(msgspec.Struct):
+class TopLogprob(msgspec.Struct, gc=False):
     """One alternative at a token's place."""
 
     token: str
@@ -90,7 +90,7 @@ class ToolCallDelta(msgspec.Struct):
     function: FunctionDelta | UnsetType = UNSET
 
 
-class PromptLogprob(msgspec.Struct):
+class PromptLogprob(msgspec.Struct, gc=False):
     """vLLM's entry for one token at a place of the prompt."""
 
     logprob: float

@@ -6,6 +6,7 @@ requests with an error event → aclose, which sends the last counts.
 """
 
 import asyncio
+import gc
 
 from fastapi import FastAPI
 
@@ -63,6 +64,8 @@ class WorkerApp:
             tracer=self._tracer,
         )
         self._lag = asyncio.create_task(self.http_metrics.watch_lag())
+        gc.collect()
+        gc.freeze()  # what lives as long as the worker: each full collection would walk it while all threads wait
         return app
 
     async def disconnect_engine(self) -> None:

@@ -4,6 +4,7 @@ The whole answer is collected from the same events that the stream sends one by 
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -145,12 +146,14 @@ class ChatWriter:
 def token_logprobs(
     token_ids: Sequence[int], entries: Sequence[TokenLogprobs], *, tokenizer: Tokenizer, num_top: int
 ) -> list[ChatTokenLogprob]:
-    """Return the log-probabilities of tokens, each with `num_top` alternatives."""
+    """Return the log-probabilities of tokens, each with `num_top` alternatives, as JSON."""
     content = []
     for token_id, entry in zip(token_ids, entries, strict=True):
         data = tokenizer.token_bytes(token_id)
         tops = [_top(tokenizer.token_bytes(id_), value) for id_, value in top_entries(entry, num_top)]
-        content.append(ChatTokenLogprob(_text(data), finite_logprob(entry.logprob), list(data), tops))
+        shown = ChatTokenLogprob(_text(data), finite_logprob(entry.logprob), list(data), tops)
+        # Written one by one: to keep half a million objects, and to write them at once, stops all other threads
+        content.append(cast("ChatTokenLogprob", msgspec.Raw(msgspec.json.encode(shown))))
     return content
 
 

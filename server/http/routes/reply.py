@@ -19,7 +19,9 @@ from server.http.routes.request_body import release_body
 
 logger = logging.getLogger(__name__)
 
-MANY_SCORES = 500  # prompt tokens with log-probabilities
+MANY_SCORES = 500  # log-probabilities, or tokens without them, of which eight take the time of one
+_TOKENS_PER_SCORE = 8
+_BYTES_PER_SCORE = 16
 FIRST_EVENT_GRACE_S = 1.0  # an error within it is a real HTTP status; later, the stream begins without a token
 
 
@@ -32,9 +34,10 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
         generation.cancel()
     if not prepared.options.is_stream:
         events = await run_while_connected(request.receive, _collect(generation))
-        scored = sum(len(generation.prompt_logprobs(index)) for index in range(generation.num_choices))
-        if scored > MANY_SCORES:  # which take seconds to write: other requests' streams go on meanwhile
-            body = await asyncio.to_thread(lambda: msgspec.json.encode(writer.whole(events)))
+        num_scores = _num_scores(prepared)
+        if num_scores > MANY_SCORES:  # which take seconds to write: other requests' streams go on meanwhile
+            size = _BYTES_PER_SCORE * num_scores
+            body = await app_state.work.run(size, lambda: msgspec.json.encode(writer.whole(events)))
         else:
             body = msgspec.json.encode(writer.whole(events))
         return Response(body, media_type="application/json", headers=headers)
@@ -69,6 +72,15 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
 def json_reply(value: msgspec.Struct | Sequence[msgspec.Struct], headers: Mapping[str, str] | None = None) -> Response:
     """Return the response of a value that is at hand."""
     return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
+
+
+def _num_scores(prepared: PreparedReply) -> int:
+    """Return the number of log-probabilities of a finished answer, and what its tokens count for."""
+    generation, options = prepared.generation, prepared.options
+    params, num_tokens = generation.spec.params, generation.stats().num_output_tokens
+    num_scored = sum(len(generation.prompt_logprobs(index)) for index in range(generation.num_choices))
+    of_answer = 0 if options.logprobs is None else num_tokens * (options.logprobs + 1)
+    return of_answer + num_tokens // _TOKENS_PER_SCORE + num_scored * ((params.prompt_logprobs or 0) + 1)
 
 
 async def _collect(generation: CompletionStream) -> list[Event]:

@@ -113,7 +113,7 @@ async def with_body(request: Request, work: Callable[[], T]) -> T:
     place: _Place = request.scope[_PLACE]
     if place.num_bytes <= LIMITS.small_body_bytes:
         return work()
-    return await place.work.run(place.num_bytes, work)
+    return await place.work.run_alone(work)
 
 
 def release_body(request: Request) -> None:

@@ -7,11 +7,14 @@ import msgspec
 import pytest
 from tokenizers import AddedToken
 
-from server.api.limits import RequestLimits
+from server.api.chat.writer import ChatWriter
+from server.api.limits import ROUTE_COSTS, RequestLimits
 from server.api.strict_json import parse_json
+from server.http.routes.api_route import router_of
 from server.text.tokenizer import Tokenizer
+from tests.support.costly_bodies import COSTLY_BODIES, max_body_bytes
 from tests.support.fakes import READY
-from tests.unit.server.conftest import COMPLETIONS, check_error, train_byte_level, write_model_folder
+from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, check_error, train_byte_level, write_model_folder
 
 COUNT = "/v1/messages/count_tokens"
 JSON_TYPE = {"content-type": "application/json"}
@@ -150,7 +153,7 @@ def test_large_bodies_are_decoded_outside_the_event_loop(harness, monkeypatch):
     app = harness()
     app.complete(user="u" * 70_000)
     app.complete()
-    assert [name.startswith("heavy") for name in threads] == [True, False]
+    assert [name.startswith("body") for name in threads] == [True, False]
 
 
 # rule: Limits: All large bodies of a worker: 64 MiB, beyond that 503 with `Retry-After`; small ones pass
@@ -198,3 +201,58 @@ def test_a_body_makes_room_when_its_prompt_is_made(harness, monkeypatch):
             assert [reply.status_code for reply in await asyncio.gather(first, second)] == [200, 200]
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+ENTRIES = [
+    (CHAT, {"logprobs": True, "top_logprobs": 4, "n": 2, "max_tokens": 10}, {"max_tokens": 11}, "top_logprobs"),
+    (CHAT, {"logprobs": True, "n": 10, "max_tokens": 10}, {"n": 11}, "logprobs"),
+    (COMPLETIONS, {"logprobs": 1, "prompt": ["a", "b"], "max_tokens": 25}, {"max_tokens": 26}, "logprobs"),
+    (COMPLETIONS, {"prompt_logprobs": 3, "prompt": [[5] * 25]}, {"prompt": [[5] * 26]}, "prompt_logprobs"),
+    ("/v1/responses", {"top_logprobs": 4, "max_output_tokens": 20}, {"max_output_tokens": 21}, "top_logprobs"),
+]
+
+
+# rule: Limits: Log-probabilities of an answer: 524,288, over choices, tokens, alternatives and prompts
+@pytest.mark.parametrize(("path", "edge", "beyond", "param"), ENTRIES)
+def test_an_answer_of_too_many_log_probabilities_is_refused_before_any_work(
+    harness, path, edge, beyond, param, monkeypatch
+):
+    monkeypatch.setattr("server.api.generation_spec.LIMITS", RequestLimits(answer_entries=100))
+    app = harness()
+    body = {CHAT: {"messages": USER_HI}, "/v1/responses": {"input": "hi"}}.get(path, {}) | edge
+    assert app.post(path, body).status_code == 200
+    num_submitted = len(app.client.submitted)
+    error = check_error(app.post(path, body | beyond), 400, "invalid_parameter")
+    assert error["param"] == param
+    assert "100" in error["message"]
+    assert len(app.client.submitted) == num_submitted
+
+
+def test_without_max_tokens_an_answer_ends_where_its_log_probabilities_are_at_the_limit(harness, monkeypatch):
+    monkeypatch.setattr("server.api.generation_spec.LIMITS", RequestLimits(answer_entries=10))
+    choice = harness("Hello, world! " * 9).chat(logprobs=True, top_logprobs=1).json()["choices"][0]
+    assert (len(choice["logprobs"]["content"]), choice["finish_reason"]) == (5, "length")
+
+
+def test_answers_with_many_log_probabilities_are_written_outside_the_event_loop(harness, monkeypatch):
+    app, threads = harness("Hello, world! " * 8), []
+    whole = ChatWriter.whole
+    monkeypatch.setattr(ChatWriter, "whole", lambda *args: threads.append(threading.current_thread()) or whole(*args))
+    for fields in ({}, {"n": 4, "logprobs": True, "top_logprobs": 20}):
+        assert app.chat(**fields).status_code == 200
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
+def test_every_route_that_reads_a_body_has_its_bounds_and_a_costliest_body(harness, monkeypatch):
+    rows = []
+    monkeypatch.setattr(
+        "server.http.app.router_of", lambda routes: router_of([rows.append(row) or row for row in routes])
+    )
+    harness()
+    assert {row.path for row in rows if row.body is not None} == set(ROUTE_COSTS) == set(COSTLY_BODIES)
+
+
+def test_no_costliest_body_is_refused_by_its_size(harness):
+    for path, body in COSTLY_BODIES.items():
+        assert len(body) <= max_body_bytes(), path
+        parse_json(body)
