@@ -64,7 +64,7 @@ class TritonAttention:
         return None
 
     def prepare(self, metadata: AttentionMetadata) -> None:
-        """Cut the decode rows' keys into pieces, from the second step on: the first shows the number of heads."""
+        """Cut the decode rows' keys into pieces, once a first forward has shown the number of heads."""
         is_mixed = metadata.num_decodes is None
         num_rows = metadata.seq_lens.shape[0] if metadata.num_decodes is None else metadata.num_decodes
         if self._scratch is not None and self._shape is not None and num_rows > 1:
@@ -87,7 +87,10 @@ class TritonAttention:
         kv_scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward. A padding row (seq_len 0) yields zeros."""
+        is_first = self._scratch is None
         scratch = self._scratch_for(q, k_cache)
+        if is_first:  # prepare() knew no number of heads; without pieces another kernel would be compiled
+            self.prepare(metadata)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         num_decodes = metadata.num_decodes or 0
         is_mixed = metadata.num_decodes is None  # decode rows may be anywhere
