@@ -1,8 +1,9 @@
 # make serve · make test · make lint: each sets itself up first, in .venv, on a machine with Python 3.11 or newer and pip.
 #   make serve ARGS="./my-model --port 8123"     make test ARGS="-k tokenizer"     PIP_ARGS: more flags for pip
-# make test-demo · make test-clients · make test-templates · make test-browser · make test-monitoring · make fuzz ·
-# make chaos · make soak: slower, with downloads, or of what is not shipped, and left out of make test. make test-deploy builds the container and runs proxies, systemd and more: as root,
-# on Debian or Ubuntu. The clients get environments of their own; the templates are those of two packages, of which
+# make test-demo · make test-clients · make test-openapi · make test-templates · make test-browser · make test-monitoring ·
+# make fuzz · make chaos · make soak: slower, with downloads, or of what is not shipped, and left out of make test.
+# make test-deploy builds the container and runs proxies, systemd and more: as root, on Debian or Ubuntu.
+# The clients get environments of their own; the templates are those of two packages, of which
 # nothing is installed; the browser is an installed Chromium, Prometheus an installed one as well.
 
 VENV := .venv

@@ -47,6 +47,7 @@ class _Fork:
         if self.pid == 0:
             _compile_in_child(compiler, check.spec, child_pipe)
         os.close(child_pipe)
+        os.read(self.pipe, 1)  # until it dies with this process: stopped before, it would outlive it with its pipes
 
     def count(self, now: float) -> None:
         """Add the time of the turn so far."""
@@ -151,6 +152,7 @@ def _compile_in_child(compiler: GrammarCompiler, spec: GrammarSpec, pipe: int) -
     """Write the verdict on a grammar to the pipe, and end this process."""
     try:
         die_with_parent()
+        os.write(pipe, b" ")
         os.nice(_NICE)
         os.closerange(3, pipe)  # the server reads the end of this process from the pipes that it shares
         os.closerange(pipe + 1, pipe + 256)

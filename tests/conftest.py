@@ -9,9 +9,15 @@ Hypothesis tries a quarter of the examples in make test, and all of them in make
 import contextlib
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
+
+# a shell's background jobs and nohup ignore these, and so would the servers that tests interrupt
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # one thread suits tiny models, and those of several processes would wait for each other on cores that they share;

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -69,6 +70,7 @@ class _CheckProcess:
         )
         self.pid = self.popen.pid
         self.loaded: Future[GrammarVerdict] = Future()  # on the tokenizer
+        self.heard_s = time.monotonic()  # when it began, or gave its last verdict
         self._waiting = {0: self.loaded}
         self._lock = threading.Lock()
         self._is_ended = False
@@ -105,6 +107,7 @@ class _CheckProcess:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
             verdict = msgspec.json.decode(line, type=GrammarVerdict)
+            self.heard_s = time.monotonic()
             with self._lock:
                 future = self._waiting.pop(verdict.id, None)
             if future is not None and future.set_running_or_notify_cancel():
@@ -201,6 +204,9 @@ class GrammarChecker:
             async with asyncio.timeout(_TURN_DEADLINE_S):
                 verdict, kept_s = await self._ask(spec)
         except TimeoutError:
+            process = self._process
+            if process is not None and time.monotonic() - process.heard_s > _TURN_DEADLINE_S:  # it hangs
+                await asyncio.to_thread(self._drop, process)
             message = f"Other grammars take so long to compile that this one had no turn within {_TURN_DEADLINE_S:g} s."
             raise Overloaded(message) from None
         self._verdicts[key] = _Kept(verdict, time.monotonic() + kept_s)
@@ -218,15 +224,16 @@ class GrammarChecker:
                 loaded = await self._loaded(process)
                 if loaded.code is not None:
                     return loaded, float("inf")
-                await asyncio.to_thread(process.send, check, future)
-                verdict = await asyncio.wrap_future(future)
+                sent = asyncio.create_task(asyncio.to_thread(process.send, check, future))
+                try:
+                    await asyncio.shield(sent)
+                    verdict = await asyncio.wrap_future(future)
+                except asyncio.CancelledError:
+                    sent.add_done_callback(partial(_give_up, process, check.id))  # never before the check itself
+                    raise
             except _Ended:
                 await asyncio.to_thread(self._drop, process)
                 continue
-            except asyncio.CancelledError:
-                with contextlib.suppress(_Ended):
-                    process.send(GrammarCheck(check.id))
-                raise
             if verdict.code == GrammarError.code and verdict.is_final:
                 verdict.message = f"does not compile: {verdict.message}"
             return verdict, float("inf") if verdict.is_final else _TIMEOUT_KEPT_S
@@ -259,6 +266,17 @@ class GrammarChecker:
         if self._is_closed:
             return _shutting_down()
         return EngineError("The process that compiles grammars does not start, or ends at once.")
+
+
+def _give_up(process: _CheckProcess, check_id: int, sent: asyncio.Task[None]) -> None:
+    """Tell the process that nobody waits for a check that was sent. In a thread, as its pipe may be full."""
+
+    def tell() -> None:
+        with contextlib.suppress(_Ended):
+            process.send(GrammarCheck(check_id))
+
+    if not sent.cancelled() and sent.exception() is None:
+        threading.Thread(target=tell, name="grammar-given-up", daemon=True).start()
 
 
 def _shutting_down() -> ShuttingDown:

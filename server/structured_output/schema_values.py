@@ -8,6 +8,7 @@ impossible is impossible; llguidance finds other contradictions itself.
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 _MAX_WORK = 10_000  # looks at subschemas; a tenth of a second
 _RULE_OUT = {"$ref", "allOf", "anyOf", "oneOf", "enum", "required", "minimum", "minLength", "minItems", "minProperties"}
@@ -208,10 +209,13 @@ def _names(value: Any) -> list[str]:
 
 
 def target_of(root: Any, reference: str) -> Any:
-    """Return what a reference into the schema (#/…) names; None: nothing."""
+    """Return what a reference into the schema (# or #/…) names; None: nothing, or a reference of another form."""
+    start, *parts = reference.split("/")
+    if start != "#":
+        return None
     node = root
-    for part in reference.split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
+    for part in parts:
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(node, dict):
             node = node.get(name)
         elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jinja2
+import jinja2.ext
 import jinja2.runtime
 import jinja2.sandbox
 import jinja2.visitor

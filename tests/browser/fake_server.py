@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from server.http.routes.api_route import router_of
-from server.http.routes.pages import chat_page_routes
+from server.http.routes.pages import root_routes
 
 Chunk = dict[str, Any]
 
@@ -46,7 +46,7 @@ class FakeServer:
     def app(self) -> FastAPI:
         """Return the application."""
         app = FastAPI(openapi_url=None)
-        app.include_router(router_of(chat_page_routes()))
+        app.include_router(router_of(root_routes()))
 
         @app.get("/ready")
         async def ready() -> Response:

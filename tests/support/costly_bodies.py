@@ -15,7 +15,7 @@ _FILL = "u" * (3 * 2**20)  # of a field without effect
 _IDS = [5] * (LIMITS.prompt_tokens // 1024 - 1) + [2**31 - 1]  # the last is in no vocabulary
 _PARTS = [{"type": "text", "text": "a"}] * _NUM_PARTS
 _MESSAGES = [{"role": "user", "content": _PARTS}] * (MAX_MESSAGES - 1)
-_CHAT = {"messages": _MESSAGES, "metadata": {"a": _FILL}}
+_CHAT = {"messages": _MESSAGES, "unknown": _FILL}
 _BLOCKS = [{"type": "text", "text": "a", "cache_control": {"type": "e"}}] * (MAX_BLOCKS - 1)
 _COUNT = {"model": "quire-demo", "messages": [{"role": "user", "content": _BLOCKS}], "unknown": _FILL}
 _COMPLETION = {"prompt": [[5] * 1024] * 1023 + [_IDS], "max_tokens": 1}
@@ -31,11 +31,7 @@ COSTLY_BODIES = {
         "/v1/messages": {**_COUNT, "max_tokens": 1},
         "/v1/messages/count_tokens": _COUNT,
         "/v1/embeddings": {"input": [[5] * 1024] * 1023 + [_IDS]},
-        "/tokenize": {
-            "prompt": "quire " * (LIMITS.counted_tokens // 3),
-            "with_pieces": True,
-            "return_token_strs": True,
-        },
+        "/tokenize": _TOKENIZE,
         "/detokenize": {"tokens": [5] * MAX_DETOKENIZE},
         "/v1/chat/completions/render": _CHAT,
         "/v1/completions/render": _COMPLETION,

@@ -172,6 +172,7 @@ PAIR = {"type": "array", "items": BOTH, "minItems": 2}
         ({"allOf": [NODE, {"required": ["next"]}], "$defs": {"node": NODE}}, "requires itself without end"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "requires itself"),
         ({"prefixItems": [{}, {"$ref": "#"}], "minItems": 2, "type": "array"}, "schema requires itself without end"),
+        ({"$ref": "#/$defs/a%20b", "$defs": {"a b": {"allOf": [{"$ref": "#/$defs/a%20b"}]}}}, "requires itself"),
         ({"type": "object", "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}}, "required": ["a"]},
          "schema.properties.a has a minimum of 5 and a maximum of 3, so that no text satisfies the schema."),
         ({"type": "array", "minItems": 3, "maxItems": 2}, "schema has a minItems of 3 and a maxItems of 2"),
@@ -195,6 +196,7 @@ def test_a_schema_of_no_finite_value_is_refused_by_its_place(schema, words):
         ({"type": "array", "items": {"$ref": "#"}}, "[[],[[]]]"),
         ({"type": ["object", "null"], "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, '{"a":null}'),
         ({"type": "number", "minLength": 3, "maxLength": 2}, "1"),
+        ({"$ref": "#z", "$defs": {"z": {"$anchor": "z", "type": "integer"}}}, "1"),
         ({"type": ["integer"], "allOf": [{"type": "number"}]}, "1"),
     ],
 )  # fmt: skip
