@@ -96,7 +96,12 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self._local = threading.local()
         del self.globals["lipsum"]
         self.filters = {name: self._bounded_filter(name, filter_) for name, filter_ in (self.filters | filters).items()}
-        self.filters |= {"_spend": self._spend, "_concat": self._concat}
+        self.filters |= {
+            "_spend": self._spend,
+            "_concat": self._concat,
+            "_charged": self._charged,
+            "_compared": self._compared,
+        }
 
     @contextmanager
     def bounded(self, context: dict[str, Any], deadline_s: float | None) -> Iterator[None]:
@@ -170,6 +175,11 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self._spend(len(value) if isinstance(value, str | list | tuple) else 0)
         return value
 
+    def _compared(self, value: Any) -> Any:
+        if isinstance(value, dict | list | tuple):
+            self._spend(self._local.budget.weigh(value))
+        return value
+
     def _concat(self, parts: list[Any]) -> str:
         self._spend(sum(map(self._size, parts)))
         return "".join(map(str, parts))
@@ -233,7 +243,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Bounds(jinja2.visitor.NodeTransformer):
-    """Makes the bodies of loops and macros spend, and `~` a filter that does."""
+    """Makes the bodies of loops and macros spend, and `~`, slices and comparisons by filters that do."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         return self._spending(node)
@@ -249,6 +259,21 @@ class _Bounds(jinja2.visitor.NodeTransformer):
         parts = nodes.List(node.nodes, lineno=node.lineno)
         return nodes.Filter(parts, "_concat", [], [], None, None, lineno=node.lineno)
 
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "_charged") if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        operands = [node.expr, *(operand.expr for operand in node.ops)]
+        if not any(
+            isinstance(operand, nodes.Const) for operand in operands
+        ):  # one compares in no time with nested lists
+            node.expr = _filtered(node.expr, "_compared")
+            for operand in node.ops:
+                operand.expr = _filtered(operand.expr, "_compared")
+        return node
+
     def _spending(self, node: Any) -> nodes.Node:
         size = sum(len(data.data) for child in node.body for data in _texts(child))
         self.generic_visit(node)
@@ -256,6 +281,10 @@ class _Bounds(jinja2.visitor.NodeTransformer):
         spend = nodes.Filter(size_node, "_spend", [], [], None, None, lineno=node.lineno)
         node.body.insert(0, nodes.ExprStmt(spend, lineno=node.lineno))
         return node
+
+
+def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 def _texts(node: nodes.Node) -> list[nodes.TemplateData]:

@@ -258,6 +258,10 @@ LONG = "{% set x = namespace(v='ab') %}{% for i in range(60) %}{% set x.v = GROW
         "{{ 'a'|indent(10**9, true) }}", "{{ [1]|tojson(indent=10**9) }}", "{{ [1]|batch(10**9, 0)|list }}",
         "{{ [1]|slice(10**9)|list }}", "{{ lipsum(10**6) }}", "{{ strftime_now('%999999999Y') }}",
         "{{ ['a'] | map('center', 10**9) | list }}", "{{ range(10**9) }}",
+        "{% set n = namespace(a=[], b=[]) %}{% for i in range(40) %}{% set n.a = [n.a, n.a] %}"
+        "{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}",
+        "{% set x = 'a' * 4000000 %}{% set n = namespace(l=[]) %}{% for i in range(150) %}{% set n.l = n.l + [x[1:]] %}"
+        "{% endfor %}",
     ],
 )  # fmt: skip
 def test_a_template_cannot_take_all_time_or_memory(source):
