@@ -119,7 +119,7 @@ def test_without_file_descriptors_new_connections_are_refused_and_it_recovers(tm
         host, port = daemon.base_url.removeprefix("http://").split(":")
         held = [socket.create_connection((host, int(port)), timeout=60) for _ in range(100)]
         try:
-            wait_for(lambda: "file descriptors are for them (ulimit -n)" in daemon.log, timeout_s=60, what="log line")
+            wait_for(lambda: "ulimit -n sets the file descriptors" in daemon.log, timeout_s=60, what="log line")
             events = stream.wait_end()
             assert [event["choices"][0]["finish_reason"] for event in events if event["choices"]][-1] == "length"
         finally:
